@@ -1,0 +1,1 @@
+"""The service; not built yet."""

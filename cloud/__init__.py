@@ -1,0 +1,1 @@
+"""Rent: providers of instances, the catalogue and the prices."""

@@ -1,0 +1,62 @@
+"""The protocol of a cloud: rent, look, give back. One conformance suite (tests) holds for every implementation.
+
+A provider knows instances, not trials: it starts machines that join the head's cluster, and says what exists. Instances
+carry the experiment's name as a tag, so that a driver that comes back (or `rubberband sweep`) finds what was left.
+Instants are seconds on the provider's clock (Unix time on real ones).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+InstanceState = Literal["pending", "running", "terminated"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceStatus:
+    """What the provider shows of one instance."""
+
+    instance: str
+    """The name that it was launched under."""
+    experiment: str
+    state: InstanceState
+    requested_at: float
+    running_at: float | None = None
+    """When it began to run and to be billed; None while pending, or if it never ran."""
+    ended_at: float | None = None
+    """When it was released or lost; None while it lives."""
+    reason: str = ""
+    """Why it ended, if not because it was released: 'lease expired', 'process died', …"""
+
+
+class Provider(Protocol):
+    """Rents instances of one type for one experiment."""
+
+    def launch(self, instance: str) -> None:
+        """Ask for an instance under the name `instance`. The name is the client token: asking twice rents once.
+
+        Returns once the request is accepted, not when the instance runs.
+        Raises ProviderError if it is refused (no capacity, no quota, …).
+        """
+        ...
+
+    def describe(self) -> Sequence[InstanceStatus]:
+        """All instances of this experiment that live, or have ended, in the order of their launch."""
+        ...
+
+    def release(self, instance: str) -> InstanceStatus:
+        """End the instance and return its final status; idempotent. It is billed no longer once this returns.
+
+        Raises ProviderError if no such instance was ever launched.
+        """
+        ...
+
+    def renew_lease(self) -> None:
+        """Say that the driver lives. Instances end themselves when this was not heard for the lease's length."""
+        ...
+
+    def close(self) -> None:
+        """Release every instance of this experiment, and whatever else the provider holds for it. Idempotent."""
+        ...

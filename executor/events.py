@@ -1,0 +1,223 @@
+"""What the controller hears and what it orders: the whole language between it and a backend.
+
+Events are facts, appended to the journal before their commands run; commands are orders, derived from events and
+never stored. All instants (`occurred_at`, `running_at`, …) are seconds on the backend's clock (Unix time on real ones).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+FailureKind = Literal["raised", "not_a_number", "no_metric", "hung", "died", "checkpoint"]
+"""Why an attempt failed: the trial's code raised; its metric is NaN or infinite, or missing; no report in time; its
+process ended; its checkpoint could not be written or read back."""
+
+Outcome = Literal["done", "cancelled", "budget", "failed"]
+"""How an experiment ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Slot:
+    """One GPU (real or logical) of one instance; it holds one warm worker."""
+
+    instance: str
+    gpu: int
+
+
+Gang = tuple[Slot, ...]
+"""The slots of one trial's workers; rank i trains on the i-th."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRef:
+    """Where a checkpoint lies and what it must hash to."""
+
+    url: str
+    digest: str
+    """SHA-256 of the file, in hexadecimal."""
+    size_bytes: int
+
+
+# Events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened at `occurred_at`."""
+
+    occurred_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started(Event):
+    """The experiment begins: its first launch may be ordered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceRunning(Event):
+    """SCALE is over: the provider runs (and bills) the instance since `running_at`."""
+
+    instance: str
+    running_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceReady(Event):
+    """INIT_INSTANCE is over: the instance's workers are warm."""
+
+    instance: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceRefused(Event):
+    """The provider would not start the instance; nothing is billed for it."""
+
+    instance: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceLost(Event):
+    """The instance is gone without having been released, at `ended_at`; its trials go on elsewhere."""
+
+    instance: str
+    ended_at: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceReleased(Event):
+    """The provider took the instance back: it is billed until `ended_at`."""
+
+    instance: str
+    ended_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialStarted(Event):
+    """The gang is up and its first step begins: startup is over."""
+
+    trial: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialReported(Event):
+    """The trial has done `iterations` iterations in all, and `checkpoint` holds them durably."""
+
+    trial: int
+    attempt: int
+    iterations: int
+    metrics: Mapping[str, float]
+    checkpoint: CheckpointRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialFailed(Event):
+    """The attempt ended in a failure of the trial's own; its gang is free."""
+
+    trial: int
+    attempt: int
+    kind: FailureKind
+    message: str
+    """One line for the report."""
+    details: str = ""
+    """The trace-back, for the log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveInstance:
+    """An instance that the provider shows when a driver resumes."""
+
+    instance: str
+    running_at: float | None
+    """None while it is still being provisioned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedInstance:
+    """An instance that ran and ended while no driver watched."""
+
+    instance: str
+    running_at: float
+    ended_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverResumed(Event):
+    """A new driver took over; no worker of the old one is left. What is in neither tuple never came to exist."""
+
+    live: tuple[LiveInstance, ...]
+    ended: tuple[EndedInstance, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelRequested(Event):
+    """The user wants the experiment to end now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick(Event):
+    """Time passed: the controller's `wake_at` is reached."""
+
+
+# Commands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """An order to the backend; carrying it out twice is harmless."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchInstance(Command):
+    """Rent an instance under this name, which is also the client token."""
+
+    instance: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseInstance(Command):
+    """Give the instance back; answered by InstanceReleased."""
+
+    instance: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartTrial(Command):
+    """Train `trial` on `gang` from `checkpoint` (None: from the beginning) until it has done `until_iterations` in all.
+
+    The backend answers with TrialStarted, then TrialReported after each iteration; after the last one the gang is free.
+    """
+
+    trial: int
+    attempt: int
+    gang: Gang
+    from_iterations: int
+    until_iterations: int
+    checkpoint: CheckpointRef | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopTrial(Command):
+    """End this attempt at once, whatever it does; nothing is answered, and later events of it do not count."""
+
+    trial: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscardCheckpoint(Command):
+    """Delete a checkpoint that a newer, journalled one has replaced."""
+
+    checkpoint: CheckpointRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish(Command):
+    """Nothing is left to do: every instance is back."""
+
+    outcome: Outcome
+    reason: str

@@ -1,0 +1,1 @@
+"""The Ray backend: warm workers on labelled instances, gangs of DDP processes."""

@@ -1,0 +1,66 @@
+"""What can go wrong, as a user meets it: one line that names the value, the limit and the remedy.
+
+RubberbandError                 exit 1: something failed while working
+├── InputError                  exit 2: wrong usage or input; nothing was started
+│   ├── EntrypointError         the entry point does not import or is not a trial
+│   ├── ProfileMissingError     planning needs a profile and there is none
+│   └── NameTakenError          another experiment has this name
+├── InfeasibleError             exit 3: no plan meets the constraints; carries the nearest one
+├── ProviderError               the cloud (or this machine as one) refused or broke
+├── CheckpointError             a checkpoint could not be written, or read back whole
+└── JournalError                the journal could not be read or written
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RubberbandError(Exception):
+    """Base of every error that rubberband raises on purpose."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class InputError(RubberbandError):
+    """Wrong usage or input; nothing was started and nothing was lost."""
+
+    exit_code = 2
+
+
+class EntrypointError(InputError):
+    """The entry point does not import, or what it names is not a trial."""
+
+
+class ProfileMissingError(InputError):
+    """Planning needs a profile and the experiment has none."""
+
+
+class NameTakenError(InputError):
+    """Another experiment has this name."""
+
+
+class InfeasibleError(RubberbandError):
+    """No plan meets the constraints; the nearest one tells what would make it feasible.
+
+    `shortest_jct_s` is the shortest job completion time that any plan reaches, `cheapest_usd` the lowest cost.
+    """
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, shortest_jct_s: float, cheapest_usd: float) -> None:
+        super().__init__(message)
+        self.shortest_jct_s = shortest_jct_s
+        self.cheapest_usd = cheapest_usd
+
+
+class ProviderError(RubberbandError):
+    """The provider refused a request or broke while serving it."""
+
+
+class CheckpointError(RubberbandError):
+    """A checkpoint could not be written, or what was read is not what was written."""
+
+
+class JournalError(RubberbandError):
+    """The journal could not be read or written."""

@@ -1,0 +1,79 @@
+"""An offer: what one kind of instance gives and costs, as plain values that the planner can reckon with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Billing = Literal["per_instance", "per_function"]
+Market = Literal["on_demand", "spot"]
+
+SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """One instance type of one provider, with its price and its billing rules (RubberBand §4.1)."""
+
+    instance_type: str
+    gpus: int
+    """GPUs per instance, G."""
+    price_usd_per_hour: float
+    max_instances: int
+    """Most instances that may be held at any moment."""
+    provision_delay_s: float = 0.0
+    """SCALE: from asking until the instance runs and is billed."""
+    init_delay_s: float = 0.0
+    """INIT_INSTANCE: from running until trials can start on it; billed."""
+    billing: Billing = "per_instance"
+    minimum_billed_s: float = 60.0
+    """An instance is billed for at least this long (`per_instance` only)."""
+    data_usd_per_instance: float = 0.0
+    """Price of bringing the data set to one instance, once for each instance started."""
+    head_price_usd_per_hour: float = 0.0
+    """Price of the head node, for the whole job completion time."""
+    market: Market = "on_demand"
+
+    @property
+    def price_usd_per_s(self) -> float:
+        """Price of one instance for one second."""
+        return self.price_usd_per_hour / SECONDS_PER_HOUR
+
+    def instance_cost_usd(self, held_s: float) -> float:
+        """What one instance costs that ran for `held_s` seconds, its minimum and its data included.
+
+        Under `per_function` billing the instance itself is free and only its data counts.
+        """
+        if self.billing == "per_function":
+            return self.data_usd_per_instance
+        return self.price_usd_per_s * max(held_s, self.minimum_billed_s) + self.data_usd_per_instance
+
+    def function_cost_usd(self, gpus: int, busy_s: float) -> float:
+        """What `gpus` GPUs cost that trained (or started up) for `busy_s` seconds, under `per_function` billing."""
+        if self.billing == "per_instance":
+            return 0.0
+        return self.price_usd_per_s * gpus / self.gpus * busy_s
+
+    def head_cost_usd(self, jct_s: float) -> float:
+        """What the head node costs for `jct_s` seconds."""
+        return self.head_price_usd_per_hour / SECONDS_PER_HOUR * jct_s
+
+
+def slots(instances: int, gpus_per_instance: int, gpus_per_trial: int) -> int:
+    """How many trials of `gpus_per_trial` GPUs run at once on `instances` instances (gang packing).
+
+    A trial with g <= G sits whole on one instance; one with g > G has g a multiple of G and owns g/G of them.
+    """
+    if gpus_per_trial <= gpus_per_instance:
+        return instances * (gpus_per_instance // gpus_per_trial)
+    assert gpus_per_trial % gpus_per_instance == 0, "a gang wider than an instance takes whole instances"
+    return instances // (gpus_per_trial // gpus_per_instance)
+
+
+def gang_sizes(gpus_per_instance: int, minimum: int, maximum: int) -> list[int]:
+    """The GPUs per trial that packing allows between `minimum` and `maximum`: up to G any, beyond it multiples of G."""
+    return [
+        gpus
+        for gpus in range(minimum, maximum + 1)
+        if gpus <= gpus_per_instance or gpus % gpus_per_instance == 0
+    ]

@@ -1,0 +1,70 @@
+"""The profile: how fast one trial trains on a given number of GPUs, and how long things take to start.
+
+Measured by `rubberband profile`, or written inline in the experiment file. It knows nothing of plans or prices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from rubberband.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Scaling function and start-up times of an experiment's trials (RubberBand §4.1, §5)."""
+
+    seconds_per_iteration: Mapping[int, float]
+    """GPUs -> mean seconds per iteration with that many GPUs; at least one entry, counts and times positive."""
+    trial_startup_s: float = 0.0
+    """Seconds to gang-start a trial in a stage on warm workers: process group, model, checkpoint."""
+    trial_cv: float = 0.0
+    """Coefficient of variation of a trial's speed, the same for all of its iterations."""
+    iteration_cv: float = 0.0
+    """Coefficient of variation of a single iteration's time."""
+    provision_delay_s: float | None = None
+    """Seconds from asking for an instance until it runs, where it was measured."""
+    init_delay_s: float | None = None
+    """Seconds from a running instance until its workers are warm, where it was measured."""
+    source: Literal["inline", "file"] = "inline"
+
+    def __post_init__(self) -> None:
+        assert self.seconds_per_iteration, "the edge refuses an empty profile"
+
+    @property
+    def smallest_gpus(self) -> int:
+        """The smallest measured number of GPUs."""
+        return min(self.seconds_per_iteration)
+
+    @property
+    def largest_gpus(self) -> int:
+        """The largest measured number of GPUs; beyond it the time is taken to be flat."""
+        return max(self.seconds_per_iteration)
+
+    def covers(self, gpus: int) -> bool:
+        """Whether `gpus` lies within the measured range."""
+        return self.smallest_gpus <= gpus <= self.largest_gpus
+
+    def iteration_s(self, gpus: int) -> float:
+        """e(g): seconds per iteration with `gpus` GPUs.
+
+        Linear in throughput (1/e) between measured counts, flat beyond the largest one.
+
+        Raises InputError below the smallest measured count: a trial may not fit there, and nothing tells its speed.
+        """
+        table = self.seconds_per_iteration
+        if gpus in table:
+            return table[gpus]
+        if gpus > self.largest_gpus:
+            return table[self.largest_gpus]
+        if gpus < self.smallest_gpus:
+            raise InputError(
+                f"the profile starts at {self.smallest_gpus} GPUs and says nothing of {gpus}; measure it, or set "
+                f"resources.gpus_per_trial.min to {self.smallest_gpus}"
+            )
+        below = max(count for count in table if count < gpus)
+        above = min(count for count in table if count > gpus)
+        share = (gpus - below) / (above - below)
+        return 1.0 / ((1.0 - share) / table[below] + share / table[above])
