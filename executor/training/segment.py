@@ -1,0 +1,59 @@
+"""One stretch of a trial's training, from a checkpoint to an iteration count, as one worker of its gang sees it.
+
+This is the seam between a backend (which starts processes) and training (which knows nothing of Ray): a backend calls
+`run_segment` in every worker of the gang and passes on what rank 0 yields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rubberband.executor.events import CheckpointRef, FailureKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """What one worker is told to do."""
+
+    trial: int
+    attempt: int
+    config: Mapping[str, Any]
+    seed: int
+    """Seed of the trial: initial weights, data order, and the random state of every iteration follow from it."""
+    metric: str
+    """The metric that every report must carry, finite."""
+    rank: int
+    num_workers: int
+    rendezvous: str | None
+    """`tcp://host:port` of rank 0's store; None for a gang of one."""
+    device: Literal["cpu", "cuda"]
+    from_iterations: int
+    until_iterations: int
+    checkpoint: CheckpointRef | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentStarted:
+    """Startup is over; the first step begins (rank 0)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentReport:
+    """An iteration is done and its checkpoint is durable (rank 0)."""
+
+    iterations: int
+    metrics: Mapping[str, float]
+    checkpoint: CheckpointRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentFailure:
+    """The attempt failed on this worker (any rank). The worker process itself is well."""
+
+    kind: FailureKind
+    message: str
+    details: str
+    secondary: bool
+    """Whether this is only the echo of another worker's failure (a broken collective)."""
