@@ -1,0 +1,193 @@
+"""One instance of the local cloud: a small process that runs a Ray node and ends it, as a machine with a timer would.
+
+It is run by path, imports nothing but the standard library, and so costs little memory and no start-up time. It ends
+its whole process tree when it is told to (SIGTERM, a release marker), when its Ray node ends, and when the driver has
+not renewed the lease: that is what guards against a driver that was killed with -9.
+
+Who holds the lock of a record, and only it, writes the record; an instance holds its own for life. So a lock that can
+be taken tells that no such process lives, whatever process ids say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+EXPERIMENT_TAG = "RUBBERBAND_EXPERIMENT"
+DIRECTORY_TAG = "RUBBERBAND_DIRECTORY"
+INSTANCE_TAG = "RUBBERBAND_INSTANCE"
+
+_POLL_S = 0.25
+_KILL_S = 5.0
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What is written down of an instance (or of the head) before it is asked for, and until long after its end."""
+
+    name: str
+    experiment: str
+    directory: str
+    """The provider's directory: with `name`, the tag of every process of this instance."""
+    command: tuple[str, ...]
+    temp_dir: str
+    """Ray's; removed at the end."""
+    devices: tuple[str, ...]
+    """Ids of the real GPUs that belong to it; empty where GPUs are logical."""
+    address: str
+    """Of the head that it joins (or is)."""
+    requested_at: float
+    pid: int | None = None
+    running_at: float | None = None
+    ended_at: float | None = None
+    reason: str = ""
+
+
+def load(path: Path) -> Record:
+    """The record at `path`."""
+    values: dict[str, Any] = json.loads(path.read_text())
+    values["command"] = tuple(values["command"])
+    values["devices"] = tuple(values["devices"])
+    return Record(**values)
+
+
+def save(path: Path, record: Record) -> None:
+    """Write `record` to `path`: a reader sees the old one or the new one."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".record-")
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(asdict(record), file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def lock(path: Path, wait_s: float = 0.0) -> Iterator[bool]:
+    """Hold the lock of `path` while in the block, or yield False if it is not free within `wait_s`."""
+    with open(path.with_suffix(".lock"), "a") as file:
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    yield False
+                    return
+                time.sleep(0.01)
+            else:
+                yield True
+                return
+
+
+def release_marker(path: Path) -> Path:
+    """The file whose existence tells the instance of the record at `path` to end; it holds the reason."""
+    return path.with_suffix(".release")
+
+
+def tagged(directory: str, name: str | None = None) -> list[Any]:
+    """The processes (psutil.Process) of instance `name`, or of all instances, of the provider at `directory`."""
+    import psutil  # here, so that an instance carries it only when it ends
+
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            environment = process.environ()
+            if environment.get(DIRECTORY_TAG) == directory and name in (None, environment.get(INSTANCE_TAG)):
+                found.append(process)
+    return [process for process in found if process.pid != os.getpid()]
+
+
+def end_tagged(directory: str, name: str) -> list[int]:
+    """Kill every process of an instance, the calling one excepted, and return their ids once they are gone."""
+    ended: set[int] = set()
+    deadline = time.monotonic() + _KILL_S
+    while (processes := tagged(directory, name)) and time.monotonic() < deadline:
+        for process in processes:
+            ended.add(process.pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        time.sleep(0.02)  # a process that is gone, or a zombie, shows no environment
+    return sorted(ended)
+
+
+def finish(path: Path, record: Record, *, ended_at: float | None = None, reason: str) -> Record:
+    """End what is left of the instance, write its last record, and return it. The caller holds the lock."""
+    end_tagged(record.directory, record.name)
+    final = replace(record, ended_at=time.time() if ended_at is None else ended_at, reason=reason)
+    try:
+        save(path, final)
+    finally:
+        shutil.rmtree(record.temp_dir, ignore_errors=True)
+    return final
+
+
+def _die_with_parent() -> None:
+    """Let Linux kill this process when its parent ends, however that happens; elsewhere the tags must do."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _watch(node: subprocess.Popen[bytes], path: Path, lease: Path, lease_s: float, stop: threading.Event) -> str:
+    """Return the reason to end ('': released) as soon as there is one."""
+    marker = release_marker(path)
+    while True:
+        if marker.exists():
+            return marker.read_text()
+        if stop.is_set():
+            return "terminated by a signal"
+        if node.poll() is not None:
+            return f"its Ray node ended (exit status {node.returncode}); see {path.with_suffix('.log')}"
+        if time.time() > lease.stat().st_mtime + lease_s:
+            return "lease expired"
+        os.utime(path)  # a sign of life: if this process is killed, the instant of its end
+        stop.wait(_POLL_S)
+
+
+def run(path: Path, lease: Path, lease_s: float) -> None:
+    """Be the instance recorded at `path`, from here to its end."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with lock(path, wait_s=1.0) as held:
+        if not held:
+            return
+        record = load(path)
+        if record.ended_at is not None:
+            return
+        record = replace(record, pid=os.getpid(), running_at=time.time())
+        save(path, record)
+        with open(path.with_suffix(".log"), "ab") as log:
+            node = subprocess.Popen(
+                record.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        try:
+            reason = _watch(node, path, lease, lease_s, stop)
+        except OSError as error:
+            reason = f"its directory is gone ({error})"
+        node.kill()
+        with contextlib.suppress(OSError):
+            finish(path, record, reason=reason)
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]))

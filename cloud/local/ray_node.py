@@ -1,0 +1,133 @@
+"""How a Ray node of the local cloud is started: its command, its environment, its temporary directory."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+LABEL = "rubberband/instance"
+"""Label of a Ray node: the instance that it is."""
+
+LOOPBACK = "127.0.0.1"
+_OBJECT_STORE_BYTES = 80 * 1024**2  # Ray's least; checkpoints and reports do not pass through it
+
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+    "SPT_NOENV": "1",  # or Ray's process titles overwrite the environment, and with it our tags
+}
+
+
+def head_command(port: int, temp_dir: str) -> tuple[str, ...]:
+    """`ray start` of a head without slots, autoscaler and dashboard."""
+    return (
+        *_ray_start(temp_dir),
+        "--head",
+        f"--port={port}",
+        "--num-cpus=0",
+        "--num-gpus=0",
+        "--include-dashboard=false",
+        "--no-monitor",
+    )
+
+
+def instance_command(name: str, address: str, gpus: int, temp_dir: str) -> tuple[str, ...]:
+    """`ray start` of an instance that joins the head at `address`."""
+    labels = f"{LABEL}={name}"
+    return (
+        *_ray_start(temp_dir),
+        f"--address={address}",
+        f"--num-cpus={gpus}",
+        f"--num-gpus={gpus}",
+        "--labels",
+        labels,
+    )
+
+
+def _ray_start(temp_dir: str) -> tuple[str, ...]:
+    return (
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--block",
+        "--include-log-monitor=false",
+        f"--object-store-memory={_OBJECT_STORE_BYTES}",
+        f"--temp-dir={temp_dir}",
+    )
+
+
+def authentication(token_path: Path) -> dict[str, str]:
+    """The environment that lets a process into the cluster; the same for head, instances and driver."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_path)}
+
+
+def ensure_token(path: Path) -> Path:
+    """Create the token that only this user can read, unless it exists."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".token-")  # mkstemp's mode is 0600
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_hex(32))
+        try:
+            os.link(temporary, path)  # unlike a rename, never replaces a token that another process just made
+        except FileExistsError:
+            pass
+        finally:
+            os.unlink(temporary)
+    return path
+
+
+def environment(
+    base: Mapping[str, str], token_path: Path, tags: Mapping[str, str], devices: Sequence[str]
+) -> dict[str, str]:
+    """The environment of a node: the driver's, less what Ray put there, plus our settings, tags and GPUs."""
+    chosen = {key: value for key, value in base.items() if not key.startswith("RAY_")}
+    chosen |= _SETTINGS | authentication(token_path) | dict(tags)
+    if devices:
+        chosen["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    return chosen
+
+
+def make_temp_dir() -> str:
+    """A new directory with a short path: Ray's sockets lie in it, and their paths may have 107 characters."""
+    return tempfile.mkdtemp(prefix="rb-", dir="/tmp")
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def answers(address: str) -> bool:
+    """Whether somebody accepts connections at `address` (host:port)."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=0.5).close()
+    except OSError:
+        return False
+    return True
+
+
+def real_gpus() -> tuple[str, ...]:
+    """The ids of this machine's NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES takes them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shutil.which("nvidia-smi") is None:
+        return ()
+    if visible is not None:
+        return tuple(device for device in visible.split(",") if device not in {"", "-1", "NoDevFiles"})
+    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    return tuple(str(index) for index, line in enumerate(listing.stdout.splitlines()) if line.startswith("GPU "))

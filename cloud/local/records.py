@@ -1,0 +1,51 @@
+"""Look at an instance's record and end the instance, from outside of its own process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+from rubberband.cloud.local.instance import Record, finish, load, lock, release_marker
+
+_SPAWN_S = 30.0
+"""A recorded process that has not appeared by then never will: its driver died in between."""
+_END_S = 3.0
+
+
+def observe(path: Path) -> Record:
+    """The record at `path`, brought up to date if its process died without a word; what it left running is ended."""
+    record = load(path)
+    if record.ended_at is not None:
+        return record
+    with lock(path) as held:
+        record = load(path)
+        if not held or record.ended_at is not None:
+            return record
+        if record.pid is not None:
+            last_sign = path.stat().st_mtime
+            return finish(path, record, ended_at=last_sign, reason="its process died")
+        if time.time() > record.requested_at + _SPAWN_S:
+            return finish(path, record, reason="its process never started")
+        return record
+
+
+def ask_to_end(path: Path, reason: str) -> None:
+    """Tell the process of the record at `path` to end, and do not wait for it."""
+    release_marker(path).write_text(reason)
+
+
+def end(path: Path, reason: str) -> Record:
+    """End the instance recorded at `path` for `reason` ('': released) and return its last record; idempotent."""
+    record = observe(path)
+    if record.ended_at is not None:
+        return record
+    ask_to_end(path, reason)
+    if record.pid is not None:  # alive just now: it holds the lock
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(record.pid, signal.SIGTERM)
+    with lock(path, wait_s=_END_S):
+        record = load(path)
+        return record if record.ended_at is not None else finish(path, record, reason=reason)
