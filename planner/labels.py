@@ -1,0 +1,183 @@
+"""Partial plans as arrays (labels) and what another stage does to them; labels that another one beats are dropped.
+
+A label is a plan for the first stages: how long they take, what they cost, and how many instances are held after them.
+An instance's minimum is paid when it starts, so a label also keeps what is prepaid: the seconds that each young cohort
+(a group started together, not yet held for the minimum) may still be held for nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rubberband.planner.table import Bools, Floats, Ints, Table
+
+TIME_TOLERANCE_S = 1e-6
+COST_TOLERANCE_USD = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labels:
+    """N partial plans that end with the same stage."""
+
+    time_s: Floats
+    cost_usd: Floats
+    instances: Ints
+    at: Ints
+    """Index of `instances` in the table."""
+    option: Ints
+    parent: Ints
+    """Index of the label of the previous stage that this one continues."""
+    young: Ints
+    """(N, cohorts) Instances of each cohort younger than the minimum, youngest first, 0 where there is none."""
+    prepaid_s: Floats
+    """(N, cohorts) Seconds until each of them reaches the minimum."""
+    held: Ints
+    """Instances summed over the stages, for ties."""
+
+    def __len__(self) -> int:
+        return len(self.time_s)
+
+    def take(self, which: Ints | Bools) -> Labels:
+        """The labels `which`."""
+        return Labels(**{name: getattr(self, name)[which] for name in Labels.__slots__})
+
+    @property
+    def prepaid_total_s(self) -> Floats:
+        """(N,) Instance-seconds that are paid and not yet used."""
+        total: Floats = (self.young * self.prepaid_s).sum(axis=1)
+        return total
+
+
+def start(table: Table) -> Labels:
+    """The one label before the first stage: nothing held, nothing spent."""
+    zero, none = np.zeros(1), np.zeros(1, dtype=np.int64)
+    cohorts = (1, table.young_cohorts)
+    return Labels(
+        time_s=zero,
+        cost_usd=zero,
+        instances=none,
+        at=none,
+        option=none,
+        parent=none,
+        young=np.zeros(cohorts, dtype=np.int64),
+        prepaid_s=np.zeros(cohorts),
+        held=none,
+    )
+
+
+def extend(table: Table, stage: int, labels: Labels, parent: Ints, at: Ints, option: Ints) -> Labels:
+    """Labels `parent`, each continued through `stage` with choice (`at`, `option`); exact time and cost."""
+    terms = table.terms
+    before, after = labels.instances[parent], table.instances[at]
+    grows = after > before
+    duration_s = table.duration_s[stage, at, option]
+    elapsed_s = duration_s + terms.growth_s * grows
+    started = np.maximum(0, after - before)
+    billed_s = np.minimum(before, after) * elapsed_s
+    young, prepaid_s = labels.young[parent], labels.prepaid_s[parent]
+    if table.young_cohorts:
+        older = np.cumsum(young, axis=1) - young
+        young = np.clip(after[:, None] - older, 0, young)
+        billed_s = billed_s - (young * np.minimum(prepaid_s, elapsed_s[:, None])).sum(axis=1)
+        young, prepaid_s = _age(table, young, prepaid_s, elapsed_s, started, terms.init_s + duration_s)
+    billed_s = billed_s + started * np.maximum(terms.minimum_s, terms.init_s + duration_s)
+    return Labels(
+        time_s=labels.time_s[parent] + elapsed_s,
+        cost_usd=labels.cost_usd[parent]
+        + terms.price_usd_per_s * billed_s
+        + terms.data_usd * started
+        + terms.head_usd_per_s * elapsed_s
+        + table.function_usd[stage, at, option],
+        instances=after,
+        at=at,
+        option=option,
+        parent=parent,
+        young=young,
+        prepaid_s=prepaid_s,
+        held=labels.held[parent] + after,
+    )
+
+
+def _age(
+    table: Table, young: Ints, prepaid_s: Floats, elapsed_s: Floats, started: Ints, new_age_s: Floats
+) -> tuple[Ints, Floats]:
+    """The young cohorts `elapsed_s` later, with those `started` meanwhile (aged `new_age_s` by now) in front."""
+    prepaid_s = np.maximum(0.0, prepaid_s - elapsed_s[:, None])
+    new_s = np.maximum(0.0, table.terms.minimum_s - new_age_s)
+    shifted_young = np.concatenate([started[:, None], young[:, :-1]], axis=1)
+    shifted_s = np.concatenate([new_s[:, None], prepaid_s[:, :-1]], axis=1)
+    grows = (started > 0)[:, None]
+    young, prepaid_s = np.where(grows, shifted_young, young), np.where(grows, shifted_s, prepaid_s)
+    return np.where(prepaid_s > 0.0, young, 0), prepaid_s
+
+
+def undominated(table: Table, labels: Labels) -> Labels:
+    """`labels` without those that another label with as many instances beats whatever follows.
+
+    A beats B if it is not later and its cost, plus all that B has prepaid beyond A (instance by instance in the order
+    of release), is not higher: whatever B does next, A can do for no more.
+    """
+    labels = labels.take(
+        np.lexsort((labels.held, np.round(labels.cost_usd, 10), np.round(labels.time_s, 7), labels.at))
+    )
+    price = table.terms.price_usd_per_s
+    cost_usd = np.round(labels.cost_usd, 10)
+    net_usd = np.round(labels.cost_usd - price * labels.prepaid_total_s, 10)
+    keep = net_usd < _cheapest_before(labels.at, cost_usd)
+    labels = labels.take(keep)
+    if table.young_cohorts and len(labels):
+        labels = labels.take(~_beaten(table, labels))
+    return labels
+
+
+def _cheapest_before(group: Ints, cost_usd: Floats) -> Floats:
+    """The lowest cost of the labels before each one in its group (inf for the first); groups are contiguous."""
+    if not len(group):
+        return cost_usd
+    ranks = np.empty(len(group), dtype=np.int64)
+    ranks[np.argsort(cost_usd, kind="stable")] = np.arange(len(group))
+    # Ranks minus a step per group make one running minimum restart with every group, without rounding.
+    step = len(group) * (group.max() - group)
+    lowest = np.minimum.accumulate(ranks + step) - step
+    by_rank = np.sort(cost_usd)
+    result = np.full(len(group), np.inf)
+    same = group[1:] == group[:-1]
+    result[1:][same] = by_rank[lowest[:-1][same]]
+    return result
+
+
+def _beaten(table: Table, labels: Labels, lags: int = 8) -> Bools:
+    """Whether one of the `lags` labels next to each one in its group, on either side, beats it.
+
+    Looking at neighbours only keeps this linear; a label that stays by mistake costs time, never correctness.
+    """
+    beaten = np.zeros(len(labels), dtype=bool)
+    for lag in range(1, min(lags, len(labels) - 1) + 1):
+        early, late = np.arange(len(labels) - lag), np.arange(lag, len(labels))
+        pairs = labels.at[early] == labels.at[late]
+        pairs &= ~beaten[early] & ~beaten[late]
+        first, second = early[pairs], late[pairs]
+        if len(first):
+            beaten[second[_beats(table, labels, first, second)]] = True
+    return beaten
+
+
+def _beats(table: Table, labels: Labels, first: Ints, second: Ints) -> Bools:
+    """Whether each label `first` (never later) costs no more than `second` with what `second` has prepaid beyond it."""
+    ends_a, ends_b = np.cumsum(labels.young, axis=1)[first], np.cumsum(labels.young, axis=1)[second]
+    starts_a, starts_b = ends_a - labels.young[first], ends_b - labels.young[second]
+    prepaid_a, prepaid_b = labels.prepaid_s[first], labels.prepaid_s[second]
+    missing_s = np.zeros(len(first))
+    for b in range(table.young_cohorts):
+        uncovered = ends_b[:, b] - starts_b[:, b]
+        for a in range(table.young_cohorts):
+            both = np.minimum(ends_a[:, a], ends_b[:, b]) - np.maximum(starts_a[:, a], starts_b[:, b])
+            both = np.maximum(0, both)
+            uncovered = uncovered - both
+            missing_s += both * np.maximum(0.0, prepaid_b[:, b] - prepaid_a[:, a])
+        missing_s += uncovered * prepaid_b[:, b]
+    missing_usd = table.terms.price_usd_per_s * missing_s
+    beats: Bools = labels.cost_usd[first] + missing_usd <= labels.cost_usd[second] + 1e-12
+    return beats

@@ -1,0 +1,251 @@
+"""The exact search: label-setting over (stage, instances held), pruned by Lagrangian bounds (RubberBand §4, exactly).
+
+The paper's Algorithm 2 is a greedy descent; this one finds a plan that no other beats. It knows no file format and
+raises nothing: no plan within the limits is None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from rubberband.planner.bounds import Relaxed, Rows, make_rows, relax
+from rubberband.planner.labels import (
+    COST_TOLERANCE_USD,
+    TIME_TOLERANCE_S,
+    Labels,
+    extend,
+    start,
+    undominated,
+)
+from rubberband.planner.table import Bools, Floats, Ints, Table
+
+Objective = Literal["min_cost", "min_time"]
+Path = list[tuple[int, int]]
+
+_PAIRS_AT_ONCE = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """The plans of interest: those that take and cost no more than this."""
+
+    time_s: float = np.inf
+    cost_usd: float = np.inf
+
+    def holds(self, time_s: Floats, cost_usd: Floats) -> Bools:
+        """Which of the plans lie in the box, up to the rounding of floats."""
+        inside: Bools = (time_s <= self.time_s + TIME_TOLERANCE_S) & (cost_usd <= self.cost_usd + COST_TOLERANCE_USD)
+        return inside
+
+    def limits(self, rows: Rows) -> Floats:
+        """(R,) What a plan in the box weighs at most in each row."""
+        with np.errstate(invalid="ignore"):
+            time_s = np.where(rows.time_weight > 0, rows.time_weight * (self.time_s + 2 * TIME_TOLERANCE_S), 0.0)
+            cost_usd = np.where(rows.cost_weight > 0, rows.cost_weight * (self.cost_usd + 2 * COST_TOLERANCE_USD), 0.0)
+        total: Floats = time_s + cost_usd
+        return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A plan's choices, and what it takes and costs."""
+
+    time_s: float
+    cost_usd: float
+    path: Path
+
+
+def solve(table: Table, box: Box, objective: Objective = "min_cost", *, constant: bool = False) -> Found | None:
+    """The best plan in `box`, or None if there is none; `constant` allows one instance count for all stages.
+
+    The best has the lowest cost and, among those, the shortest time (`min_time`: the other way round), then the
+    fewest instances held over the stages, then the fewest GPUs per trial.
+    """
+    if objective == "min_time" and not np.isfinite(box.cost_usd):
+        fastest_s = float(relax(table, make_rows(table, np.zeros(0), with_time=True), constant=constant).root[0])
+        box, objective = Box(time_s=min(box.time_s, fastest_s)), "min_cost"
+    relaxed, lowest, best = _bracket(table, box, objective, constant)
+    reach = best if best is not None else (box.cost_usd if objective == "min_cost" else box.time_s)
+    for upper in _widening(lowest, reach):
+        smaller = (
+            Box(time_s=box.time_s, cost_usd=min(upper, box.cost_usd))
+            if objective == "min_cost"
+            else Box(time_s=min(upper, box.time_s), cost_usd=box.cost_usd)
+        )
+        layers = label_setting(table, smaller, relaxed, constant=constant)
+        if len(layers) == table.num_stages and len(layers[-1]):
+            return _best(table, layers, objective)
+    return None
+
+
+def _widening(lowest: float, reach: float) -> list[float]:
+    """Upper bounds on the objective to try in turn, up to `reach`: near the lower bound, few labels survive."""
+    if not np.isfinite(reach) or reach <= lowest * (1.0 + 1e-9):
+        return [reach]
+    return [lowest + share * (reach - lowest) for share in (0.02, 0.1, 0.3)] + [reach]
+
+
+def pareto(table: Table, box: Box) -> list[Found]:
+    """Every plan in `box` that no other beats on both time and cost, fastest first."""
+    relaxed = relax(table, make_rows(table, np.zeros(1), with_time=True))
+    scale = relaxed.root[0] / max(relaxed.root[-1], 1e-9)
+    relaxed = relax(table, make_rows(table, scale * np.geomspace(0.05, 20.0, 8), with_time=True))
+    layers = label_setting(table, box, relaxed)
+    if len(layers) < table.num_stages:
+        return []
+    final = layers[-1]
+    order = np.lexsort((np.round(final.cost_usd, 10), np.round(final.time_s, 7)))
+    points: list[Found] = []
+    for index in order:
+        if not points or final.cost_usd[index] < points[-1].cost_usd - COST_TOLERANCE_USD:
+            points.append(_found(layers, int(index)))
+    return points
+
+
+def label_setting(table: Table, box: Box, relaxed: Relaxed, *, constant: bool = False) -> list[Labels]:
+    """The undominated labels of each stage that some plan in `box` may continue; short if none is left."""
+    limits = box.limits(relaxed.rows)
+    limits = limits + 1e-12 * np.abs(np.where(np.isfinite(limits), limits, 0.0))
+    labels, layers = start(table), list[Labels]()
+    for stage in range(table.num_stages):
+        onward = relaxed.so_far[stage] + relaxed.to_go[stage + 1]
+        open_counts = np.flatnonzero((onward <= limits[:, None]).all(axis=0))
+        if not len(open_counts):
+            return layers
+        labels = _next(table, stage, labels, open_counts, relaxed, limits, constant)
+        if not len(labels):
+            return layers
+        layers.append(labels)
+    inside = box.holds(layers[-1].time_s, layers[-1].cost_usd)
+    layers[-1] = layers[-1].take(inside)
+    return layers
+
+
+def _next(
+    table: Table, stage: int, labels: Labels, counts: Ints, relaxed: Relaxed, limits: Floats, constant: bool
+) -> Labels:
+    """The undominated labels after `stage`, a chunk of pairs (label, choice) at a time."""
+    options = [(at, option) for at in counts for option in np.flatnonzero(table.valid[stage, at])]
+    at, option = np.array(options).T
+    chunk = max(1, _PAIRS_AT_ONCE // len(at))
+    parts = []
+    for first in range(0, len(labels), chunk):
+        parents = np.arange(first, min(first + chunk, len(labels)))
+        pairs = _promising(table, stage, labels, parents, at, option, relaxed, limits, constant)
+        grown = extend(table, stage, labels, *pairs)
+        parts.append(grown.take(_within(table, stage, grown, relaxed, limits)))
+    merged = Labels(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in Labels.__slots__})
+    return undominated(table, merged)
+
+
+def _promising(
+    table: Table,
+    stage: int,
+    labels: Labels,
+    parents: Ints,
+    at: Ints,
+    option: Ints,
+    relaxed: Relaxed,
+    limits: Floats,
+    constant: bool,
+) -> tuple[Ints, Ints, Ints]:
+    """Pairs (label, choice) that are in time at least: a cheap sieve before the exact reckoning."""
+    before, after = labels.instances[parents][:, None], table.instances[at][None, :]
+    ends_s = (
+        labels.time_s[parents][:, None] + table.duration_s[stage, at, option] + table.terms.growth_s * (after > before)
+    )
+    keep = np.ones(ends_s.shape, dtype=bool)
+    for row in np.flatnonzero((relaxed.rows.cost_weight == 0.0) & np.isfinite(limits)):
+        keep &= ends_s + relaxed.to_go[stage + 1, row, at] <= limits[row]
+    if constant and stage:
+        keep &= before == after
+    parent, choice = np.nonzero(keep)
+    return parents[parent], at[choice], option[choice]
+
+
+def _within(table: Table, stage: int, labels: Labels, relaxed: Relaxed, limits: Floats) -> Bools:
+    """Which labels some plan in the box may still continue, by every row's bound."""
+    rows = relaxed.rows
+    prepaid_usd = table.terms.price_usd_per_s * labels.prepaid_total_s
+    keep = np.ones(len(labels), dtype=bool)
+    for row in np.flatnonzero(np.isfinite(limits)):
+        sunk_usd = labels.cost_usd - (1.0 - rows.alpha[row]) * prepaid_usd
+        weight = rows.cost_weight[row] * sunk_usd + rows.time_weight[row] * labels.time_s
+        keep &= weight + relaxed.to_go[stage + 1, row, labels.at] <= limits[row]
+    return keep
+
+
+def _bracket(table: Table, box: Box, objective: Objective, constant: bool) -> tuple[Relaxed, float, float | None]:
+    """Bounds for the search: the solved rows, a lower bound on the objective, and a plan's value if one was met."""
+    ends = relax(table, make_rows(table, np.zeros(1), with_time=True), constant=constant)
+    scale = max(ends.root[0], 1e-9) / max(ends.root[-1], 1e-9)
+    best = _achieved(table, ends, box, objective)
+    weights = np.concatenate([[0.0], scale * np.geomspace(1 / 64, 4096, 19)])
+    bounded = box.time_s if objective == "min_cost" else box.cost_usd
+    if not np.isfinite(bounded):
+        # Nothing to weigh against: the objective alone, with the other one far behind it, is the problem.
+        weights = np.array([0.0]) if objective == "min_cost" else weights[-1:]
+    for _ in range(2 if np.isfinite(bounded) else 0):
+        solved = relax(table, make_rows(table, weights), constant=constant)
+        best = _better(best, _achieved(table, solved, box, objective))
+        value = _dual(solved, box, objective)
+        peak = int(np.searchsorted(weights, solved.rows.time_weight[int(value.argmax())]))
+        low, high = weights[max(0, peak - 1)], weights[min(len(weights) - 1, peak + 1)]
+        weights = np.unique(np.concatenate([np.linspace(low, high, 9), [weights[peak]]]))
+    if np.isfinite(bounded):
+        weights = np.unique(np.concatenate([weights, weights[-1] * np.array([0.0, 0.25, 0.5, 2.0, 4.0, 16.0])]))
+    solved = relax(table, make_rows(table, weights, with_time=True), constant=constant)
+    best = _better(best, _achieved(table, solved, box, objective))
+    lowest = max(0.0, float(_dual(solved, box, objective).max()))
+    return solved, lowest, best
+
+
+def _better(first: float | None, second: float | None) -> float | None:
+    return min((value for value in (first, second) if value is not None), default=None)
+
+
+def _dual(solved: Relaxed, box: Box, objective: Objective) -> Floats:
+    """(R,) The lower bound on the objective that each row gives; -inf from rows that give none."""
+    rows = solved.rows
+    value = np.full(len(rows), -np.inf)
+    if objective == "min_cost":
+        limit = np.where(rows.time_weight > 0, box.time_s, 0.0)
+        use = (rows.cost_weight > 0) & np.isfinite(limit)
+        value[use] = solved.root[use] - rows.time_weight[use] * limit[use]
+    else:
+        limit = np.where(rows.cost_weight > 0, box.cost_usd, 0.0)
+        use = (rows.time_weight > 0) & np.isfinite(limit)
+        value[use] = (solved.root[use] - rows.cost_weight[use] * limit[use]) / rows.time_weight[use]
+    return value
+
+
+def _achieved(table: Table, solved: Relaxed, box: Box, objective: Objective) -> float | None:
+    """The best objective in `box` among the rows' own plans."""
+    labels = start(table)
+    parents = np.zeros(len(solved.rows), dtype=np.int64)
+    for stage in range(table.num_stages):
+        labels = extend(table, stage, labels, parents, solved.paths[:, stage], solved.options[:, stage])
+        parents = np.arange(len(labels))
+    inside = box.holds(labels.time_s, labels.cost_usd)
+    values = labels.cost_usd if objective == "min_cost" else labels.time_s
+    return float(values[inside].min()) if inside.any() else None
+
+
+def _best(table: Table, layers: list[Labels], objective: Objective) -> Found:
+    final = layers[-1]
+    cost_usd, time_s = np.round(final.cost_usd, 9), np.round(final.time_s, 6)
+    first, second = (cost_usd, time_s) if objective == "min_cost" else (time_s, cost_usd)
+    tied = np.lexsort((final.held, second, first))
+    return _found(layers, int(tied[0]))
+
+
+def _found(layers: list[Labels], index: int) -> Found:
+    time_s, cost_usd = float(layers[-1].time_s[index]), float(layers[-1].cost_usd[index])
+    path: Path = []
+    for labels in reversed(layers):
+        path.append((int(labels.at[index]), int(labels.option[index])))
+        index = int(labels.parent[index])
+    return Found(time_s=time_s, cost_usd=cost_usd, path=path[::-1])
