@@ -12,9 +12,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
+from rubberband.cloud.cluster import Head
 from rubberband.cloud.local import instance as guard
 from rubberband.cloud.local import ray_node
 from rubberband.cloud.local.instance import Record
@@ -74,30 +76,22 @@ class LocalProvider:
         return self._directory / "heads"
 
     @property
-    def device(self) -> str:
+    def device(self) -> Literal["cpu", "cuda"]:
         """What trials run on: `cuda` if this provider hands out real GPUs, else `cpu`."""
         return "cuda" if self._devices else "cpu"
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """What a driver's environment needs so that the Ray cluster lets it in."""
-        return ray_node.authentication(self._token_path)
 
     def renew_lease(self) -> None:
         """Say that the driver lives."""
         (self._directory / "lease").touch()
 
-    def head_address(self) -> str | None:
-        """Where the living head is, or None."""
+    def head(self) -> Head | None:
+        """The living head, or None."""
         with self._mutex:
-            for path in sorted(self._heads.glob("*.json")):
-                record = observe(path)
-                if record.ended_at is None:
-                    return record.address
-        return None
+            path = self._living_head()
+            return None if path is None else self._as_head(guard.load(path))
 
-    def ensure_head(self) -> str:
-        """The address of the head, which is started if none lives; returns once it answers.
+    def ensure_head(self) -> Head:
+        """The living head, which is started if there is none; returns once it answers.
 
         Raises ProviderError if it does not start.
         """
@@ -109,7 +103,7 @@ class LocalProvider:
             if record.ended_at is not None:
                 raise ProviderError(f"the Ray head did not start: {record.reason}")
             if ray_node.answers(record.address):
-                return record.address
+                return self._as_head(record)
             time.sleep(0.05)
         raise ProviderError(f"the Ray head did not answer within {_HEAD_START_S:.0f} s; see {path.with_suffix('.log')}")
 
@@ -121,7 +115,7 @@ class LocalProvider:
         path = self._path(instance)
         if path.exists() and observe(path).pid is not None:
             return
-        address = self.ensure_head()
+        address = self.ensure_head().address
         with self._mutex:
             if not path.exists():
                 devices = self._take_devices(instance)
@@ -133,7 +127,7 @@ class LocalProvider:
     def describe(self) -> Sequence[InstanceStatus]:
         """All instances that live or have ended, in the order of their launch."""
         with self._mutex:
-            headless = self.head_address() is None
+            headless = self._living_head() is None
             records = []
             for path in self._instances.glob("*.json"):
                 record = observe(path)
@@ -174,6 +168,10 @@ class LocalProvider:
 
     def _living_head(self) -> Path | None:
         return next((path for path in self._heads.glob("*.json") if observe(path).ended_at is None), None)
+
+    def _as_head(self, record: Record) -> Head:
+        environment = ray_node.authentication(self._token_path)
+        return Head(address=record.address, temp_dir=record.temp_dir, environment=environment)
 
     def _start_head(self) -> Path:
         number = len(list(self._heads.glob("*.json")))

@@ -12,8 +12,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-LABEL = "rubberband/instance"
-"""Label of a Ray node: the instance that it is."""
+from rubberband.cloud.cluster import INSTANCE_LABEL
 
 LOOPBACK = "127.0.0.1"
 _OBJECT_STORE_BYTES = 80 * 1024**2  # Ray's least; checkpoints and reports do not pass through it
@@ -43,7 +42,7 @@ def head_command(port: int, temp_dir: str) -> tuple[str, ...]:
 
 def instance_command(name: str, address: str, gpus: int, temp_dir: str) -> tuple[str, ...]:
     """`ray start` of an instance that joins the head at `address`."""
-    labels = f"{LABEL}={name}"
+    labels = f"{INSTANCE_LABEL}={name}"
     return (
         *_ray_start(temp_dir),
         f"--address={address}",
