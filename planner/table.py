@@ -178,7 +178,7 @@ def _undominated(duration_s: Floats, function_usd: Floats) -> tuple[Ints, Bools]
     sorted_s = np.take_along_axis(duration_s, order, axis=2)
     sorted_usd = np.take_along_axis(function_usd, order, axis=2)
     cheapest = np.minimum.accumulate(sorted_usd, axis=2)
-    keep: Bools = np.asarray(np.isfinite(sorted_s))
+    keep: Bools = np.array(np.isfinite(sorted_s), dtype=np.bool_)
     keep[:, :, 1:] &= sorted_usd[:, :, 1:] < cheapest[:, :, :-1]
     width = int(keep.sum(axis=2).max())
     front = np.argsort(~keep, axis=2, kind="stable")[:, :, :width]

@@ -1,0 +1,226 @@
+"""The search against the enumeration of every plan there is, on small jobs of all kinds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from rubberband.errors import InfeasibleError
+from rubberband.offer import Offer, gang_sizes, slots
+from rubberband.plan import Constraints, Plan, Stage, StagePlan
+from rubberband.planner.model import predict
+from rubberband.planner.search import frontier, plan
+from rubberband.profile import Profile
+
+
+def every_plan(stages, profile, offer, constraints):
+    """(jct_s, cost_usd, instance counts) of every plan, reckoned instance by instance."""
+    gangs = gang_sizes(offer.gpus, constraints.min_gpus_per_trial, constraints.max_gpus_per_trial)
+    choices = [(k, g) for k in range(1, offer.max_instances + 1) for g in gangs if slots(k, offer.gpus, g)]
+    price_per_s = offer.price_usd_per_hour / 3600
+    plans = []
+
+    def owed(lived_s):
+        return 0.0 if offer.billing == "per_function" else max(lived_s, offer.minimum_billed_s) * price_per_s
+
+    def go(index, now_s, cost_usd, held, counts):
+        if index == len(stages):
+            total = cost_usd + sum(owed(now_s - since_s) for since_s in held) + now_s * offer.head_cost_usd(1.0)
+            plans.append((now_s, total, counts))
+            return
+        stage = stages[index]
+        for k, g in choices:
+            took_s = profile.trial_startup_s + stage.iterations * profile.iteration_s(g)
+            begun_s, cost, instances = now_s, cost_usd, held
+            if k > len(held):
+                running_s = now_s + offer.provision_delay_s
+                instances = held + [running_s] * (k - len(held))
+                cost += offer.data_usd_per_instance * (k - len(held))
+                begun_s = running_s + offer.init_delay_s
+            else:
+                cost += sum(owed(now_s - since_s) for since_s in held[: len(held) - k])
+                instances = held[len(held) - k :]
+            if offer.billing == "per_function":
+                cost += stage.trials * took_s * g / offer.gpus * price_per_s
+            waves = math.ceil(stage.trials / slots(k, offer.gpus, g))
+            go(index + 1, begun_s + waves * took_s, cost, instances, (*counts, k))
+
+    go(0, 0.0, 0.0, [], ())
+    return plans
+
+
+@st.composite
+def jobs(draw, billing=None, most_stages=4):
+    """A job small enough to enumerate: stages, profile, offer, limits on GPUs per trial."""
+    num_stages = draw(st.integers(1, most_stages))
+    gpus = draw(st.sampled_from([1, 2, 4]))
+    gangs, instances = {1: (2, 6), 2: (2, 6), 3: (2, 5), 4: (2, 3)}[num_stages]
+    seconds = st.integers(1, 60).map(float) | st.floats(1.0, 60.0)
+    first = draw(seconds)
+    table = {1: first}
+    for count in (2, 4, 8):
+        table[count] = table[count // 2] * draw(st.sampled_from([0.5, 0.55, 0.7, 0.9, 1.0, 1.1]))
+    offer = Offer(
+        instance_type="test",
+        gpus=gpus,
+        price_usd_per_hour=draw(st.sampled_from([0.0, 3.6, 12.24])),
+        max_instances=draw(st.integers(1, instances)),
+        provision_delay_s=draw(st.sampled_from([0.0, 15.0, 120.0])),
+        init_delay_s=draw(st.sampled_from([0.0, 15.0, 45.0])),
+        billing=billing or draw(st.sampled_from(["per_instance", "per_function"])),
+        minimum_billed_s=draw(st.sampled_from([0.0, 60.0, 300.0])),
+        data_usd_per_instance=draw(st.sampled_from([0.0, 0.05])),
+        head_price_usd_per_hour=draw(st.sampled_from([0.0, 0.5])),
+    )
+    falling = draw(st.booleans())
+    trials = draw(st.lists(st.integers(1, 14), min_size=num_stages, max_size=num_stages))
+    stages = [
+        Stage(trials=count, iterations=draw(st.integers(1, 8)))
+        for count in (sorted(trials, reverse=True) if falling else trials)
+    ]
+    least = draw(st.sampled_from([1, 1, 1, 2]))
+    most = [size for size in gang_sizes(gpus, least, 8) if size <= gpus * offer.max_instances][:gangs]
+    assume(most)
+    profile = Profile(seconds_per_iteration=table, trial_startup_s=draw(st.sampled_from([0.0, 2.0])))
+    return stages, profile, offer, Constraints(min_gpus_per_trial=least, max_gpus_per_trial=most[-1])
+
+
+@st.composite
+def limited_jobs(draw, **kinds):
+    """A job, all its plans, and limits near one plan, near two plans, or none."""
+    stages, profile, offer, constraints = draw(jobs(**kinds))
+    plans = every_plan(stages, profile, offer, constraints)
+    near = st.integers(0, len(plans) - 1).map(plans.__getitem__)
+    slack = st.sampled_from([0.97, 1.0, 1.0, 1.05])
+    deadline_s = draw(st.none() | st.builds(lambda chosen, factor: chosen[0] * factor, near, slack))
+    max_cost_usd = draw(st.none() | st.builds(lambda chosen, factor: chosen[1] * factor, near, slack))
+    limits = Constraints(
+        deadline_s=deadline_s,
+        max_cost_usd=max_cost_usd,
+        min_gpus_per_trial=constraints.min_gpus_per_trial,
+        max_gpus_per_trial=constraints.max_gpus_per_trial,
+    )
+    return stages, profile, offer, limits, plans
+
+
+def best(plans, constraints, objective="min_cost"):
+    """(jct_s, cost_usd) of the best plan within the constraints, or None."""
+    deadline_s = math.inf if constraints.deadline_s is None else constraints.deadline_s + 1e-6
+    max_cost_usd = math.inf if constraints.max_cost_usd is None else constraints.max_cost_usd + 1e-9
+    inside = [(time_s, usd) for time_s, usd, _ in plans if time_s <= deadline_s and usd <= max_cost_usd]
+    if not inside:
+        return None
+    if objective == "min_time":
+        shortest_s = min(time_s for time_s, _ in inside) + 1e-6
+        return min((point for point in inside if point[0] <= shortest_s), key=lambda point: point[1])
+    cheapest_usd = min(usd for _, usd in inside) + 1e-9
+    return min((point for point in inside if point[1] <= cheapest_usd), key=lambda point: point[0])
+
+
+def check(case, objective="min_cost", policy="optimal"):
+    stages, profile, offer, constraints, plans = case
+    if policy == "static":
+        plans = [candidate for candidate in plans if len(set(candidate[2])) == 1]
+    expected = best(plans, constraints, objective)
+    if expected is None:
+        with pytest.raises(InfeasibleError) as caught:
+            plan(stages, profile, offer, constraints, policy, objective)
+        assert caught.value.shortest_jct_s == pytest.approx(min(time_s for time_s, _, _ in plans))
+        assert caught.value.cheapest_usd == pytest.approx(min(usd for _, usd, _ in plans), abs=1e-8)
+        return
+    planned = plan(stages, profile, offer, constraints, policy, objective)
+    assert planned.prediction.cost_usd == pytest.approx(expected[1], rel=1e-9, abs=1e-8)
+    assert planned.prediction.jct_s == pytest.approx(expected[0], rel=1e-9, abs=1e-5)
+    assert planned.prediction == predict(stages, planned.plan, profile, offer)
+
+
+@settings(max_examples=400, deadline=None)
+@given(limited_jobs(billing="per_instance"))
+def test_no_plan_is_cheaper_when_instances_are_billed(case):
+    check(case)
+
+
+@settings(max_examples=200, deadline=None)
+@given(limited_jobs(billing="per_function"))
+def test_no_plan_is_cheaper_when_functions_are_billed(case):
+    check(case)
+
+
+@settings(max_examples=100, deadline=None)
+@given(limited_jobs(most_stages=3))
+def test_no_plan_within_the_limits_is_faster(case):
+    check(case, objective="min_time")
+
+
+@settings(max_examples=100, deadline=None)
+@given(limited_jobs(most_stages=3))
+def test_no_fixed_number_of_instances_is_cheaper_than_static(case):
+    check(case, policy="static")
+
+
+@pytest.mark.long
+@settings(max_examples=10_000, deadline=None)
+@given(limited_jobs(), st.sampled_from(["min_cost", "min_time"]), st.sampled_from(["optimal", "static"]))
+def test_no_plan_is_better_on_many_more_jobs(case, objective, policy):
+    check(case, objective, policy)
+
+
+@settings(max_examples=100, deadline=None)
+@given(jobs(most_stages=3))
+def test_the_frontier_is_every_plan_that_no_other_beats(job):
+    points = frontier(*job)
+    cheapest_usd, expected = math.inf, []
+    for time_s, usd, _ in sorted(every_plan(*job), key=lambda point: (round(point[0], 6), point[1])):
+        if usd < cheapest_usd - 1e-8:
+            cheapest_usd = usd
+            expected.append((time_s, usd))
+    assert len(points) == len(expected)
+    for point, wanted in zip(points, expected, strict=True):
+        assert point == (pytest.approx(wanted[0], abs=1e-5), pytest.approx(wanted[1], abs=1e-7))
+
+
+@settings(max_examples=60, deadline=None)
+@given(jobs(most_stages=3), st.lists(st.floats(1.0, 3.0), min_size=2, max_size=4))
+def test_a_looser_deadline_is_never_dearer(job, factors):
+    stages, profile, offer, constraints = job
+    shortest_s = plan(stages, profile, offer, constraints, objective="min_time").prediction.jct_s
+    costs = []
+    for factor in sorted(factors):
+        limits = Constraints(
+            deadline_s=shortest_s * factor,
+            min_gpus_per_trial=constraints.min_gpus_per_trial,
+            max_gpus_per_trial=constraints.max_gpus_per_trial,
+        )
+        costs.append(plan(stages, profile, offer, limits).prediction.cost_usd)
+    assert all(later <= earlier + 1e-8 for earlier, later in itertools.pairwise(costs))
+
+
+@settings(max_examples=60, deadline=None)
+@given(limited_jobs(most_stages=3))
+def test_static_is_never_cheaper_than_optimal(case):
+    stages, profile, offer, constraints, _ = case
+    try:
+        static = plan(stages, profile, offer, constraints, "static")
+    except InfeasibleError:
+        return
+    optimal = plan(stages, profile, offer, constraints)
+    assert optimal.prediction.cost_usd <= static.prediction.cost_usd + 1e-8
+
+
+def test_the_user_can_hold_the_plan_to_its_word():
+    """A plan handed back to `predict` costs what the search said."""
+    stages = [Stage(trials=9, iterations=2), Stage(trials=3, iterations=6)]
+    profile = Profile(seconds_per_iteration={1: 20.0, 2: 11.0})
+    offer = Offer(instance_type="test", gpus=2, price_usd_per_hour=3.6, max_instances=8)
+    planned = plan(stages, profile, offer, Constraints(max_gpus_per_trial=2))
+    again = Plan(
+        stages=tuple(
+            StagePlan(instances=choice.instances, gpus_per_trial=choice.gpus_per_trial)
+            for choice in planned.plan.stages
+        )
+    )
+    assert predict(stages, again, profile, offer) == planned.prediction
