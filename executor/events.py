@@ -147,7 +147,7 @@ class EndedInstance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverResumed(Event):
-    """A new driver took over; no worker of the old one is left. What is in neither tuple never came to exist."""
+    """A new driver took over; no worker of the old one is left. What is in neither tuple is not known to exist."""
 
     live: tuple[LiveInstance, ...]
     ended: tuple[EndedInstance, ...]

@@ -1,0 +1,432 @@
+"""The controller: `handle(event) -> [command]`, a pure function of its history. It reads no clock, network or chance.
+
+A stage: ask for the instances that the plan wants -> wait for them -> place and start trials, queueing those beyond the
+slots -> SYNC when all have done their iterations -> promote the best, stop the rest, give back what the next stage does
+not need. Whatever ends the experiment (done, cancel, budget, failure) first releases every instance.
+"""
+
+from __future__ import annotations
+
+import math
+
+from rubberband.executor import accounting
+from rubberband.executor.events import (
+    CancelRequested,
+    Command,
+    DiscardCheckpoint,
+    DriverResumed,
+    Event,
+    FailureKind,
+    Finish,
+    Gang,
+    InstanceLost,
+    InstanceReady,
+    InstanceRefused,
+    InstanceReleased,
+    InstanceRunning,
+    LaunchInstance,
+    Outcome,
+    ReleaseInstance,
+    Started,
+    StartTrial,
+    StopTrial,
+    Tick,
+    TrialFailed,
+    TrialReported,
+    TrialStarted,
+)
+from rubberband.executor.placement import place
+from rubberband.executor.ranking import rank
+from rubberband.executor.state import (
+    Allocation,
+    InstanceRecord,
+    InstanceStatus,
+    Job,
+    Phase,
+    Report,
+    StageRecord,
+    State,
+    TrialState,
+    TrialStatus,
+)
+from rubberband.offer import gang_sizes, slots
+from rubberband.plan import total_iterations
+
+RETRY_DELAY_S = 10.0
+"""Before a refused launch is tried again; doubled each time."""
+SHORTEST_HANG_S = 60.0
+"""A trial is never taken to hang before this long without a report, unless the user set a timeout."""
+FINAL_FAILURES: frozenset[FailureKind] = frozenset({"not_a_number", "no_metric"})
+"""Failures that another try would only repeat."""
+
+
+class Controller:
+    """The state machine of one experiment. Only `handle` changes `state`."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.state = State(trials=[TrialState(trial=trial) for trial in range(job.stages[0].trials)])
+        self._commands: list[Command] = []
+
+    def handle(self, event: Event) -> list[Command]:
+        """Take one event in and return what is to be done now, in order."""
+        self._commands = []
+        self.state.now = max(self.state.now, event.occurred_at)
+        if self.state.phase is Phase.FINISHED and not (isinstance(event, DriverResumed) and self._cancelled()):
+            return [self._finish()] if isinstance(event, DriverResumed) else []
+        self._note(event)
+        self._check_time(isinstance(event, Tick))
+        self._advance()
+        return self._commands
+
+    def wake_at(self) -> float | None:
+        """When a Tick is due, if no other event comes before: a hang, a retry, or the end of the budget."""
+        state = self.state
+        if state.phase in (Phase.NEW, Phase.FINISHED, Phase.ENDING):
+            return None
+        instants = [trial.progress_at + self._hang_s(trial) for trial in state.running()]
+        if state.relaunch_at > state.now:
+            instants.append(state.relaunch_at)
+        instants.append(self._stop_at())
+        earliest = min(instants)
+        return earliest if math.isfinite(earliest) else None
+
+    def _stop_at(self) -> float:
+        """When everything must be given back for the bill to stay within max_cost."""
+        return accounting.budget_ends_at(self.job, self.state) - self.job.release_margin_s
+
+    # What happened
+
+    def _note(self, event: Event) -> None:
+        match event:
+            case Started():
+                self.state.started_at = event.occurred_at
+                self._begin_stage(0, tuple(range(len(self.state.trials))))
+            case InstanceRunning() | InstanceReady() | InstanceRefused() | InstanceLost() | InstanceReleased():
+                self._note_instance(event)
+            case TrialStarted() | TrialReported() | TrialFailed():
+                trial = self.state.trials[event.trial]
+                if trial.status is TrialStatus.RUNNING and trial.attempt == event.attempt:
+                    self._note_trial(trial, event)
+            case DriverResumed():
+                self._note_resumed(event)
+            case CancelRequested():
+                self._end("cancelled", "cancelled by the user")
+            case Tick():
+                pass
+            case _:
+                raise AssertionError(f"no such event: {event!r}")
+
+    def _note_instance(
+        self, event: InstanceRunning | InstanceReady | InstanceRefused | InstanceLost | InstanceReleased
+    ) -> None:
+        record = self.state.instances[event.instance]
+        match event:
+            case InstanceRunning():
+                record.running_at = event.running_at
+                if record.status is InstanceStatus.REQUESTED:
+                    record.status = InstanceStatus.RUNNING
+            case InstanceReady():
+                if record.ready_at is None:
+                    record.ready_at = event.occurred_at
+                if record.status is InstanceStatus.RUNNING:
+                    record.status = InstanceStatus.READY
+            case InstanceRefused():
+                record.status, record.reason = InstanceStatus.REFUSED, event.reason
+                rounds = self.job.launch_attempts - self.state.launches_left
+                self.state.relaunch_at = event.occurred_at + RETRY_DELAY_S * 2 ** max(0, rounds - 1)
+            case InstanceLost():
+                self._lose(record, event.ended_at, event.reason)
+            case InstanceReleased():
+                record.status, record.ended_at = InstanceStatus.ENDED, event.ended_at
+
+    def _note_trial(self, trial: TrialState, event: TrialStarted | TrialReported | TrialFailed) -> None:
+        match event:
+            case TrialStarted():
+                trial.progress_at = event.occurred_at
+                self._allocation(trial).training_at = event.occurred_at
+            case TrialReported():
+                self._note_report(trial, event)
+            case TrialFailed():
+                self._fail(trial, event.kind, event.message)
+
+    def _note_report(self, trial: TrialState, event: TrialReported) -> None:
+        if trial.checkpoint is not None:
+            self._commands.append(DiscardCheckpoint(checkpoint=trial.checkpoint))
+        trial.iterations, trial.checkpoint, trial.progress_at = event.iterations, event.checkpoint, event.occurred_at
+        self.state.launches_left = self.job.launch_attempts
+        stage = self.state.stages[-1].stage
+        trial.reports.append(
+            Report(reported_at=event.occurred_at, iterations=event.iterations, metrics=event.metrics, stage=stage)
+        )
+        if trial.iterations >= self._target():
+            self._free(trial)
+            trial.status = TrialStatus.PAUSED
+
+    def _note_resumed(self, event: DriverResumed) -> None:
+        state = self.state
+        last_progress = max((trial.progress_at for trial in state.trials), default=state.started_at)
+        for trial in state.running():
+            self._free(trial, at=max(last_progress, self._allocation(trial).started_at))
+            trial.status = TrialStatus.QUEUED
+        live = {found.instance: found for found in event.live}
+        ended = {found.instance: found for found in event.ended}
+        for record in state.instances.values():
+            if record.status in (InstanceStatus.ENDED, InstanceStatus.REFUSED):
+                continue
+            if record.instance in live:
+                record.running_at = live[record.instance].running_at
+                if record.status is InstanceStatus.RELEASING:
+                    self._commands.append(ReleaseInstance(instance=record.instance))
+                else:
+                    pending = record.running_at is None
+                    record.status = InstanceStatus.REQUESTED if pending else InstanceStatus.RUNNING
+            elif record.instance in ended:
+                record.running_at = ended[record.instance].running_at
+                self._lose(record, ended[record.instance].ended_at, "ended while no driver watched")
+            elif record.running_at is None:
+                self._commands.append(LaunchInstance(instance=record.instance))
+            else:
+                self._lose(record, event.occurred_at, "unknown to the provider")
+        state.resumes += 1
+        self._reopen()
+
+    def _reopen(self) -> None:
+        """Go on after a resume, also where the user had cancelled."""
+        state = self.state
+        state.launches_left = self.job.launch_attempts
+        state.relaunch_at = 0.0
+        if state.phase is Phase.NEW:
+            state.started_at = state.now
+            self._begin_stage(0, tuple(range(len(state.trials))))
+        elif self._cancelled():
+            state.outcome, state.reason, state.ended_at = None, "", None
+            state.phase = Phase.SCALING
+
+    def _cancelled(self) -> bool:
+        return self.state.outcome == "cancelled"
+
+    # What follows from time
+
+    def _check_time(self, ticked: bool) -> None:
+        if self.state.phase not in (Phase.SCALING, Phase.TRAINING):
+            return
+        for trial in self.state.running():
+            limit_s = self._hang_s(trial)
+            if self.state.now >= trial.progress_at + limit_s:
+                self._commands.append(StopTrial(trial=trial.trial, attempt=trial.attempt))
+                self._fail(trial, "hung", f"no report for {limit_s:.0f} s")
+        if ticked and self.state.now >= self._stop_at():
+            spent_usd = accounting.bill_usd(self.job, self.state, self.state.now)
+            self._end("budget", f"max_cost={self.job.max_cost_usd:.2f} USD is reached ({spent_usd:.2f} USD spent)")
+
+    def _hang_s(self, trial: TrialState) -> float:
+        if self.job.iteration_timeout_s is not None:
+            return self.job.iteration_timeout_s
+        expected_s = self.job.profile.trial_startup_s + self.job.profile.iteration_s(len(trial.gang))
+        return max(SHORTEST_HANG_S, 10.0 * expected_s)
+
+    # What is to be done
+
+    def _advance(self) -> None:
+        phase = None
+        while phase is not self.state.phase:
+            phase = self.state.phase
+            if phase in (Phase.SCALING, Phase.TRAINING):
+                self._scale()
+            if phase is Phase.SCALING and not self._awaited():
+                self._begin_training()
+            elif phase is Phase.TRAINING:
+                self._train()
+            elif phase is Phase.ENDING:
+                self._wind_up()
+
+    def _begin_stage(self, stage: int, trials: tuple[int, ...]) -> None:
+        state = self.state
+        for trial in trials:
+            state.trials[trial].status = TrialStatus.QUEUED
+            state.trials[trial].last_stage = stage
+        state.stages.append(StageRecord(stage=stage, trials=trials, started_at=state.now))
+        state.phase = Phase.SCALING
+        state.launches_left = self.job.launch_attempts
+        state.relaunch_at = 0.0
+        surplus = len(state.live()) - self.job.plan.stages[stage].instances
+        for record in state.live()[: max(0, surplus)]:
+            self._release(record)
+
+    def _scale(self) -> None:
+        """Ask for the instances that the stage still lacks."""
+        state = self.state
+        stage = state.stages[-1]
+        missing = self.job.plan.stages[stage.stage].instances - len(state.live())
+        if missing <= 0 or state.now < state.relaunch_at:
+            return
+        if state.launches_left <= 0:
+            return
+        state.launches_left -= 1
+        for _ in range(missing):
+            if not self._affordable():
+                break
+            name = f"i-{len(state.instances) + 1:03d}"
+            state.instances[name] = InstanceRecord(instance=name, requested_at=state.now)
+            self._commands.append(LaunchInstance(instance=name))
+        stage.widest = max(stage.widest, len(state.live()))
+
+    def _affordable(self) -> bool:
+        """Whether one more instance may be asked for: its minimum fits beside all that is committed."""
+        if self.job.max_cost_usd is None:
+            return True
+        new_usd = self.job.offer.instance_cost_usd(0.0)
+        requested = sum(record.status is InstanceStatus.REQUESTED for record in self.state.instances.values())
+        committed_usd = accounting.bill_usd(self.job, self.state, self.state.now) + requested * new_usd
+        return committed_usd + new_usd <= self.job.max_cost_usd + 1e-9
+
+    def _awaited(self) -> bool:
+        """Whether an instance of this stage may still come before its trials start."""
+        waiting = any(record.status is not InstanceStatus.READY for record in self.state.live())
+        return waiting or self._more_may_come()
+
+    def _more_may_come(self) -> bool:
+        missing = self.job.plan.stages[self.state.stages[-1].stage].instances - len(self.state.live())
+        return missing > 0 and self.state.launches_left > 0 and self.state.relaunch_at > self.state.now
+
+    def _begin_training(self) -> None:
+        self.state.phase = Phase.TRAINING
+        stage = self.state.stages[-1]
+        if stage.training_at is None:
+            stage.training_at = self.state.now
+        stage.widest = max(stage.widest, len(self.state.live()))
+
+    def _gang_size(self) -> int:
+        """GPUs per trial: as planned, or the widest gang that fits what there is; 0 if none does."""
+        planned = self.job.plan.stages[self.state.stages[-1].stage].gpus_per_trial
+        ready = len(self.state.ready())
+        per_instance = self.job.offer.gpus
+        sizes = [size for size in gang_sizes(per_instance, 1, planned) if slots(ready, per_instance, size) > 0]
+        return max(sizes, default=0)
+
+    def _train(self) -> None:
+        state = self.state
+        size = self._gang_size()
+        if state.queued() and size > 0:
+            self._fill_slots(size)
+        elif state.queued() and not state.live() and not self._more_may_come():
+            reasons = [record.reason for record in state.instances.values() if record.reason]
+            outcome: Outcome = "failed" if self._affordable() else "budget"
+            self._end(
+                outcome, f"no instance to train on: {reasons[-1] if reasons else 'max_cost leaves room for none'}"
+            )
+        elif not state.queued() and not state.running():
+            self._sync()
+
+    def _fill_slots(self, size: int) -> None:
+        """Start queued trials, in order, on the slots that are free."""
+        state = self.state
+        running = {trial.trial: trial.gang for trial in state.running()}
+        gpus = {record.instance: self.job.offer.gpus for record in state.ready()}
+        waiting = state.queued()[: slots(len(gpus), self.job.offer.gpus, size)]
+        allocation = {trial: len(gang) for trial, gang in running.items()} | {t.trial: size for t in waiting}
+        placed = place(allocation, running | {t.trial: t.gang for t in waiting}, gpus, locked=running)
+        for trial in waiting:
+            if trial.trial in placed:
+                self._start(trial, placed[trial.trial])
+
+    def _start(self, trial: TrialState, gang: Gang) -> None:
+        state = self.state
+        trial.status, trial.gang, trial.progress_at = TrialStatus.RUNNING, gang, state.now
+        trial.attempt += 1
+        state.allocations.append(
+            Allocation(
+                trial=trial.trial, attempt=trial.attempt, stage=trial.last_stage, gang=gang, started_at=state.now
+            )
+        )
+        self._commands.append(
+            StartTrial(
+                trial=trial.trial,
+                attempt=trial.attempt,
+                gang=gang,
+                from_iterations=trial.iterations,
+                until_iterations=self._target(),
+                checkpoint=trial.checkpoint,
+            )
+        )
+
+    def _target(self) -> int:
+        """Iterations in all that a trial has done at the current stage's end."""
+        return total_iterations(self.job.stages[: self.state.stages[-1].stage + 1])
+
+    def _sync(self) -> None:
+        """Rank the stage's trials; promote the best, stop the rest; go to the next stage or end."""
+        state = self.state
+        stage = state.stages[-1]
+        stage.ended_at = state.now
+        contenders = [state.trials[trial] for trial in stage.trials]
+        stage.ranking = rank(
+            [trial for trial in contenders if trial.status is not TrialStatus.FAILED], self.job.metric, self.job.mode
+        )
+        if not stage.ranking:
+            kind, message = next(trial.failure for trial in contenders if trial.failure is not None)
+            self._end("failed", f"every trial of stage {stage.stage} failed; the first one {kind}: {message}")
+        elif stage.stage + 1 == len(self.job.stages):
+            for trial in stage.ranking:
+                state.trials[trial].status = TrialStatus.COMPLETED
+            self._end("done", "")
+        else:
+            promoted = stage.ranking[: self.job.stages[stage.stage + 1].trials]
+            for trial in set(stage.ranking) - set(promoted):
+                state.trials[trial].status = TrialStatus.STOPPED
+            self._begin_stage(stage.stage + 1, tuple(sorted(promoted)))
+
+    # Ends
+
+    def _allocation(self, trial: TrialState) -> Allocation:
+        return next(use for use in reversed(self.state.allocations) if use.trial == trial.trial)
+
+    def _free(self, trial: TrialState, at: float | None = None) -> None:
+        self._allocation(trial).ended_at = self.state.now if at is None else at
+
+    def _fail(self, trial: TrialState, kind: FailureKind, message: str) -> None:
+        self._free(trial)
+        trial.failures += 1
+        trial.failure = (kind, message)
+        final = kind in FINAL_FAILURES or trial.failures > self.job.max_failures
+        trial.status = TrialStatus.FAILED if final else TrialStatus.QUEUED
+        if kind == "no_metric" and not any(other.reports for other in self.state.trials):
+            self._end("failed", message)
+
+    def _lose(self, record: InstanceRecord, ended_at: float, reason: str) -> None:
+        """The instance is gone; its trials go on from their checkpoints, elsewhere, and none of them has failed."""
+        record.status, record.ended_at, record.reason = InstanceStatus.ENDED, ended_at, reason
+        for trial in self.state.running():
+            if any(slot.instance == record.instance for slot in trial.gang):
+                self._commands.append(StopTrial(trial=trial.trial, attempt=trial.attempt))
+                self._free(trial)
+                trial.status = TrialStatus.QUEUED
+
+    def _release(self, record: InstanceRecord) -> None:
+        record.status = InstanceStatus.RELEASING
+        self._commands.append(ReleaseInstance(instance=record.instance))
+
+    def _end(self, outcome: Outcome, reason: str) -> None:
+        state = self.state
+        if state.phase in (Phase.ENDING, Phase.FINISHED):
+            return
+        state.phase, state.outcome, state.reason = Phase.ENDING, outcome, reason
+        for trial in state.running():
+            self._commands.append(StopTrial(trial=trial.trial, attempt=trial.attempt))
+            self._free(trial)
+            trial.status = TrialStatus.QUEUED
+
+    def _wind_up(self) -> None:
+        """Release what is held; when nothing is left, finish."""
+        state = self.state
+        for record in state.live():
+            self._release(record)
+        if any(record.status is InstanceStatus.RELEASING for record in state.instances.values()):
+            return
+        state.phase, state.ended_at = Phase.FINISHED, state.now
+        self._commands.append(self._finish())
+
+    def _finish(self) -> Finish:
+        assert self.state.outcome is not None, "an ending has an outcome"
+        return Finish(outcome=self.state.outcome, reason=self.state.reason)

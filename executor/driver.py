@@ -1,0 +1,69 @@
+"""The driver loop: events into the journal, then into the controller; its commands to the backend. Nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rubberband.executor.backend import Backend
+from rubberband.executor.controller import Controller
+from rubberband.executor.events import CancelRequested, Command, Event, Finish, Started, Tick
+from rubberband.executor.journal import Journal
+from rubberband.executor.state import InstanceStatus
+
+Observer = Callable[[Event, Controller], None]
+"""Is shown every event after the controller has taken it in."""
+
+
+def replay(controller: Controller, journal: Journal) -> int:
+    """Fold the journal into `controller`; return how many events there were."""
+    count = 0
+    for _, event in journal.events():
+        controller.handle(event)
+        count += 1
+    return count
+
+
+def drive(
+    controller: Controller,
+    backend: Backend,
+    journal: Journal,
+    *,
+    observers: Sequence[Observer] = (),
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Finish:
+    """Run an experiment to its end, from the beginning or from where its journal stops. Returns how it ended.
+
+    `cancelled` is asked between events. The caller closes the backend.
+    """
+    events: Sequence[Event]
+    if replay(controller, journal) == 0:
+        events = [Started(occurred_at=backend.now())]
+    else:
+        gone = (InstanceStatus.ENDED, InstanceStatus.REFUSED)
+        records = controller.state.instances.values()
+        events = [backend.reconcile([record.instance for record in records if record.status not in gone])]
+    asked_to_stop = False
+    while True:
+        for command in _take_in(events, controller, journal, observers):
+            if isinstance(command, Finish):
+                return command
+            backend.execute(command)
+        events = backend.next_events(controller.wake_at())
+        if cancelled() and not asked_to_stop:
+            asked_to_stop = True
+            events = [*events, CancelRequested(occurred_at=backend.now())]
+        if not events and (wake_at := controller.wake_at()) is not None and backend.now() >= wake_at:
+            events = [Tick(occurred_at=backend.now())]
+
+
+def _take_in(
+    events: Sequence[Event], controller: Controller, journal: Journal, observers: Sequence[Observer]
+) -> list[Command]:
+    """Journal the events before anything is done about them."""
+    journal.append(events)
+    commands: list[Command] = []
+    for event in events:
+        commands += controller.handle(event)
+        for observe in observers:
+            observe(event, controller)
+    return commands

@@ -1,0 +1,43 @@
+"""What must hold after every event, whatever happens: checked in tests, and by anyone who doubts the controller."""
+
+from __future__ import annotations
+
+from rubberband.executor import accounting
+from rubberband.executor.controller import Controller
+from rubberband.executor.events import Slot
+from rubberband.executor.state import InstanceStatus, Phase, TrialStatus
+
+
+def validate(controller: Controller) -> None:
+    """Raise AssertionError, naming what is broken, if the controller's state is impossible."""
+    job, state = controller.job, controller.state
+    owner: dict[Slot, int] = {}
+    for trial in state.running():
+        for slot in trial.gang:
+            assert slot not in owner, f"{slot} is given to trials {owner[slot]} and {trial.trial}"
+            owner[slot] = trial.trial
+            status = state.instances[slot.instance].status
+            assert status is InstanceStatus.READY, f"trial {trial.trial} runs on {slot.instance}, which is {status}"
+        held = {slot.instance for slot in trial.gang}
+        whole = len(trial.gang) == len(held) * job.offer.gpus
+        assert len(held) == 1 or whole, f"trial {trial.trial} is spread over {held} without owning them"
+    assert len(state.live()) <= job.offer.max_instances, f"{len(state.live())} instances are held"
+    open_uses = [use for use in state.allocations if use.ended_at is None]
+    assert sorted(use.trial for use in open_uses) == sorted(t.trial for t in state.running()), "an allocation leaks"
+    for trial in state.trials:
+        assert (trial.iterations == 0) == (trial.checkpoint is None), f"trial {trial.trial} has no durable progress"
+        assert [report.iterations for report in trial.reports] == list(range(1, trial.iterations + 1)), (
+            f"trial {trial.trial} trained an acknowledged iteration again, or skipped one"
+        )
+    if job.max_cost_usd is not None:
+        spent_usd = accounting.bill_usd(job, state, state.now)
+        assert spent_usd <= job.max_cost_usd + 1e-6, f"{spent_usd} USD spent of {job.max_cost_usd}"
+    if state.phase is Phase.FINISHED:
+        held_still = [r.instance for r in state.instances.values() if r.status not in _GONE]
+        assert not held_still, f"finished with {held_still} held"
+        if state.outcome == "done":
+            ranked = state.stages[-1].ranking
+            assert all(state.trials[t].status is TrialStatus.COMPLETED for t in ranked), "a winner is not complete"
+
+
+_GONE = (InstanceStatus.ENDED, InstanceStatus.REFUSED)

@@ -1,0 +1,140 @@
+"""The journal: every event of an experiment, in order and durable before its commands run (SQLAlchemy).
+
+`state = fold(events)`; a resume replays it. SQLite by default, in the experiment's directory; any SQLAlchemy URL works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sql
+from sqlalchemy.exc import SQLAlchemyError
+
+from rubberband.errors import JournalError, NameTakenError
+from rubberband.executor.codec import decode_event, decode_job, encode_event, encode_job
+from rubberband.executor.events import Event
+from rubberband.executor.state import Job
+
+_metadata = sql.MetaData()
+_experiments = sql.Table(
+    "experiments",
+    _metadata,
+    sql.Column("name", sql.String(63), primary_key=True),
+    sql.Column("created_at", sql.Float, nullable=False),
+    sql.Column("job", sql.Text, nullable=False),
+    sql.Column("setup", sql.JSON, nullable=False),
+)
+_events = sql.Table(
+    "events",
+    _metadata,
+    sql.Column("experiment", sql.String(63), sql.ForeignKey("experiments.name"), primary_key=True),
+    sql.Column("seq", sql.Integer, primary_key=True, autoincrement=False),
+    sql.Column("occurred_at", sql.Float, nullable=False),
+    sql.Column("kind", sql.String(40), nullable=False),
+    sql.Column("body", sql.Text, nullable=False),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What an experiment was before its first event."""
+
+    name: str
+    created_at: float
+    """Unix time."""
+    job: Job
+    setup: Mapping[str, Any]
+    """What the driver needs beside the job: configurations, entry point, stores, … as plain JSON values."""
+
+
+class Journal:
+    """The events of one experiment. One writer at a time; readers see what was appended."""
+
+    def __init__(self, url: str, name: str) -> None:
+        """Open (and if needed create) the store at `url`, a SQLAlchemy URL, for the experiment `name`."""
+        self.name = name
+        try:
+            self._engine = sql.create_engine(url)
+            if self._engine.dialect.name == "sqlite":
+                sql.event.listen(self._engine, "connect", _make_durable)
+            _metadata.create_all(self._engine)
+        except SQLAlchemyError as error:
+            raise JournalError(f"the journal {url} cannot be opened: {_first_line(error)}") from error
+        self._next_seq = self._count()
+
+    def _count(self) -> int:
+        with self._engine.connect() as connection:
+            mine = sql.select(sql.func.max(_events.c.seq)).where(_events.c.experiment == self.name)
+            latest = connection.execute(mine).scalar()
+        return 0 if latest is None else int(latest) + 1
+
+    def create(self, *, created_at: float, job: Job, setup: Mapping[str, Any]) -> None:
+        """Write the header. Raises NameTakenError if the name has one."""
+        if self.header() is not None:
+            raise NameTakenError(
+                f"the name {self.name!r} is taken by another experiment; resume it with `rubberband resume {self.name}`"
+                f", or run this one under another name: -s name={self.name}-2"
+            )
+        row = {"name": self.name, "created_at": created_at, "job": encode_job(job), "setup": dict(setup)}
+        self._write(sql.insert(_experiments), [row])
+
+    def header(self) -> Header | None:
+        """The header; None if the experiment is not here."""
+        with self._engine.connect() as connection:
+            row = connection.execute(sql.select(_experiments).where(_experiments.c.name == self.name)).first()
+        if row is None:
+            return None
+        return Header(name=row.name, created_at=row.created_at, job=decode_job(row.job), setup=row.setup)
+
+    def append(self, events: Sequence[Event]) -> None:
+        """Make events durable, in order, all or none. Raises JournalError if that fails: nothing may be done then."""
+        rows = []
+        for offset, event in enumerate(events):
+            kind, body = encode_event(event)
+            seq = self._next_seq + offset
+            row = {"experiment": self.name, "seq": seq, "occurred_at": event.occurred_at, "kind": kind, "body": body}
+            rows.append(row)
+        if rows:
+            self._write(sql.insert(_events), rows)
+            self._next_seq += len(rows)
+
+    def events(self, after: int = -1) -> Iterator[tuple[int, Event]]:
+        """(sequence number, event) of all events past `after`, in order."""
+        query = (
+            sql.select(_events.c.seq, _events.c.kind, _events.c.body)
+            .where(_events.c.experiment == self.name, _events.c.seq > after)
+            .order_by(_events.c.seq)
+        )
+        with self._engine.connect() as connection:
+            for row in connection.execute(query):
+                yield row.seq, decode_event(row.kind, row.body)
+
+    def _write(self, statement: sql.Insert, rows: list[dict[str, Any]]) -> None:
+        try:
+            with self._engine.begin() as connection:
+                connection.execute(statement, rows)
+        except SQLAlchemyError as error:
+            raise JournalError(f"the journal of {self.name!r} cannot be written: {_first_line(error)}") from error
+
+    def close(self) -> None:
+        """Let go of the store. Idempotent."""
+        self._engine.dispose()
+
+
+def sqlite_url(path: Path) -> str:
+    """The SQLAlchemy URL of a SQLite file."""
+    return f"sqlite:///{path}"
+
+
+def _make_durable(connection: Any, _record: object) -> None:
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.close()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

@@ -1,0 +1,126 @@
+"""Placement: which GPUs of which instances a gang trains on (RubberBand §4.4, Algorithm 3). A pure function.
+
+A gang that fits an instance sits whole on one (best fit); a wider one owns whole instances. What need not move stays.
+Wider gangs go first, and may displace narrower ones, which are then placed anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from rubberband.executor.events import Gang, Slot
+
+
+def place(
+    allocation: Mapping[int, int],
+    previous: Mapping[int, Gang],
+    instances: Mapping[str, int],
+    locked: Iterable[int] = (),
+) -> dict[int, Gang]:
+    """Place every trial of `allocation` (trial -> GPUs) on `instances` (name -> GPUs), near to `previous`.
+
+    Trials in `locked` run now and are not displaced. Returns trial -> gang; a trial that finds no room is not in it.
+    """
+    nodes = _Nodes(instances)
+    placement: dict[int, Gang] = {}
+    fixed = set(locked)
+    for trial in sorted(previous, key=lambda trial: (trial not in fixed, trial)):
+        gang = previous[trial]
+        if allocation.get(trial) == len(gang) and nodes.can_keep(gang):
+            nodes.take(trial, gang)
+            placement[trial] = gang
+    waiting = sorted(set(allocation) - set(placement), key=lambda trial: (-allocation[trial], trial))
+    while waiting:
+        trial = waiting.pop(0)
+        best = nodes.best_fit(allocation[trial])
+        if best is None:
+            displaced = nodes.make_space(allocation[trial], fixed, allocation)
+            for other in displaced:
+                nodes.free(placement.pop(other))
+            waiting = sorted([*waiting, *displaced], key=lambda t: (-allocation[t], t))
+            best = nodes.best_fit(allocation[trial])
+        if best is not None:
+            nodes.take(trial, best)
+            placement[trial] = best
+            fixed.add(trial)
+    return placement
+
+
+class _Nodes:
+    """Free and taken GPUs of every instance."""
+
+    def __init__(self, instances: Mapping[str, int]) -> None:
+        self._gpus = dict(instances)
+        self._owner: dict[Slot, int] = {}
+
+    def _free_slots(self, instance: str) -> list[Slot]:
+        every = (Slot(instance=instance, gpu=gpu) for gpu in range(self._gpus[instance]))
+        return [slot for slot in every if slot not in self._owner]
+
+    def can_keep(self, gang: Gang) -> bool:
+        """Whether every slot of `gang` exists, is free, and the gang is packed as a new one would be."""
+        if any(slot.gpu >= self._gpus.get(slot.instance, 0) or slot in self._owner for slot in gang):
+            return False
+        held = {slot.instance for slot in gang}
+        return len(held) == 1 or len(gang) == sum(self._gpus[instance] for instance in held)
+
+    def take(self, trial: int, gang: Gang) -> None:
+        self._owner.update(dict.fromkeys(gang, trial))
+
+    def free(self, gang: Gang) -> None:
+        for slot in gang:
+            del self._owner[slot]
+
+    def best_fit(self, gpus: int) -> Gang | None:
+        """The fullest instance that still holds `gpus`, else as few wholly free instances as make up `gpus` exactly."""
+        free = {instance: self._free_slots(instance) for instance in self._gpus}
+        fitting = [instance for instance in free if len(free[instance]) >= gpus]
+        if fitting:
+            chosen = min(fitting, key=lambda instance: (len(free[instance]), instance))
+            return tuple(free[chosen][:gpus])
+        if gpus <= max(self._gpus.values(), default=0):
+            return None
+        whole = sorted(instance for instance in free if len(free[instance]) == self._gpus[instance])
+        gang: list[Slot] = []
+        for instance in whole:
+            if len(gang) + len(free[instance]) <= gpus:
+                gang += free[instance]
+        return tuple(gang) if len(gang) == gpus else None
+
+    def make_space(self, gpus: int, fixed: set[int], allocation: Mapping[int, int]) -> list[int]:
+        """The narrower trials to displace so that a gang of `gpus` fits; empty if that cannot be had."""
+        by_space = sorted(self._gpus, key=lambda instance: (-len(self._free_slots(instance)), instance))
+        displaced: list[int] = []
+        missing = gpus
+        wide = gpus > max(self._gpus.values(), default=0)
+        for instance in by_space:
+            victims = self._displaceable(instance, self._gpus[instance] if wide else gpus, gpus, fixed, allocation)
+            if victims is None:
+                continue
+            if not wide:
+                return victims
+            displaced += [trial for trial in victims if trial not in displaced]
+            missing -= self._gpus[instance]
+            if missing <= 0:
+                return displaced if missing == 0 else []
+        return []
+
+    def _displaceable(
+        self, instance: str, wanted: int, gpus: int, fixed: set[int], allocation: Mapping[int, int]
+    ) -> list[int] | None:
+        """Trials narrower than `gpus` on `instance` whose GPUs, with the free ones, make `wanted`; None if too few."""
+        if wanted > self._gpus[instance]:
+            return None
+        held: dict[int, int] = {}
+        for slot, trial in self._owner.items():
+            if slot.instance == instance:
+                held[trial] = held.get(trial, 0) + 1
+        room = len(self._free_slots(instance))
+        victims: list[int] = []
+        for trial in sorted(held, key=lambda trial: (held[trial], trial)):
+            if room >= wanted:
+                break
+            if trial not in fixed and allocation[trial] < gpus:
+                victims.append(trial)
+                room += held[trial]
+        return victims if room >= wanted else None

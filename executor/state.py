@@ -1,0 +1,199 @@
+"""The controller's state: what is known of every trial, instance and stage. Plain data; the controller writes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from rubberband.executor.events import CheckpointRef, FailureKind, Gang, Outcome
+from rubberband.offer import Offer
+from rubberband.plan import Plan, Prediction, Stage
+from rubberband.profile import Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Everything the controller is told before its first event; the journal's header holds it."""
+
+    name: str
+    stages: tuple[Stage, ...]
+    plan: Plan
+    prediction: Prediction
+    offer: Offer
+    profile: Profile
+    metric: str
+    mode: Literal["max", "min"]
+    deadline_s: float | None = None
+    """From Started."""
+    max_cost_usd: float | None = None
+    max_failures: int = 1
+    """How often a trial is tried again after a failure."""
+    iteration_timeout_s: float | None = None
+    """A trial that reports nothing for so long hangs. None: a minute, or ten times what the profile expects."""
+    release_margin_s: float = 0.0
+    """How long a release may take; the cap on the cost keeps clear of it."""
+    launch_attempts: int = 3
+    """How often a stage's missing instances are asked for again before the stage runs with what there is."""
+
+
+class TrialStatus(StrEnum):
+    """Where a trial stands."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    PAUSED = "paused"
+    """It has done its stage's iterations and waits for SYNC."""
+    STOPPED = "stopped"
+    """It was not promoted."""
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """One point of a trial's learning curve."""
+
+    reported_at: float
+    iterations: int
+    metrics: Mapping[str, float]
+    stage: int
+
+
+@dataclass(slots=True, kw_only=True)
+class TrialState:
+    """One trial: a configuration's training, over all stages."""
+
+    trial: int
+    status: TrialStatus = TrialStatus.QUEUED
+    iterations: int = 0
+    """Acknowledged: journalled, with a durable checkpoint."""
+    checkpoint: CheckpointRef | None = None
+    reports: list[Report] = field(default_factory=list)
+    attempt: int = 0
+    failures: int = 0
+    failure: tuple[FailureKind, str] | None = None
+    """The latest failure, also of a trial that was tried again."""
+    gang: Gang = ()
+    """Where it trains now, or trained last."""
+    progress_at: float = 0.0
+    """When it was started, or last reported."""
+    last_stage: int = 0
+
+    def metric(self, name: str) -> float | None:
+        """The latest value of a metric; None before the first report."""
+        return self.reports[-1].metrics.get(name) if self.reports else None
+
+
+class InstanceStatus(StrEnum):
+    """Where an instance stands."""
+
+    REQUESTED = "requested"
+    RUNNING = "running"
+    """Billed, its workers not yet warm."""
+    READY = "ready"
+    RELEASING = "releasing"
+    ENDED = "ended"
+    REFUSED = "refused"
+
+
+LIVE = frozenset({InstanceStatus.REQUESTED, InstanceStatus.RUNNING, InstanceStatus.READY})
+"""An instance that is held, or on its way."""
+
+
+@dataclass(slots=True, kw_only=True)
+class InstanceRecord:
+    """One rented instance and its instants, which the bill is reckoned from."""
+
+    instance: str
+    requested_at: float
+    status: InstanceStatus = InstanceStatus.REQUESTED
+    running_at: float | None = None
+    ready_at: float | None = None
+    ended_at: float | None = None
+    reason: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Allocation:
+    """A gang's stretch of time: one attempt of one trial."""
+
+    trial: int
+    attempt: int
+    stage: int
+    gang: Gang
+    started_at: float
+    """The order to start; startup begins."""
+    training_at: float | None = None
+    """The first step."""
+    ended_at: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class StageRecord:
+    """What a stage really took."""
+
+    stage: int
+    trials: tuple[int, ...]
+    started_at: float
+    """Its first command: the launch of its instances, if the cluster grows."""
+    training_at: float | None = None
+    """Its instances are there; its trials start."""
+    ended_at: float | None = None
+    """SYNC."""
+    ranking: tuple[int, ...] = ()
+    """Best first, at SYNC; failed ones are not in it."""
+    widest: int = 0
+    """Most instances held at once."""
+
+
+class Phase(StrEnum):
+    """What the controller waits for."""
+
+    NEW = "new"
+    SCALING = "scaling"
+    TRAINING = "training"
+    ENDING = "ending"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, kw_only=True)
+class State:
+    """Everything; `fold(events)` gives it again."""
+
+    trials: list[TrialState]
+    instances: dict[str, InstanceRecord] = field(default_factory=dict)
+    allocations: list[Allocation] = field(default_factory=list)
+    stages: list[StageRecord] = field(default_factory=list)
+    phase: Phase = Phase.NEW
+    started_at: float = 0.0
+    ended_at: float | None = None
+    now: float = 0.0
+    """The latest event's instant."""
+    outcome: Outcome | None = None
+    reason: str = ""
+    resumes: int = 0
+    launches_left: int = 0
+    relaunch_at: float = 0.0
+    """Not before this instant is a refused launch tried again."""
+
+    def live(self) -> list[InstanceRecord]:
+        """Instances that are held or on their way, longest billed first."""
+        held = [record for record in self.instances.values() if record.status in LIVE]
+        return sorted(
+            held, key=lambda record: (math.inf if record.running_at is None else record.running_at, record.instance)
+        )
+
+    def ready(self) -> list[InstanceRecord]:
+        """Instances that trials can run on."""
+        return [record for record in self.live() if record.status is InstanceStatus.READY]
+
+    def running(self) -> list[TrialState]:
+        """Trials that train now."""
+        return [trial for trial in self.trials if trial.status is TrialStatus.RUNNING]
+
+    def queued(self) -> list[TrialState]:
+        """Trials of the current stage that wait for a slot, in the order in which they get one."""
+        return [trial for trial in self.trials if trial.status is TrialStatus.QUEUED]

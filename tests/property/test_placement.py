@@ -1,0 +1,108 @@
+"""Algorithm 3: what must hold for any allocation, cluster and history."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rubberband.executor.events import Gang, Slot
+from rubberband.executor.placement import place
+from rubberband.offer import gang_sizes, slots
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> tuple[int, dict[str, int]]:
+    gpus = draw(st.sampled_from([1, 2, 3, 4, 8]))
+    count = draw(st.integers(1, 6))
+    return gpus, {f"i-{index:03d}": gpus for index in range(count)}
+
+
+@st.composite
+def mixed(draw: st.DrawFn) -> tuple[int, dict[str, int], dict[int, int]]:
+    gpus, instances = draw(clusters())
+    sizes = gang_sizes(gpus, 1, gpus * len(instances))
+    widths = draw(st.lists(st.sampled_from(sizes), max_size=12))
+    return gpus, instances, dict(enumerate(widths))
+
+
+def check(gpus: int, instances: dict[str, int], allocation: dict[int, int], placed: dict[int, Gang]) -> None:
+    used: set[Slot] = set()
+    for trial, gang in placed.items():
+        assert len(gang) == allocation[trial]
+        assert len(set(gang)) == len(gang)
+        assert not used & set(gang)
+        used |= set(gang)
+        held = {slot.instance for slot in gang}
+        assert held <= set(instances)
+        assert all(0 <= slot.gpu < gpus for slot in gang)
+        assert len(held) == 1 or len(gang) == gpus * len(held)
+
+
+@given(mixed())
+def test_gangs_are_disjoint_whole_and_as_wide_as_allocated(case: tuple[int, dict[str, int], dict[int, int]]) -> None:
+    gpus, instances, allocation = case
+    check(gpus, instances, allocation, place(allocation, {}, instances))
+
+
+@given(clusters(), st.data())
+def test_equal_gangs_fill_every_slot(cluster: tuple[int, dict[str, int]], data: st.DataObject) -> None:
+    gpus, instances = cluster
+    width = data.draw(st.sampled_from(gang_sizes(gpus, 1, gpus * len(instances))))
+    count = data.draw(st.integers(0, 40))
+    placed = place(dict.fromkeys(range(count), width), {}, instances)
+    assert len(placed) == min(count, slots(len(instances), gpus, width))
+
+
+@given(mixed(), st.data())
+def test_what_need_not_move_stays(case: tuple[int, dict[str, int], dict[int, int]], data: st.DataObject) -> None:
+    _, instances, allocation = case
+    first = place(allocation, {}, instances)
+    kept = {trial: allocation[trial] for trial in first if data.draw(st.booleans())}
+    second = place(kept, first, instances)
+    assert second == {trial: first[trial] for trial in kept}
+
+
+@given(mixed(), st.data())
+def test_running_trials_are_never_displaced(
+    case: tuple[int, dict[str, int], dict[int, int]], data: st.DataObject
+) -> None:
+    gpus, instances, allocation = case
+    running = place(allocation, {}, instances)
+    sizes = gang_sizes(gpus, 1, gpus * len(instances))
+    newcomers = {
+        100 + index: width for index, width in enumerate(data.draw(st.lists(st.sampled_from(sizes), max_size=4)))
+    }
+    wanted = {trial: allocation[trial] for trial in running} | newcomers
+    placed = place(wanted, running, instances, locked=running)
+    check(gpus, instances, wanted, placed)
+    assert {trial: placed[trial] for trial in running} == running
+
+
+@given(st.sampled_from([2, 4, 8]), st.integers(1, 4), st.data())
+def test_powers_of_two_that_fit_are_all_placed_by_displacing(gpus: int, count: int, data: st.DataObject) -> None:
+    """Narrow trials scattered over the cluster make room for a wide one."""
+    instances = {f"i-{index:03d}": gpus for index in range(count)}
+    narrow = data.draw(
+        st.lists(st.tuples(st.integers(0, count - 1), st.integers(0, gpus - 1)), unique=True, max_size=8)
+    )
+    previous = {trial: (Slot(instance=f"i-{node:03d}", gpu=gpu),) for trial, (node, gpu) in enumerate(narrow)}
+    room = gpus * count - len(previous)
+    widths: list[int] = []
+    while room - sum(widths) >= gpus and data.draw(st.booleans()):
+        widths.append(gpus)
+    allocation = dict.fromkeys(previous, 1) | {50 + index: width for index, width in enumerate(widths)}
+    placed = place(allocation, previous, instances)
+    check(gpus, instances, allocation, placed)
+    assert set(placed) == set(allocation)
+
+
+def test_best_fit_takes_the_fullest_instance_that_still_fits() -> None:
+    instances = {"a": 4, "b": 4}
+    running = {0: (Slot(instance="b", gpu=0), Slot(instance="b", gpu=1))}
+    placed = place({0: 2, 1: 2}, running, instances, locked=running)
+    assert placed[1] == (Slot(instance="b", gpu=2), Slot(instance="b", gpu=3))
+
+
+def test_a_gang_that_left_its_instance_is_placed_anew() -> None:
+    gone = {0: (Slot(instance="gone", gpu=0),)}
+    assert place({0: 1}, gone, {"here": 1}) == {0: (Slot(instance="here", gpu=0),)}

@@ -1,0 +1,126 @@
+"""The controller on a virtual clock: it does what was predicted, and it survives what goes wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rubberband.executor.accounting import bill_usd, paid_time
+from rubberband.executor.controller import Controller
+from rubberband.executor.driver import drive, replay
+from rubberband.executor.events import FailureKind
+from rubberband.executor.journal import Journal
+from rubberband.executor.state import Job, Phase, State, TrialStatus
+from rubberband.executor.virtual import Faults, VirtualBackend
+from tests.property.strategies import jobs
+from tests.unit.virtual_runs import run_virtual
+
+CENT, MILLISECOND = 0.005, 0.0005
+
+
+def jct_s(state: State) -> float:
+    assert state.stages[-1].ended_at is not None
+    return state.stages[-1].ended_at - state.started_at
+
+
+@given(jobs())
+@settings(deadline=None, max_examples=150)
+def test_a_virtual_run_takes_and_costs_what_was_predicted(job: Job) -> None:
+    controller, _, finish = run_virtual(job)
+    state = controller.state
+    assert finish.outcome == "done"
+    assert abs(jct_s(state) - job.prediction.jct_s) < MILLISECOND
+    assert abs(bill_usd(job, state, state.now) - job.prediction.cost_usd) < CENT
+    assert len(state.trials) == job.stages[0].trials
+    for record, stage, predicted in zip(state.stages, job.stages, job.prediction.stages, strict=True):
+        assert len(record.trials) == stage.trials
+        assert abs(record.started_at - state.started_at - predicted.start_s) < MILLISECOND
+        assert record.training_at is not None
+        assert abs(record.training_at - record.started_at - predicted.provisioning_s) < MILLISECOND
+    assert [trial.trial for trial in state.trials if trial.status is TrialStatus.COMPLETED] == list(
+        range(job.stages[-1].trials)
+    )
+
+
+@given(jobs())
+@settings(deadline=None, max_examples=50)
+def test_the_paid_time_adds_up_to_the_bill(job: Job) -> None:
+    controller, _, _ = run_virtual(job)
+    offer = job.offer
+    paid = paid_time(job, controller.state, controller.state.now)
+    compute_usd = paid.total_gpu_s / offer.gpus * offer.price_usd_per_s
+    launched = len(controller.state.instances) * offer.data_usd_per_instance
+    head_usd = offer.head_cost_usd(jct_s(controller.state))
+    assert bill_usd(job, controller.state, controller.state.now) == pytest.approx(compute_usd + launched + head_usd)
+
+
+kinds: st.SearchStrategy[FailureKind] = st.sampled_from(["raised", "hung", "died", "not_a_number", "checkpoint"])
+
+
+@st.composite
+def faults(draw: st.DrawFn) -> Faults:
+    names = st.integers(1, 12).map(lambda number: f"i-{number:03d}")
+    return Faults(
+        refused=draw(st.sets(names, max_size=4)),
+        lost_after_s=draw(st.dictionaries(names, st.floats(0.0, 500.0), max_size=4)),
+        failures=draw(st.dictionaries(st.tuples(st.integers(0, 11), st.integers(1, 3)), kinds, max_size=6)),
+    )
+
+
+@given(jobs(), faults(), st.one_of(st.none(), st.floats(0.0, 3.0)))
+@settings(deadline=None, max_examples=200)
+def test_with_any_faults_a_run_ends_holds_nothing_and_keeps_every_invariant(
+    job: Job, faults: Faults, cap: float | None
+) -> None:
+    if cap is not None:
+        job = dataclasses.replace(job, max_cost_usd=cap * job.prediction.cost_usd)
+    controller, backend, finish = run_virtual(job, faults)
+    state = controller.state
+    assert state.phase is Phase.FINISHED
+    assert all(status.state == "terminated" for status in backend.provider.describe())
+    if finish.outcome == "done":
+        assert len(state.stages) == len(job.stages)
+    else:
+        assert finish.reason
+
+
+@given(jobs(), faults(), st.integers(0, 60))
+@settings(deadline=None, max_examples=100)
+def test_a_driver_killed_after_any_event_resumes_and_trains_no_acknowledged_iteration_again(
+    job: Job, faults: Faults, events_before: int
+) -> None:
+    journal = Journal("sqlite://", job.name)
+    backend = VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, faults=faults)
+    try:
+        before = Controller(job)
+        _run_until(before, backend, journal, events_before)
+        after, _, _ = run_virtual(job, journal=journal, backend=backend)
+        assert after.state.phase is Phase.FINISHED
+        assert all(status.state == "terminated" for status in backend.provider.describe())
+        for old, new in zip(before.state.trials, after.state.trials, strict=True):
+            assert new.reports[: old.iterations] == old.reports
+        again = Controller(job)
+        replay(again, journal)
+        assert again.state == after.state
+    finally:
+        journal.close()
+
+
+class Killed(Exception):
+    """Stands for kill -9."""
+
+
+def _run_until(controller: Controller, backend: VirtualBackend, journal: Journal, num_events: int) -> None:
+    left = [num_events]
+
+    def kill(*_: object) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Killed
+
+    with contextlib.suppress(Killed):
+        drive(controller, backend, journal, observers=[kill])

@@ -1,0 +1,240 @@
+"""The controller, one story a test: an event in, commands out; no backend."""
+
+from __future__ import annotations
+
+from rubberband.executor.controller import Controller
+from rubberband.executor.events import (
+    CancelRequested,
+    CheckpointRef,
+    Command,
+    DiscardCheckpoint,
+    DriverResumed,
+    Finish,
+    InstanceLost,
+    InstanceReady,
+    InstanceRefused,
+    InstanceReleased,
+    InstanceRunning,
+    LaunchInstance,
+    LiveInstance,
+    ReleaseInstance,
+    Started,
+    StartTrial,
+    StopTrial,
+    Tick,
+    TrialFailed,
+    TrialReported,
+)
+from rubberband.executor.invariants import validate
+from rubberband.executor.state import Job, TrialStatus
+from tests.unit.test_journal import JOB
+
+
+def checkpoint(trial: int, iterations: int) -> CheckpointRef:
+    return CheckpointRef(url=f"{trial}/{iterations}", digest="", size_bytes=0)
+
+
+class Story:
+    """A controller and a clock that moves one second an event."""
+
+    def __init__(self, job: Job = JOB) -> None:
+        self.controller = Controller(job)
+        self.state = self.controller.state
+        self.at = 100.0
+
+    def tell(self, event: type, **facts: object) -> list[Command]:
+        self.at += 1.0
+        commands = self.controller.handle(event(occurred_at=self.at, **facts))
+        validate(self.controller)
+        return commands
+
+    def ready(self, *instances: str) -> list[Command]:
+        commands: list[Command] = []
+        for instance in instances:
+            commands += self.tell(InstanceRunning, instance=instance, running_at=self.at)
+            commands += self.tell(InstanceReady, instance=instance)
+        return commands
+
+    def report(self, trial: int, score: float, **metrics: float) -> list[Command]:
+        state = self.state.trials[trial]
+        return self.tell(
+            TrialReported,
+            trial=trial,
+            attempt=state.attempt,
+            iterations=state.iterations + 1,
+            metrics={"score": score, **metrics},
+            checkpoint=checkpoint(trial, state.iterations + 1),
+        )
+
+    def fail(self, trial: int, kind: str = "raised") -> list[Command]:
+        attempt = self.state.trials[trial].attempt
+        return self.tell(TrialFailed, trial=trial, attempt=attempt, kind=kind, message="boom")
+
+
+def kinds(commands: list[Command]) -> list[str]:
+    return [type(command).__name__ for command in commands]
+
+
+def begun(job: Job = JOB) -> Story:
+    story = Story(job)
+    story.tell(Started)
+    story.ready("i-001", "i-002")
+    return story
+
+
+def test_it_launches_what_the_plan_asks_and_starts_trials_only_when_all_is_ready() -> None:
+    story = Story()
+    assert story.tell(Started) == [LaunchInstance(instance="i-001"), LaunchInstance(instance="i-002")]
+    assert story.ready("i-001") == []
+    started = story.ready("i-002")
+    assert [(c.trial, c.until_iterations) for c in started if isinstance(c, StartTrial)] == [
+        (0, 1),
+        (1, 1),
+        (2, 1),
+        (3, 1),
+    ]
+    assert len({slot for c in started if isinstance(c, StartTrial) for slot in c.gang}) == 4
+
+
+def test_at_sync_the_best_go_on_and_the_longest_billed_instance_is_released() -> None:
+    story = begun()
+    for trial, score in enumerate([0.1, 0.9, 0.3]):
+        assert story.report(trial, score) == []
+    commands = story.report(3, 0.8)
+    assert kinds(commands) == ["ReleaseInstance", "StartTrial", "StartTrial"]
+    assert commands[0] == ReleaseInstance(instance="i-001")
+    starts = [c for c in commands if isinstance(c, StartTrial)]
+    assert [(c.trial, c.from_iterations, c.until_iterations, c.checkpoint) for c in starts] == [
+        (1, 1, 3, checkpoint(1, 1)),
+        (3, 1, 3, checkpoint(3, 1)),
+    ]
+    assert {slot.instance for c in starts for slot in c.gang} == {"i-002"}
+    assert [t.status for t in story.state.trials] == ["stopped", "running", "stopped", "running"]
+
+
+def test_equal_metrics_are_ranked_by_trial_id() -> None:
+    story = begun()
+    for trial in range(4):
+        story.report(trial, 0.5)
+    assert story.state.stages[0].ranking == (0, 1, 2, 3)
+
+
+def test_it_ends_when_the_last_stage_is_done_and_everything_is_back() -> None:
+    story = begun()
+    for trial in range(4):
+        story.report(trial, trial / 10)
+    story.tell(InstanceReleased, instance="i-001", ended_at=story.at)
+    commands = [command for trial in (2, 3, 2, 3) for command in story.report(trial, 0.5)]
+    assert kinds(commands) == ["DiscardCheckpoint"] * 4 + ["ReleaseInstance"]
+    assert story.tell(InstanceReleased, instance="i-002", ended_at=story.at) == [Finish(outcome="done", reason="")]
+
+
+def test_a_replaced_checkpoint_is_discarded_only_after_its_successor_is_reported() -> None:
+    story = begun()
+    for trial in range(4):
+        story.report(trial, trial / 10)
+    assert story.report(3, 0.9) == [DiscardCheckpoint(checkpoint=checkpoint(3, 1))]
+
+
+def test_a_failed_trial_is_tried_once_more_then_leaves_the_ranking_and_harms_no_other() -> None:
+    story = begun()
+    again = story.fail(1)
+    assert [(c.trial, c.attempt) for c in again if isinstance(c, StartTrial)] == [(1, 2)]
+    assert story.fail(1) == []
+    for trial in (0, 2, 3):
+        story.report(trial, 0.5)
+    assert story.state.trials[1].status is TrialStatus.FAILED
+    assert story.state.stages[0].ranking == (0, 2, 3)
+
+
+def test_nan_is_not_tried_again() -> None:
+    story = begun()
+    assert story.fail(1, "not_a_number") == []
+    assert story.state.trials[1].status is TrialStatus.FAILED
+
+
+def test_a_metric_that_no_trial_reports_ends_the_experiment_at_once() -> None:
+    story = begun()
+    assert "ReleaseInstance" in kinds(story.fail(0, "no_metric"))
+    assert story.state.outcome == "failed"
+
+
+def test_reports_of_an_attempt_that_was_given_up_do_not_count() -> None:
+    story = begun()
+    story.fail(1)
+    late = {"iterations": 1, "metrics": {"score": 1.0}, "checkpoint": checkpoint(1, 1)}
+    assert story.tell(TrialReported, trial=1, attempt=1, **late) == []
+    assert story.state.trials[1].iterations == 0
+
+
+def test_a_silent_trial_is_stopped_and_started_again() -> None:
+    story = begun()
+    for trial in (0, 2, 3):
+        story.report(trial, 0.5)
+    wake_at = story.controller.wake_at()
+    assert wake_at is not None
+    story.at = wake_at
+    assert kinds(story.tell(Tick)) == ["StopTrial", "StartTrial"]
+    failure = story.state.trials[1].failure
+    assert failure is not None
+    assert failure[0] == "hung"
+
+
+def test_a_lost_instance_costs_its_trials_no_failure_and_is_replaced() -> None:
+    story = begun()
+    commands = story.tell(InstanceLost, instance="i-001", ended_at=story.at, reason="died")
+    assert [c.trial for c in commands if isinstance(c, StopTrial)] == [0, 1]
+    assert LaunchInstance(instance="i-003") in commands
+    assert [t.failures for t in story.state.trials] == [0, 0, 0, 0]
+    restarted = story.ready("i-003")
+    assert [c.trial for c in restarted if isinstance(c, StartTrial)] == [0, 1]
+
+
+def test_refused_instances_are_asked_for_again_later_and_then_done_without() -> None:
+    story = Story()
+    story.tell(Started)
+    story.ready("i-001")
+    assert story.tell(InstanceRefused, instance="i-002", reason="no capacity") == []
+    for name in ("i-003", "i-004"):
+        wake_at = story.controller.wake_at()
+        assert wake_at is not None
+        story.at = wake_at
+        assert story.tell(Tick) == [LaunchInstance(instance=name)]
+        commands = story.tell(InstanceRefused, instance=name, reason="no capacity")
+    assert [c.trial for c in commands if isinstance(c, StartTrial)] == [0, 1]
+
+
+def test_cancelling_stops_releases_and_can_be_resumed() -> None:
+    story = begun()
+    story.report(2, 0.4)
+    commands = story.tell(CancelRequested)
+    assert kinds(commands) == ["StopTrial"] * 3 + ["ReleaseInstance"] * 2
+    story.tell(InstanceReleased, instance="i-001", ended_at=story.at)
+    assert kinds(story.tell(InstanceReleased, instance="i-002", ended_at=story.at)) == ["Finish"]
+    again = story.tell(DriverResumed, live=(), ended=())
+    assert kinds(again) == ["LaunchInstance", "LaunchInstance"]
+    restarted = story.ready("i-003", "i-004")
+    assert [c.trial for c in restarted if isinstance(c, StartTrial)] == [0, 1, 3]
+
+
+def test_a_new_driver_adopts_what_lives_and_asks_again_for_what_is_not_seen() -> None:
+    story = Story()
+    story.tell(Started)
+    story.tell(InstanceRunning, instance="i-001", running_at=story.at)
+    live = (LiveInstance(instance="i-001", running_at=101.5),)
+    assert story.tell(DriverResumed, live=live, ended=()) == [LaunchInstance(instance="i-002")]
+    assert "StartTrial" in kinds(story.ready("i-001", "i-002"))
+
+
+def test_a_finished_experiment_stays_finished() -> None:
+    story = Story()
+    story.tell(Started)
+    story.tell(InstanceRefused, instance="i-001", reason="no")
+    story.tell(InstanceRefused, instance="i-002", reason="no")
+    for names in (("i-003", "i-004"), ("i-005", "i-006")):
+        story.at += 100
+        story.tell(Tick)
+        commands = [command for name in names for command in story.tell(InstanceRefused, instance=name, reason="no")]
+    assert commands == [Finish(outcome="failed", reason="no instance to train on: no")]
+    assert story.tell(Tick) == []
+    assert kinds(story.tell(DriverResumed, live=(), ended=())) == ["Finish"]

@@ -1,0 +1,132 @@
+"""The journal: what was appended comes back, in order, whatever the event; bad records are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sql
+
+from rubberband.errors import JournalError, NameTakenError
+from rubberband.executor import events
+from rubberband.executor.codec import decode_event, decode_job, encode_event, encode_job
+from rubberband.executor.events import (
+    CheckpointRef,
+    DriverResumed,
+    EndedInstance,
+    Event,
+    InstanceRunning,
+    LiveInstance,
+    Started,
+    TrialFailed,
+    TrialReported,
+)
+from rubberband.executor.journal import Journal, sqlite_url
+from rubberband.executor.state import Job
+from rubberband.offer import Offer
+from rubberband.plan import Plan, Stage, StagePlan
+from rubberband.planner.model import predict
+from rubberband.profile import Profile
+
+OFFER = Offer(instance_type="test", gpus=2, price_usd_per_hour=3.6, max_instances=4)
+PROFILE = Profile(seconds_per_iteration={1: 10.0, 2: 6.0})
+STAGES = (Stage(trials=4, iterations=1), Stage(trials=2, iterations=2))
+PLAN = Plan(stages=(StagePlan(instances=2, gpus_per_trial=1), StagePlan(instances=1, gpus_per_trial=1)))
+JOB = Job(
+    name="test",
+    stages=STAGES,
+    plan=PLAN,
+    prediction=predict(STAGES, PLAN, PROFILE, OFFER),
+    offer=OFFER,
+    profile=PROFILE,
+    metric="score",
+    mode="max",
+)
+CHECKPOINT = CheckpointRef(url="file:///tmp/x", digest="ab", size_bytes=3)
+EVENTS: list[Event] = [
+    Started(occurred_at=1.5),
+    InstanceRunning(occurred_at=2.0, instance="i-001", running_at=1.9),
+    TrialReported(
+        occurred_at=3.0, trial=2, attempt=1, iterations=1, metrics={"score": 0.1 + 0.2}, checkpoint=CHECKPOINT
+    ),
+    TrialFailed(occurred_at=4.0, trial=1, attempt=1, kind="died", message="exit code 7", details="…\n"),
+    DriverResumed(
+        occurred_at=9.0,
+        live=(LiveInstance(instance="i-001", running_at=None),),
+        ended=(EndedInstance(instance="i-002", running_at=1.0, ended_at=8.0),),
+    ),
+]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    opened = Journal(sqlite_url(tmp_path / "journal.db"), "test")
+    yield opened
+    opened.close()
+
+
+def test_events_come_back_as_they_were(journal: Journal) -> None:
+    journal.create(created_at=1.0, job=JOB, setup={"entrypoint": "a:b"})
+    journal.append(EVENTS[:2])
+    journal.append(EVENTS[2:])
+    assert [event for _, event in journal.events()] == EVENTS
+    assert [seq for seq, _ in journal.events(after=2)] == [3, 4]
+
+
+def test_a_second_writer_goes_on_where_the_first_stopped(journal: Journal, tmp_path: Path) -> None:
+    journal.create(created_at=1.0, job=JOB, setup={})
+    journal.append(EVENTS[:3])
+    other = Journal(sqlite_url(tmp_path / "journal.db"), "test")
+    other.append(EVENTS[3:])
+    assert [event for _, event in other.events()] == EVENTS
+    header = other.header()
+    assert header is not None
+    assert header.job == JOB
+    other.close()
+
+
+def test_a_writer_that_lost_its_place_is_refused_and_loses_nothing(journal: Journal, tmp_path: Path) -> None:
+    journal.create(created_at=1.0, job=JOB, setup={})
+    other = Journal(sqlite_url(tmp_path / "journal.db"), "test")
+    journal.append(EVENTS[:1])
+    with pytest.raises(JournalError, match="cannot be written"):
+        other.append(EVENTS[1:])
+    assert [event for _, event in journal.events()] == EVENTS[:1]
+    other.close()
+
+
+def test_a_taken_name_is_refused_with_the_ways_out(journal: Journal) -> None:
+    journal.create(created_at=1.0, job=JOB, setup={})
+    with pytest.raises(NameTakenError, match=r"rubberband resume test.*-s name=test-2"):
+        journal.create(created_at=2.0, job=JOB, setup={})
+
+
+def test_an_unwritable_place_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JournalError, match="cannot be opened"):
+        Journal(sqlite_url(tmp_path / "file" / "journal.db"), "test")
+
+
+def test_broken_and_unknown_records_are_refused(journal: Journal) -> None:
+    with pytest.raises(JournalError, match="does not know"):
+        decode_event("FromTheFuture", "{}")
+    with pytest.raises(JournalError, match=r"broken InstanceRunning: instance: "):
+        decode_event("InstanceRunning", '{"occurred_at": 1.0}')
+
+
+def test_every_kind_of_event_can_be_journalled() -> None:
+    kinds = {kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, Event)}
+    for event in EVENTS:
+        assert decode_event(*encode_event(event)) == event
+    assert {kind.__name__ for kind in kinds - {Event}} == {kind.__name__ for kind in Event.__subclasses__()}
+
+
+def test_a_job_comes_back_as_it_was() -> None:
+    assert decode_job(encode_job(JOB)) == JOB
+
+
+def test_sqlite_survives_a_crash_of_the_machine(journal: Journal) -> None:
+    with journal._engine.connect() as connection:
+        assert connection.execute(sql.text("PRAGMA journal_mode")).scalar() == "wal"
+        assert connection.execute(sql.text("PRAGMA synchronous")).scalar() == 2

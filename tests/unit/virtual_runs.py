@@ -1,0 +1,29 @@
+"""Running an experiment on the virtual backend, every invariant checked after every event."""
+
+from __future__ import annotations
+
+from rubberband.executor.controller import Controller
+from rubberband.executor.driver import drive
+from rubberband.executor.events import Event, Finish
+from rubberband.executor.invariants import validate
+from rubberband.executor.journal import Journal
+from rubberband.executor.state import Job
+from rubberband.executor.virtual import Faults, VirtualBackend
+
+
+def check(_event: Event, controller: Controller) -> None:
+    validate(controller)
+
+
+def run_virtual(
+    job: Job, faults: Faults | None = None, journal: Journal | None = None, backend: VirtualBackend | None = None
+) -> tuple[Controller, VirtualBackend, Finish]:
+    controller = Controller(job)
+    backend = backend or VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, faults=faults)
+    own = Journal("sqlite://", job.name) if journal is None else journal
+    try:
+        finish = drive(controller, backend, own, observers=[check])
+    finally:
+        if journal is None:
+            own.close()
+    return controller, backend, finish
