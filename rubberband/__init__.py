@@ -1,0 +1,117 @@
+"""RubberBand: hyperparameter tuning in the cloud, by a deadline and within a budget.
+
+Everything public is reached from here and imported when it is first used, so that `import rubberband` is fast and a
+program that only estimates imports neither Ray nor torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rubberband.errors import (
+        CheckpointError,
+        EntrypointError,
+        InfeasibleError,
+        InputError,
+        JournalError,
+        NameTakenError,
+        ProfileMissingError,
+        ProviderError,
+        RubberbandError,
+    )
+    from rubberband.executor.training.torch_trial import TorchTrial
+    from rubberband.executor.training.trial import Trial, TrialContext, get_checkpoint, report
+    from rubberband.experiment import Experiment
+    from rubberband.files import load_experiment
+    from rubberband.space import (
+        choice,
+        grid_search,
+        lograndint,
+        loguniform,
+        qlograndint,
+        qloguniform,
+        qrandint,
+        qrandn,
+        quniform,
+        randint,
+        randn,
+        uniform,
+    )
+
+__all__ = [
+    "CheckpointError",
+    "EntrypointError",
+    "Experiment",
+    "InfeasibleError",
+    "InputError",
+    "JournalError",
+    "NameTakenError",
+    "ProfileMissingError",
+    "ProviderError",
+    "RubberbandError",
+    "TorchTrial",
+    "Trial",
+    "TrialContext",
+    "__version__",
+    "choice",
+    "get_checkpoint",
+    "grid_search",
+    "load_experiment",
+    "lograndint",
+    "loguniform",
+    "qlograndint",
+    "qloguniform",
+    "qrandint",
+    "qrandn",
+    "quniform",
+    "randint",
+    "randn",
+    "report",
+    "uniform",
+]
+
+__version__: str
+
+_MODULES = {
+    "rubberband.errors": (
+        "CheckpointError EntrypointError InfeasibleError InputError JournalError NameTakenError ProfileMissingError "
+        "ProviderError RubberbandError"
+    ),
+    "rubberband.executor.training.torch_trial": "TorchTrial",
+    "rubberband.executor.training.trial": "Trial TrialContext get_checkpoint report",
+    "rubberband.experiment": "Experiment",
+    "rubberband.files": "load_experiment",
+    "rubberband.space": (
+        "choice grid_search lograndint loguniform qlograndint qloguniform qrandint qrandn quniform randint randn "
+        "uniform"
+    ),
+}
+"""Module -> the public names that live in it."""
+
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _version() -> str:
+    """The installed version; of a checkout that is not installed, 0+unknown."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("rubberband")
+    except metadata.PackageNotFoundError:
+        return "0+unknown"

@@ -1,0 +1,94 @@
+"""Schedulers: which trials train for how long, as a list of stages (design/planning-model.md, The job).
+
+Successive halving follows Ray Tune's words: `grace_period` is the paper's r, `max_t` its R, `reduction_factor` its eta.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rubberband.errors import InputError
+from rubberband.plan import Stage
+from rubberband.units import shown
+
+MAX_TRIALS = 1_000_000
+"""Most trials that an experiment may have."""
+MAX_ITERATIONS = 1_000_000_000
+"""Most iterations that a trial may train for."""
+
+
+def sha(num_samples: int, grace_period: int, max_t: int, reduction_factor: int) -> tuple[Stage, ...]:
+    """Successive halving: stage i trains floor(num_samples / eta^i) trials for grace_period * eta^i more iterations.
+
+    The last stage is the one after which fewer than one trial would be left, or the one in which the trials reach
+    `max_t`; it lasts until each of its trials has `max_t` iterations in all.
+
+    Raises InputError for counts below one, `grace_period` beyond `max_t`, or `reduction_factor` below two.
+    """
+    _check_count("num_samples", num_samples, MAX_TRIALS)
+    _check_count("grace_period", grace_period, MAX_ITERATIONS)
+    _check_count("max_t", max_t, MAX_ITERATIONS)
+    _check_integer("reduction_factor", reduction_factor)
+    if reduction_factor < 2:
+        raise InputError(
+            f"reduction_factor={reduction_factor} keeps every trial; the least is 2, Ray Tune's usual is 3"
+        )
+    if grace_period > max_t:
+        raise InputError(
+            f"grace_period={grace_period} is more than max_t={max_t}; lower grace_period to {max_t} or raise max_t"
+        )
+    rungs: list[Stage] = []
+    trials, iterations, done = num_samples, grace_period, 0
+    while trials >= reduction_factor and done + iterations < max_t:
+        rungs.append(Stage(trials=trials, iterations=iterations))
+        done += iterations
+        trials //= reduction_factor
+        iterations *= reduction_factor
+    return (*rungs, Stage(trials=trials, iterations=max_t - done))
+
+
+def stages(written: Sequence[Mapping[str, int] | Stage]) -> tuple[Stage, ...]:
+    """Stages that the user wrote out: `[{trials: 32, iterations: 1}, ...]`.
+
+    Raises InputError if there are none, if a count is below one, or if a stage has more trials than the one before.
+    """
+    if not written:
+        raise InputError("stages is empty; write at least one, such as {trials: 32, iterations: 1}")
+    chain = tuple(_stage(index, words) for index, words in enumerate(written))
+    for index in range(1, len(chain)):
+        before, after = chain[index - 1].trials, chain[index].trials
+        if after > before:
+            raise InputError(
+                f"stage {index} has {after} trials and the stage before has {before}: only survivors train on; "
+                f"lower it to {before} or less"
+            )
+    return chain
+
+
+def hyperband(max_t: int, reduction_factor: int) -> tuple[Stage, ...]:
+    """Hyperband's brackets (Li et al. 2018, Algorithm 1): not supported yet. Raises InputError."""
+    raise InputError(f"hyperband(max_t={max_t}, reduction_factor={reduction_factor}) is not supported yet; use sha")
+
+
+def _stage(index: int, words: Mapping[str, int] | Stage) -> Stage:
+    stage = words if isinstance(words, Stage) else _stage_of_mapping(index, words)
+    _check_count(f"stage {index}: trials", stage.trials, MAX_TRIALS)
+    _check_count(f"stage {index}: iterations", stage.iterations, MAX_ITERATIONS)
+    return stage
+
+
+def _stage_of_mapping(index: int, words: Mapping[str, int]) -> Stage:
+    if set(words) != {"trials", "iterations"}:
+        raise InputError(f"stage {index} is {shown(dict(words))}; write it as {{trials: 32, iterations: 1}}")
+    return Stage(trials=words["trials"], iterations=words["iterations"])
+
+
+def _check_count(name: str, value: int, most: int) -> None:
+    _check_integer(name, value)
+    if not 1 <= value <= most:
+        raise InputError(f"{name}={shown(value)} must be from 1 to {most:,}; raise or lower it")
+
+
+def _check_integer(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputError(f"{name}={shown(value)} is not a whole number; write one, such as 3")

@@ -1,0 +1,138 @@
+"""What an experiment tunes and how: its space, scheduler, sampler and metric, in the words of the experiment file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PlainSerializer, PlainValidator, model_validator
+
+from rubberband import scheduler
+from rubberband.domains import (
+    Choice,
+    Grid,
+    LogRandint,
+    LogUniform,
+    QLogRandint,
+    QLogUniform,
+    QRandint,
+    QRandn,
+    QUniform,
+    Randint,
+    Randn,
+    Uniform,
+)
+from rubberband.plan import Stage
+from rubberband.space import SamplerType, check, parse, sample, to_words
+from rubberband.words import Count, Words, supported, told
+
+Constant = None | bool | int | float | str | list[Any]
+Parameter = Annotated[
+    Any,
+    PlainValidator(
+        told(parse),
+        json_schema_input_type=Annotated[
+            Uniform
+            | QUniform
+            | LogUniform
+            | QLogUniform
+            | Randn
+            | QRandn
+            | Randint
+            | LogRandint
+            | QRandint
+            | QLogRandint
+            | Choice
+            | Grid,
+            Field(discriminator="type"),
+        ]
+        | Constant,
+    ),
+    PlainSerializer(to_words),
+]
+"""A domain, or a constant."""
+
+
+class Sha(Words):
+    """Successive halving (Ray Tune's words)."""
+
+    type: Literal["sha"]
+    num_samples: Count
+    grace_period: Count = 1
+    max_t: Count
+    reduction_factor: Annotated[int, Field(strict=True, ge=2, le=1_000_000)] = 3
+
+    @model_validator(mode="after")
+    def _has_stages(self) -> Sha:
+        told(lambda _: self.stages())(None)
+        return self
+
+    def stages(self) -> tuple[Stage, ...]:
+        """Its stages."""
+        return scheduler.sha(self.num_samples, self.grace_period, self.max_t, self.reduction_factor)
+
+
+class Hyperband(Words):
+    """Hyperband (Li et al. 2018): several successive halvings side by side; not supported yet."""
+
+    type: Annotated[Literal["hyperband"], supported("sha", "stages")]
+    max_t: Count
+    reduction_factor: Annotated[int, Field(strict=True, ge=2, le=1_000_000)] = 3
+
+    def stages(self) -> tuple[Stage, ...]:
+        """Refused with InputError: not supported yet."""
+        return scheduler.hyperband(self.max_t, self.reduction_factor)
+
+
+class WrittenStage(Words):
+    """A stage: `trials` trials train for `iterations` more iterations."""
+
+    trials: Count
+    iterations: Count
+
+
+class WrittenStages(Words):
+    """Stages written out one by one."""
+
+    type: Literal["stages"]
+    written: Annotated[tuple[WrittenStage, ...], Field(alias="stages", min_length=1, max_length=1000)]
+
+    @model_validator(mode="after")
+    def _has_stages(self) -> WrittenStages:
+        told(lambda _: self.stages())(None)
+        return self
+
+    def stages(self) -> tuple[Stage, ...]:
+        """Its stages."""
+        return scheduler.stages([Stage(trials=stage.trials, iterations=stage.iterations) for stage in self.written])
+
+
+class Sampler(Words):
+    """How configurations are drawn from the space."""
+
+    type: Annotated[Literal["random", "grid", "optuna"], supported("random", "grid")] = "random"
+    seed: Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)] = 0
+
+
+class Search(Words):
+    """What is tuned, and how."""
+
+    space: dict[str, Parameter] = Field(default_factory=dict)
+    """Name of a parameter -> its domain or constant."""
+    scheduler: Annotated[Sha | WrittenStages | Hyperband, Field(discriminator="type")]
+    sampler: Sampler = Field(default_factory=lambda: Sampler())
+    metric: Annotated[str, Field(min_length=1)]
+    """The key of the reported metrics that ranks trials."""
+    mode: Literal["min", "max"]
+    """Whether a lower or a higher metric is better."""
+
+    @model_validator(mode="after")
+    def _can_sample(self) -> Search:
+        told(lambda _: check(self.space, self._sampler(), self.scheduler.stages()[0].trials))(None)
+        return self
+
+    def configurations(self) -> list[dict[str, Any]]:
+        """The configuration of every trial."""
+        return sample(self.space, self._sampler(), self.scheduler.stages()[0].trials, self.sampler.seed)
+
+    def _sampler(self) -> SamplerType:
+        return "grid" if self.sampler.type == "grid" else "random"

@@ -1,0 +1,178 @@
+"""The building blocks of what users write (files and REST): strict numbers, units, and errors of one line.
+
+Everything that is read from outside is a `Words` model: frozen, without unknown keys, without infinity or NaN. What
+pydantic finds wrong becomes one WordError that tells the full key path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from rubberband.errors import InputError
+from rubberband.units import format_instant, nearest, parse_deadline, parse_duration, shown
+
+Path = tuple[str | int, ...]
+"""Keys from the top of a document to the value that is meant."""
+
+_TAGS = {"scheduler", "profile"}
+
+
+class WordError(InputError):
+    """A value that does not fit, at `path` from the top of the document; `reason` is the message without the path."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{dotted(path)}: {reason}" if path else reason)
+        self.path = path
+        self.reason = reason
+
+
+class Words(BaseModel):
+    """A mapping that a user wrote, read strictly."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, data: Any) -> Any:
+        if isinstance(data, cls):
+            return data
+        if not isinstance(data, Mapping):
+            raise fault(f"{shown(data)} is not a mapping; write keys and values, such as {cls._example_key()}: ...")
+        known = [field.alias or name for name, field in cls.model_fields.items()]
+        for key in data:
+            if key not in known:
+                raise fault(f"unknown key; {nearest(str(key), known)}", at=key if isinstance(key, int) else str(key))
+        return data
+
+    @classmethod
+    def _example_key(cls) -> str:
+        return next(field.alias or name for name, field in cls.model_fields.items())
+
+
+def fault(reason: str, *, at: str | int | None = None) -> PydanticCustomError:
+    """The error to raise from a validator; `at` is a key below the value that is validated."""
+    return PydanticCustomError("fault", "{reason}", {"reason": reason, "at": at})
+
+
+def told(check: Callable[..., Any]) -> Callable[[Any], Any]:
+    """A function that raises InputError, as a pydantic validator."""
+
+    def validate(value: Any) -> Any:
+        try:
+            return check(value)
+        except InputError as error:
+            raise fault(str(error)) from None
+
+    return validate
+
+
+def supported(*values: str) -> AfterValidator:
+    """A validator that lets only `values` through and says that the others of the schema are yet to come."""
+
+    def check(value: str) -> str:
+        if value not in values:
+            raise fault(f"{value} is not supported yet; use {' or '.join(values)}")
+        return value
+
+    return AfterValidator(check)
+
+
+def word_error(error: ValidationError) -> WordError:
+    """The first thing that pydantic found wrong, in our words, and how many more there are."""
+    details = error.errors(include_url=False)
+    first = details[0]
+    path = _path(first)
+    more = "" if len(details) == 1 else f" (and {len(details) - 1} more)"
+    return WordError(path, f"{_reason(first)}{more}")
+
+
+def dotted(path: Path) -> str:
+    """A path as it is typed after `-s`: `search.space.lr`."""
+    return ".".join(key if isinstance(key, str) and key.isprintable() else shown(key) for key in path)
+
+
+def _path(details: ErrorDetails) -> Path:
+    loc = [key for index, key in enumerate(details["loc"]) if not (index and details["loc"][index - 1] in _TAGS)]
+    if loc and loc[-1] == "[key]":
+        loc.pop()
+    at = "type" if details["type"].startswith("union_tag") else details.get("ctx", {}).get("at")
+    return (*loc, at) if at is not None else tuple(loc)
+
+
+def _reason(details: ErrorDetails) -> str:
+    kind, context, value = details["type"], details.get("ctx", {}), shown(details["input"])
+    match kind:
+        case "fault":
+            return str(context["reason"])
+        case "missing":
+            return "is required; add it"
+        case "literal_error" | "union_tag_invalid":
+            allowed = str(context.get("expected") or context.get("expected_tags")).replace("'", "")
+            options = [option.strip() for option in allowed.replace(" or ", ", ").split(",")]
+            wrong = str(context.get("tag", details["input"]))
+            return f"{shown(wrong)} is not one of {', '.join(options)}; {nearest(wrong, options)}"
+        case "union_tag_not_found":
+            return "is required; add it, such as type: sha"
+        case "greater_than_equal" | "greater_than":
+            least = context.get("ge", context.get("gt"))
+            return f"{value} must be {'at least' if 'ge' in context else 'more than'} {least}; raise it"
+        case "less_than_equal" | "less_than":
+            most = context.get("le", context.get("lt"))
+            return f"{value} must be {'at most' if 'le' in context else 'less than'} {most}; lower it"
+        case "too_short":
+            return "is empty; write at least one entry"
+        case "int_type" | "int_parsing" | "int_from_float":
+            return f"{value} is not a whole number; write one, such as 3"
+        case "float_type" | "finite_number" | "float_parsing":
+            return f"{value} is not a finite number; write one, such as 0.5"
+        case "string_type" | "string_unicode":
+            return f"{value} is not a text; put it in quotes"
+        case "dict_type" | "list_type" | "tuple_type":
+            return f"{value} is not a {'mapping' if kind == 'dict_type' else 'list'}; write one"
+    message = details["msg"]
+    return f"{value} does not fit: {message[:1].lower()}{message[1:]}"
+
+
+MAX_GPUS_PER_TRIAL = 4096
+"""Most GPUs that one trial may ask for."""
+MAX_USD = 1e9
+"""Most money that an experiment may speak of, in US dollars."""
+
+Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000_000)]
+"""A whole number of at least one."""
+Gpus = Annotated[int, Field(strict=True, ge=1, le=MAX_GPUS_PER_TRIAL)]
+"""A number of GPUs."""
+Tally = Annotated[int, Field(strict=True, ge=0, le=1_000_000_000)]
+"""A whole number of at least zero."""
+Usd = Annotated[float, Field(strict=True, ge=0, le=MAX_USD)]
+"""US dollars."""
+Amount = Annotated[float, Field(strict=True, ge=0, le=1e12)]
+"""A number that is not negative."""
+Spread = Annotated[float, Field(strict=True, ge=0, le=10)]
+"""A coefficient of variation: standard deviation over mean."""
+Duration = Annotated[
+    float,
+    BeforeValidator(told(parse_duration), json_schema_input_type=Annotated[float, Field(ge=0)] | str),
+]
+"""Seconds, written as 90s, 20m, 1h30m or plain seconds."""
+Deadline = Annotated[
+    float | datetime,
+    PlainValidator(told(parse_deadline), json_schema_input_type=Annotated[float, Field(gt=0)] | str),
+    PlainSerializer(lambda value: format_instant(value) if isinstance(value, datetime) else value),
+]
+"""Seconds from the start (float), or an instant with its zone (datetime)."""
