@@ -1,0 +1,176 @@
+"""The entry point: what to train, in a form that reaches a worker in another process."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import os
+import sys
+import types
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from rubberband.errors import EntrypointError
+from rubberband.executor.training.failures import one_line
+from rubberband.executor.training.torch_trial import TorchTrial
+from rubberband.executor.training.trial import TrainFunction, Trial
+
+Target = type[TorchTrial] | type[Trial] | TrainFunction
+"""What an entry point leads to."""
+
+_WHAT_A_TRIAL_IS = "a subclass of rubberband.TorchTrial or rubberband.Trial, or a function train(config)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entrypoint:
+    """Where the trial's class or function is found: by name, or inside where it has none that a worker could import."""
+
+    module: str
+    attribute: str
+    """May be dotted."""
+    search_path: tuple[str, ...] = ()
+    """Absolute folders that are searched before `sys.path`."""
+    pickled: bytes | None = None
+    """The object itself, by cloudpickle, for what lives in `__main__`, a notebook or a function."""
+
+    @classmethod
+    def parse(cls, text: str, search_path: Iterable[str | os.PathLike[str]] = ()) -> Entrypoint:
+        """From `module:attribute`, as the experiment file has it. Nothing is imported yet.
+
+        Raises EntrypointError.
+        """
+        module, separator, attribute = text.strip().partition(":")
+        names = [*module.split("."), *attribute.split(".")]
+        if not separator or not all(name.isidentifier() for name in names):
+            raise EntrypointError(f"entrypoint {text!r} is not module:attribute, such as examples.digits:DigitsTrial")
+        return cls(module=module, attribute=attribute, search_path=tuple(os.path.abspath(path) for path in search_path))
+
+    @classmethod
+    def from_object(cls, target: Target) -> Entrypoint:
+        """From a class or function: by name where a worker can import it, by value otherwise.
+
+        Raises EntrypointError where it is no trial or cannot be pickled.
+        """
+        _check_target(target, _name(target))
+        module, attribute = target.__module__, target.__qualname__
+        search_path = _search_path_of(module)
+        if module != "__main__" and "<" not in attribute and search_path:
+            return cls(module=module, attribute=attribute, search_path=search_path)
+        import cloudpickle
+
+        try:
+            pickled = cloudpickle.dumps(target)
+        except Exception as error:
+            raise EntrypointError(
+                f"{_name(target)} cannot be sent to the workers ({one_line(error)}); put it into a module of its own"
+            ) from error
+        return cls(module=module, attribute=attribute, search_path=_script_folder(), pickled=pickled)
+
+    def load(self) -> Target:
+        """Import it. The search path stays on `sys.path`, for imports that happen later.
+
+        Raises EntrypointError, in one line.
+        """
+        sys.path[:0] = [folder for folder in self.search_path if folder not in sys.path]
+        importlib.invalidate_caches()
+        target = self._import() if self.pickled is None else self._unpickle(self.pickled)
+        return _check_target(target, str(self))
+
+    def check(self, max_gpus_per_trial: int) -> None:
+        """Load it and refuse what could not run on up to `max_gpus_per_trial` GPUs.
+
+        Raises EntrypointError, in one line.
+        """
+        target = self.load()
+        if not isinstance(target, type) and max_gpus_per_trial > 1:
+            raise EntrypointError(
+                f"{self} is a function, which trains in one process, but resources.gpus_per_trial.max is "
+                f"{max_gpus_per_trial}; set it to 1, or write a rubberband.TorchTrial"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.attribute}"
+
+    def _import(self) -> Any:
+        try:
+            found: Any = importlib.import_module(self.module)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{self.module}.".startswith(f"{error.name}."):
+                raise self._broken(error) from error
+            searched = ", ".join([*self.search_path, *(folder or os.getcwd() for folder in sys.path)][:6])
+            raise EntrypointError(f"entrypoint {self}: no module {error.name!r} in {searched}, …") from error
+        except (Exception, SystemExit) as error:
+            raise self._broken(error) from error
+        for name in self.attribute.split("."):
+            if not hasattr(found, name):
+                raise EntrypointError(self._missing(name, found))
+            found = getattr(found, name)
+        return found
+
+    def _unpickle(self, pickled: bytes) -> Any:
+        import cloudpickle
+
+        try:
+            return cloudpickle.loads(pickled)
+        except Exception as error:
+            raise self._broken(error) from error
+
+    def _broken(self, error: BaseException) -> EntrypointError:
+        return EntrypointError(f"entrypoint {self} cannot be imported: {one_line(error)}")
+
+    def _missing(self, name: str, owner: Any) -> str:
+        public = [other for other in dir(owner) if not other.startswith("_")]
+        nearest = difflib.get_close_matches(name, public, n=1, cutoff=0.5)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        place = getattr(owner, "__file__", None) or self.module
+        return f"entrypoint {self}: {place} has no {name!r}{hint}"
+
+
+def _check_target(target: Any, name: str) -> Target:
+    """The target itself.
+
+    Raises EntrypointError unless it is a trial that can be made without arguments, or a function of a configuration.
+    """
+    if isinstance(target, type) and issubclass(target, (TorchTrial, Trial)):
+        lacking = sorted(getattr(target, "__abstractmethods__", ()))
+        if lacking:
+            raise EntrypointError(f"{name} lacks {', '.join(f'{method}()' for method in lacking)}")
+        if not _accepts(target, 0):
+            raise EntrypointError(f"{name} must be made without arguments; read the configuration in its methods")
+    elif isinstance(target, type) or not callable(target):
+        is_what = "a class of another kind" if isinstance(target, type) else f"of type {type(target).__name__}"
+        raise EntrypointError(f"{name} is {is_what}; a trial is {_WHAT_A_TRIAL_IS}")
+    elif not isinstance(target, types.FunctionType) or not _accepts(target, 1):
+        raise EntrypointError(f"{name} is not a function of one argument; a trial is {_WHAT_A_TRIAL_IS}")
+    return cast("Target", target)
+
+
+def _accepts(target: Any, arguments: int) -> bool:
+    try:
+        inspect.signature(target).bind(*[None] * arguments)
+    except TypeError:
+        return False
+    return True
+
+
+def _name(target: Any) -> str:
+    module, qualname = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
+    return f"{module}:{qualname}" if module and qualname else repr(target)
+
+
+def _search_path_of(module: str) -> tuple[str, ...]:
+    """The folder from which `module` was imported, and the script's; empty where it has no file."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None:
+        return ()
+    path = Path(os.path.abspath(file))
+    depth = len(module.split(".")) - (path.name != "__init__.py")
+    return (str(path.parents[depth]), *_script_folder())
+
+
+def _script_folder() -> tuple[str, ...]:
+    """Where the driver's own modules are: Python puts the script's folder first; '' is the current one."""
+    return (os.path.abspath(sys.path[0]),) if sys.path and not sys.path[0].endswith(".zip") else ()

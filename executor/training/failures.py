@@ -1,0 +1,51 @@
+"""Failures of a trial, from the exception to what the backend is told."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+from rubberband.errors import CheckpointError
+from rubberband.executor.events import FailureKind
+from rubberband.executor.training.segment import SegmentFailure
+
+
+class TrialFailure(Exception):
+    """A failure that training itself found, with its kind; the message is a whole line for the user."""
+
+    def __init__(self, kind: FailureKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class GangBroken(Exception):
+    """Another worker of the gang failed; this one only hears of it."""
+
+
+def describe(error: BaseException, *, in_gang: bool) -> SegmentFailure:
+    """What the backend is told of an exception; `in_gang`: whether the workers depend on each other's collectives."""
+    details = "".join(traceback.format_exception(error))
+    if isinstance(error, TrialFailure):
+        return SegmentFailure(kind=error.kind, message=str(error), details=details, secondary=False)
+    if isinstance(error, CheckpointError):
+        return SegmentFailure(kind="checkpoint", message=str(error), details=details, secondary=False)
+    secondary = in_gang and is_broken_collective(error)
+    return SegmentFailure(kind="raised", message=one_line(error), details=details, secondary=secondary)
+
+
+def one_line(error: BaseException) -> str:
+    """`Type: text`, in one line of at most 300 characters."""
+    text = " ".join(str(error).split())
+    line = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return line if len(line) <= 300 else line[:299] + "…"
+
+
+def is_broken_collective(error: BaseException) -> bool:
+    """Whether a collective broke because another worker went away: gloo, nccl or the store lost its peer."""
+    if isinstance(error, GangBroken):
+        return True
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.distributed.is_available() and isinstance(error, torch.distributed.DistError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(name in text for name in ("gloo", "Gloo", "NCCL", "ProcessGroup"))

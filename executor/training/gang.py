@@ -1,0 +1,135 @@
+"""A gang's process group: how the workers of one torch trial meet, wait for rank 0, and part.
+
+A gang of one has none. Collectives (gradients) go through torch.distributed; waiting for rank 0's evaluation goes
+through the store, because it may take longer than any sensible timeout of a collective.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
+
+from rubberband.executor.training.failures import GangBroken, TrialFailure
+
+RENDEZVOUS_TIMEOUT = timedelta(seconds=60)
+"""How long the workers wait for each other at the start."""
+COLLECTIVE_TIMEOUT = timedelta(seconds=300)
+"""How long a collective waits for a worker that is connected but silent; one that died breaks it at once (gloo)."""
+FAREWELL_TIMEOUT = timedelta(seconds=10)
+"""How long rank 0 keeps the store open for the others at the end."""
+
+_ABANDONED = "abandoned"
+
+_log = logging.getLogger(__name__)
+
+
+class Gang:
+    """This worker's membership in the gang; `leave` must be called in the end."""
+
+    def __init__(self, rank: int, num_workers: int, store: Store | None) -> None:
+        self.rank = rank
+        self.num_workers = num_workers
+        self._store = store
+        self._round = 0
+
+    @classmethod
+    def join(cls, *, rank: int, num_workers: int, rendezvous: str | None, device: Literal["cpu", "cuda"]) -> Gang:
+        """Meet the other workers at `rendezvous` and form the process group (gloo on CPUs, nccl on GPUs).
+
+        Raises TrialFailure where rank 0 cannot listen there, and torch's DistError where another worker does not come.
+        """
+        if num_workers == 1:
+            return cls(rank, num_workers, None)
+        if rendezvous is None:
+            raise ValueError(f"a gang of {num_workers} needs a rendezvous")
+        store = _open_store(rendezvous, rank, num_workers)
+        target: dict[str, Any] = {"device_id": torch.device("cuda", 0)} if device == "cuda" else {}
+        dist.init_process_group(
+            "nccl" if device == "cuda" else "gloo",
+            store=store,
+            rank=rank,
+            world_size=num_workers,
+            timeout=COLLECTIVE_TIMEOUT,
+            **target,
+        )
+        return cls(rank, num_workers, store)
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor summed over all workers, in place."""
+        if self._store is not None:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def agree(self, value: float | None) -> float:
+        """Rank 0's `value`, on every rank; the others wait for as long as rank 0 is there, and ignore their own.
+
+        Raises GangBroken where rank 0 has left instead.
+        """
+        self._round += 1
+        key = f"agreed-{self._round}"
+        if self.rank == 0:
+            assert value is not None
+            if self._store is not None:
+                self._store.set(key, repr(value))
+            return value
+        assert self._store is not None
+        while True:
+            try:
+                agreed = self._store.get(key).decode()
+                break
+            except dist.DistStoreError as error:
+                if "timeout" not in str(error):
+                    raise
+        if agreed == _ABANDONED:
+            raise GangBroken("rank 0 failed")
+        return float(agreed)
+
+    def part(self) -> None:
+        """Leave at the end of a segment that went well: rank 0 keeps the store until all others have read it."""
+        if self._store is not None:
+            try:
+                if self.rank > 0:
+                    self._store.set(f"left-{self.rank}", "")
+                else:
+                    self._store.wait([f"left-{rank}" for rank in range(1, self.num_workers)], FAREWELL_TIMEOUT)
+            except dist.DistError:
+                _log.warning("rank %d: the gang did not part in order", self.rank, exc_info=True)
+        self._destroy()
+
+    def leave(self) -> None:
+        """Leave at once, wherever the others are: their collectives break. Harmless when repeated or after `part`."""
+        if self._store is not None and self.rank == 0:
+            # Objects of torch may keep the store, and so the others' connection to it, alive for a while.
+            self._store.set(f"agreed-{self._round + 1}", _ABANDONED)
+        self._destroy()
+
+    def _destroy(self) -> None:
+        if self._store is not None:
+            self._store = None
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+def _open_store(rendezvous: str, rank: int, num_workers: int) -> Store:
+    place = urlsplit(rendezvous)
+    if place.scheme != "tcp" or place.hostname is None or place.port is None:
+        raise ValueError(f"rendezvous {rendezvous} is not tcp://host:port")
+    try:
+        return TCPStore(
+            place.hostname,
+            place.port,
+            world_size=num_workers,
+            is_master=rank == 0,
+            timeout=RENDEZVOUS_TIMEOUT,
+            wait_for_workers=True,
+        )
+    except dist.DistNetworkError as error:
+        if rank == 0:
+            raise TrialFailure("raised", f"rank 0 cannot listen at {rendezvous}: {error}".splitlines()[0]) from error
+        raise

@@ -1,0 +1,205 @@
+"""The training loop of a `TorchTrial` on one worker of its gang.
+
+The learning curve does not depend on the gang, up to the order of floating-point sums:
+
+* The global batches come from (seed, epoch) alone (`sampler.py`). Each worker takes its share m_i of the M samples, in
+  micro-batches of at most `max_batch_size_per_gpu`. DistributedDataParallel averages gradients over the n workers, so a
+  micro-batch of m samples with mean loss L contributes n*m/M * L: every sample counts the same. A worker without a
+  share takes part with samples of weight 0.
+* Before iteration k the random states are set from (seed, k, rank), so a checkpoint holds none and going on from it is
+  exact. What draws from them in training (dropout, augmentation) differs with the number of workers, and is equal only
+  in distribution; so are the statistics of BatchNorm, which see a worker's micro-batch.
+* `evaluate` runs on rank 0 with the whole set while the others wait: metrics of a user's own making cannot be
+  averaged over parts of the set in general, and evaluation is short beside training.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from rubberband.errors import CheckpointError
+from rubberband.executor.training.data import EvalLoader, fetch, num_samples, to_device
+from rubberband.executor.training.gang import Gang
+from rubberband.executor.training.metrics import clean_metrics
+from rubberband.executor.training.runner import FORMAT, expect
+from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler, Indices, SharePolicy, even_shares
+from rubberband.executor.training.seeding import reseed
+from rubberband.executor.training.segment import Segment
+from rubberband.executor.training.torch_trial import TorchTrial
+
+
+class TorchRunner:
+    """Trains a `TorchTrial`; `shares` says how a global batch is split over the workers."""
+
+    def __init__(self, trial: TorchTrial, segment: Segment, gang: Gang, *, shares: SharePolicy = even_shares) -> None:
+        self._trial = trial
+        self._segment = segment
+        self._gang = gang
+        self._shares = shares
+        self._device = torch.device("cuda", 0) if segment.device == "cuda" else torch.device("cpu")
+        self._collate = None if type(trial).collate is TorchTrial.collate else trial.collate
+        self._batch_size = _positive("global_batch_size()", trial.global_batch_size(segment.config))
+        self._limit = self._batch_size
+        if trial.max_batch_size_per_gpu is not None:
+            self._limit = min(_positive("max_batch_size_per_gpu", trial.max_batch_size_per_gpu), self._batch_size)
+        self._build_data()
+        self._build_model()
+
+    def _build_data(self) -> None:
+        segment, trial = self._segment, self._trial
+        reseed("setup", segment.seed)
+        self._dataset = trial.train_dataset(segment.config)
+        total = num_samples(self._dataset, "train_dataset()")
+        self._sampler = GlobalBatchSampler(total, segment.seed)
+        self._samples_per_iteration = _positive("samples_per_iteration", trial.samples_per_iteration or total)
+        self._loader: EvalLoader | None = None
+        if segment.rank == 0:
+            reseed("setup", segment.seed)
+            dataset = trial.eval_dataset(segment.config)
+            if dataset is not None:
+                self._loader = EvalLoader(dataset, batch_size=self._limit, device=self._device, collate=self._collate)
+
+    def _build_model(self) -> None:
+        segment, trial = self._segment, self._trial
+        reseed("setup", segment.seed)
+        self._module = trial.build_model(segment.config).to(self._device)
+        reseed("setup", segment.seed)
+        self._optimizer = trial.build_optimizer(segment.config, self._module)
+        self._scheduler = trial.build_scheduler(segment.config, self._optimizer)
+        self._wrapped: torch.nn.Module = self._module
+        if segment.num_workers > 1:
+            self._wrapped = DistributedDataParallel(
+                self._module,
+                device_ids=[0] if self._device.type == "cuda" else None,
+                find_unused_parameters=trial.find_unused_parameters,
+            )
+
+    def restore(self, payload: bytes) -> None:
+        """Load model, optimizer, LR schedule and sampler. Raises CheckpointError where they do not fit."""
+        # Not weights_only: LR schedules and extra states may hold objects of the user's own classes, and the store has
+        # compared the bytes with the digest in the journal.
+        try:
+            loaded = torch.load(io.BytesIO(payload), map_location=self._device, weights_only=False)
+        except Exception as error:
+            raise CheckpointError(f"the checkpoint cannot be read: {type(error).__name__}: {error}") from error
+        content = expect(loaded, "torch", self._segment.from_iterations)
+        try:
+            self._module.load_state_dict(content["model"])
+            self._optimizer.load_state_dict(content["optimizer"])
+            if self._scheduler is not None:
+                self._scheduler.load_state_dict(content["scheduler"])
+            epoch, position = content["sampler"]
+            self._sampler = GlobalBatchSampler(self._sampler.num_samples, self._segment.seed, epoch, position)
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise CheckpointError(f"the checkpoint does not fit the trial: {type(error).__name__}: {reason}") from error
+
+    def iterate(self, iterations: int) -> Mapping[str, float]:
+        """Train one iteration, evaluate on rank 0, and step the LR schedule."""
+        segment = self._segment
+        reseed("train", segment.seed, iterations, segment.rank)
+        train_loss = self._train(iterations * self._samples_per_iteration)
+        metrics: dict[str, float] = {}
+        if segment.rank == 0:
+            reseed("evaluate", segment.seed, iterations)
+            metrics = clean_metrics({"train_loss": train_loss, **self._evaluate()}, segment.metric)
+        value = self._gang.agree(metrics.get(segment.metric))
+        if isinstance(self._scheduler, ReduceLROnPlateau):
+            self._scheduler.step(value)
+        elif self._scheduler is not None and self._trial.scheduler_step == "iteration":
+            self._scheduler.step()
+        return metrics
+
+    def dump(self, iterations: int, metrics: Mapping[str, float]) -> bytes:
+        """Model (without DDP's prefix), optimizer, LR schedule, sampler position; the random state is (seed, k)."""
+        content = {
+            "format": FORMAT,
+            "kind": "torch",
+            "iterations": iterations,
+            "seed": self._segment.seed,
+            "metrics": dict(metrics),
+            "model": self._module.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+            "sampler": (self._sampler.epoch, self._sampler.position),
+        }
+        buffer = io.BytesIO()
+        try:
+            torch.save(content, buffer)
+        except Exception as error:
+            raise CheckpointError(f"the checkpoint cannot be pickled: {type(error).__name__}: {error}") from error
+        return buffer.getvalue()
+
+    def part(self) -> None:
+        """Part from the gang in order."""
+        self._gang.part()
+
+    def close(self) -> None:
+        """Destroy the process group."""
+        self._gang.leave()
+
+    def _train(self, until_samples: int) -> float:
+        """Train until that many samples are done since the first epoch began; the mean loss over those trained on."""
+        self._wrapped.train()
+        done = self._sampler.samples_done
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+        while self._sampler.samples_done < until_samples:
+            batch = self._sampler.next_shared(self._batch_size, self._segment.num_workers, self._shares)
+            loss_sum += self._step(batch)
+            if self._scheduler is not None and self._trial.scheduler_step == "batch":
+                self._scheduler.step()
+        return self._gang.sum(loss_sum).item() / max(1, self._sampler.samples_done - done)
+
+    def _step(self, batch: GlobalBatch) -> torch.Tensor:
+        """One optimizer step; the sum of the losses of this worker's samples."""
+        self._optimizer.zero_grad()
+        mine = batch.of(self._segment.rank)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+        parts = _micro_batches(mine, self._limit)
+        # Without a share there is still a gradient to contribute, of weight 0; two samples, because of BatchNorm.
+        weights = [len(part) for part in parts] or [0]
+        parts = parts or [batch.indices[: min(2, self._limit)]]
+        for part, weight in zip(parts, weights, strict=True):
+            with nullcontext() if part is parts[-1] else self._accumulate():
+                loss = self._trial.loss(
+                    self._wrapped, to_device(fetch(self._dataset, part, self._collate), self._device)
+                )
+                (loss * (self._segment.num_workers * weight / batch.size)).backward()  # type: ignore[no-untyped-call]
+            loss_sum += loss.detach() * weight
+        self._optimizer.step()
+        return loss_sum
+
+    def _accumulate(self) -> AbstractContextManager[None]:
+        if isinstance(self._wrapped, DistributedDataParallel):
+            return self._wrapped.no_sync()
+        return nullcontext()
+
+    def _evaluate(self) -> Mapping[str, Any]:
+        if self._loader is None:
+            return {}
+        self._module.eval()
+        with torch.no_grad():
+            metrics = self._trial.evaluate(self._module, self._loader)
+        if not isinstance(metrics, Mapping):
+            raise TypeError(f"evaluate() must return a mapping of metrics, not {type(metrics).__name__}")
+        return metrics
+
+
+def _micro_batches(indices: Indices, limit: int) -> list[Indices]:
+    """As few parts of at most `limit` samples as will do, as equal as possible."""
+    return np.array_split(indices, math.ceil(len(indices) / limit)) if len(indices) else []
+
+
+def _positive(name: str, value: int) -> int:
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, not {value!r}")
+    return int(value)

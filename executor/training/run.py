@@ -1,0 +1,110 @@
+"""What a worker process runs: one trial through one segment."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from rubberband.errors import CheckpointError
+from rubberband.executor.checkpoints import CheckpointStore
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.failures import describe
+from rubberband.executor.training.function import FunctionRunner
+from rubberband.executor.training.runner import Runner, TrialRunner
+from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport, SegmentStarted
+from rubberband.executor.training.torch_trial import TorchTrial
+from rubberband.executor.training.trial import Trial
+
+_log = logging.getLogger(__name__)
+
+
+def run_segment(
+    entrypoint: Entrypoint, segment: Segment, store: CheckpointStore
+) -> Iterator[SegmentStarted | SegmentReport | SegmentFailure]:
+    """Train as `segment` says, in this process; a backend calls it in every worker of the gang, and walks through it.
+
+    Rank 0 yields SegmentStarted, then a SegmentReport after each iteration, whose checkpoint is durable by then; the
+    other ranks yield nothing. Any rank ends with a SegmentFailure where something of the trial failed: exceptions of
+    user code, `SystemExit` included, are turned into one. KeyboardInterrupt passes. However it ends, closing the
+    iterator early included, the process group is destroyed and the process can run another segment.
+    """
+    runners: list[Runner] = []
+    failure: SegmentFailure | None = None
+    try:
+        yield from _train(entrypoint, segment, store, runners)
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        failure = describe(error, in_gang=segment.num_workers > 1)
+    finally:
+        while runners:
+            _close(runners.pop(), segment)
+    # Told only when the process group is gone: until then the other workers could hang in a collective.
+    if failure is not None:
+        yield failure
+
+
+def _train(
+    entrypoint: Entrypoint, segment: Segment, store: CheckpointStore, runners: list[Runner]
+) -> Iterator[SegmentStarted | SegmentReport]:
+    runner = _make_runner(entrypoint, segment)
+    runners.append(runner)
+    if segment.from_iterations > 0:
+        if segment.checkpoint is None:
+            raise CheckpointError(
+                f"trial {segment.trial} cannot go on from {segment.from_iterations} iterations: there is no checkpoint"
+            )
+        runner.restore(store.load(segment.checkpoint))
+    if segment.rank == 0:
+        yield SegmentStarted()
+    for iterations in range(segment.from_iterations + 1, segment.until_iterations + 1):
+        metrics = runner.iterate(iterations)
+        is_last = iterations == segment.until_iterations
+        if segment.rank > 0:
+            continue
+        checkpoint = store.save(segment.trial, iterations, runner.dump(iterations, metrics))
+        if is_last:
+            # Before the last report, after which a backend may close this iterator without walking to its end.
+            runner.part()
+        yield SegmentReport(iterations=iterations, metrics=metrics, checkpoint=checkpoint)
+    if segment.rank > 0:
+        runner.part()
+
+
+def _make_runner(entrypoint: Entrypoint, segment: Segment) -> Runner:
+    target = entrypoint.load()
+    if not isinstance(target, type):
+        if segment.num_workers > 1:
+            raise ValueError(f"{entrypoint} is a function and trains on one worker, not {segment.num_workers}")
+        return FunctionRunner(target, segment)
+    if issubclass(target, TorchTrial):
+        return _make_torch_runner(target, segment)
+    assert issubclass(target, Trial)
+    return TrialRunner(target, segment)
+
+
+def _make_torch_runner(trial_class: type[TorchTrial], segment: Segment) -> Runner:
+    import torch
+
+    from rubberband.executor.training.gang import Gang
+    from rubberband.executor.training.loop import TorchRunner
+
+    if segment.device == "cpu":
+        # A worker stands for one logical GPU: with torch's default every worker would take all cores of the machine,
+        # and a gang of four would be slower than one worker.
+        torch.set_num_threads(1)
+    gang = Gang.join(
+        rank=segment.rank, num_workers=segment.num_workers, rendezvous=segment.rendezvous, device=segment.device
+    )
+    try:
+        return TorchRunner(trial_class(), segment, gang)
+    except BaseException:
+        gang.leave()
+        raise
+
+
+def _close(runner: Runner, segment: Segment) -> None:
+    try:
+        runner.close()
+    except Exception:
+        _log.warning("trial %d: closing it after its segment failed", segment.trial, exc_info=True)

@@ -1,0 +1,120 @@
+"""Data order: which samples make the next global batch, and which worker takes which of them.
+
+The order depends on (seed, epoch) and the sizes of the global batches alone, never on the number of workers or on how
+a batch is shared among them; so a trial sees the same batches however often it is resized or balanced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rubberband.executor.training.seeding import seed_sequence
+
+Indices = NDArray[np.int64]
+
+SharePolicy = Callable[[int, int], Sequence[int]]
+"""(samples in the global batch, workers) -> samples per worker, which sum to the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlobalBatch:
+    """The samples of one optimizer step, over the whole gang."""
+
+    indices: Indices
+    """Positions in the dataset; M of them, at least one."""
+    shares: tuple[int, ...]
+    """Samples per worker, m_i; they sum to M, and any of them may be 0."""
+
+    @property
+    def size(self) -> int:
+        """M, the samples in the batch."""
+        return len(self.indices)
+
+    def of(self, rank: int) -> Indices:
+        """The samples of one worker: consecutive parts of the batch, in rank order."""
+        start = sum(self.shares[:rank])
+        return self.indices[start : start + self.shares[rank]]
+
+
+@dataclass(slots=True)
+class GlobalBatchSampler:
+    """Walks through a dataset of `num_samples`, a new permutation every epoch, one global batch at a time.
+
+    Every sample comes exactly once per epoch whatever the batch sizes and shares, which may change at any step. The
+    last batch of an epoch may be smaller: a batch never crosses into the next epoch. (epoch, position) is all there
+    is to save.
+    """
+
+    num_samples: int
+    seed: int
+    epoch: int = 0
+    position: int = 0
+    """Samples of this epoch that have been handed out."""
+    _order: tuple[int, Indices] | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 1:
+            raise ValueError("the training set is empty")
+        if not 0 <= self.position < self.num_samples:
+            raise ValueError(f"position {self.position} lies outside an epoch of {self.num_samples} samples")
+
+    @property
+    def samples_done(self) -> int:
+        """Samples handed out since the first epoch began."""
+        return self.epoch * self.num_samples + self.position
+
+    @property
+    def remaining(self) -> int:
+        """Samples left in this epoch; at least one."""
+        return self.num_samples - self.position
+
+    def next_batch(self, shares: Sequence[int]) -> GlobalBatch:
+        """The next sum(shares) samples, worker i taking shares[i] of them.
+
+        At the end of an epoch, where fewer are left, the shares shrink in proportion.
+        """
+        wanted = sum(shares)
+        if wanted < 1 or min(shares) < 0:
+            raise ValueError(f"shares {list(shares)} must be at least 0 and sum to at least 1")
+        size = min(wanted, self.remaining)
+        indices = self._permutation()[self.position : self.position + size]
+        self.position += size
+        if self.position == self.num_samples:
+            self.epoch, self.position = self.epoch + 1, 0
+        return GlobalBatch(indices=indices, shares=scale_shares(shares, size))
+
+    def next_shared(self, batch_size: int, num_workers: int, policy: SharePolicy) -> GlobalBatch:
+        """The next batch of at most `batch_size` samples, shared by `policy`, which sees its true size."""
+        return self.next_batch(policy(min(batch_size, self.remaining), num_workers))
+
+    def _permutation(self) -> Indices:
+        if self._order is None or self._order[0] != self.epoch:
+            generator = np.random.default_rng(seed_sequence("order", self.seed, self.epoch))
+            self._order = (self.epoch, generator.permutation(self.num_samples))
+        return self._order[1]
+
+
+def even_shares(batch_size: int, num_workers: int) -> tuple[int, ...]:
+    """As equal as possible, the first workers taking one more; but none takes a single sample if it can be avoided.
+
+    BatchNorm fails on a batch of one, so a small batch goes to fewer workers instead, and the others take 0.
+    """
+    workers = max(1, min(num_workers, batch_size // 2))
+    share, rest = divmod(batch_size, workers)
+    return tuple(share + (rank < rest) if rank < workers else 0 for rank in range(num_workers))
+
+
+def scale_shares(shares: Sequence[int], batch_size: int) -> tuple[int, ...]:
+    """Shares in the same proportion that sum to `batch_size` (largest remainder; ties go to the lower rank)."""
+    total = sum(shares)
+    if total == batch_size:
+        return tuple(shares)
+    floors = [share * batch_size // total for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda rank: (-(shares[rank] * batch_size % total), rank))
+    for rank in by_remainder[: batch_size - sum(floors)]:
+        floors[rank] += 1
+    return tuple(floors)

@@ -1,0 +1,83 @@
+"""`TorchTrial`: what a user of PyTorch writes. The loop around it is in `loop.py`.
+
+Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.data import Dataset
+
+    from rubberband.executor.training.data import EvalLoader
+
+
+class TorchTrial(ABC):
+    """One configuration's training in PyTorch, written as small methods so that the gang can be resized at any time.
+
+    A gang runs one object per worker, made without arguments. Before every `build_…` and `…_dataset` method the
+    random states of Python, NumPy and torch are set from the trial's seed alone, so that all ranks agree; before
+    every iteration, from seed, iteration and rank, so that going on from a checkpoint is exact.
+    """
+
+    batch_size: int = 128
+    """Samples per optimizer step, over the whole gang: the same for every gang size (strong scaling)."""
+    max_batch_size_per_gpu: ClassVar[int | None] = None
+    """Most samples that go through the model at once; a larger share is accumulated. None: no limit."""
+    samples_per_iteration: ClassVar[int | None] = None
+    """Training samples that make one iteration (rounded up to whole batches). None: one epoch."""
+    scheduler_step: ClassVar[Literal["iteration", "batch"]] = "iteration"
+    """When the LR schedule steps: after every iteration (ReduceLROnPlateau: with the metric), or after every batch."""
+    find_unused_parameters: ClassVar[bool] = False
+    """DistributedDataParallel's flag: needed where the loss does not use every parameter."""
+
+    @abstractmethod
+    def build_model(self, config: Mapping[str, Any]) -> torch.nn.Module:
+        """The model, on the CPU; it is moved to the device and wrapped afterwards."""
+
+    @abstractmethod
+    def build_optimizer(self, config: Mapping[str, Any], model: torch.nn.Module) -> torch.optim.Optimizer:
+        """The optimizer over the parameters of `model`."""
+
+    def build_scheduler(
+        self, config: Mapping[str, Any], optimizer: torch.optim.Optimizer
+    ) -> torch.optim.lr_scheduler.LRScheduler | None:
+        """The LR schedule, or None for a constant learning rate. It steps as `scheduler_step` says."""
+        return None
+
+    @abstractmethod
+    def train_dataset(self, config: Mapping[str, Any]) -> Dataset[Any]:
+        """The map-style training set; the same on every rank."""
+
+    def eval_dataset(self, config: Mapping[str, Any]) -> Dataset[Any] | None:
+        """The map-style evaluation set; None: `evaluate` is not called and `train_loss` is the only metric."""
+        return None
+
+    @abstractmethod
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        """The mean loss over the samples of `batch`, a scalar; calls `model(…)` once."""
+
+    def evaluate(self, model: torch.nn.Module, loader: EvalLoader) -> Mapping[str, Any]:
+        """Metrics over the evaluation set; by default the mean loss as `loss`.
+
+        Runs on rank 0 alone, in evaluation mode and without gradients, with the model unwrapped. `loader` is an
+        iterable of batches on the model's device, in the order of the set, with `len` (batches), `sizes` (samples of
+        each batch) and `dataset`. `train_loss`, the mean loss of the iteration's training samples, is added to the
+        result.
+        """
+        total = sum(self.loss(model, batch).item() * size for batch, size in zip(loader, loader.sizes, strict=True))
+        return {"loss": total / sum(loader.sizes)}
+
+    def collate(self, samples: list[Any]) -> Any:
+        """A batch from samples of a dataset; by default torch's `default_collate`."""
+        from torch.utils.data import default_collate
+
+        return default_collate(samples)
+
+    def global_batch_size(self, config: Mapping[str, Any]) -> int:
+        """Samples per optimizer step; override it to take them from the configuration."""
+        return self.batch_size

@@ -1,0 +1,109 @@
+"""What a user writes: `Trial` for any framework, and the two calls of a function trial. Needs no torch.
+
+For PyTorch see `torch_trial.TorchTrial`, whose loop is ours.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+TrainFunction = Callable[[dict[str, Any]], Any]
+"""A function trial: takes the configuration, calls `report` once per iteration, and need not end by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialContext:
+    """Where and as what a `Trial` runs."""
+
+    trial: int
+    """Number of the trial in its experiment."""
+    rank: int
+    """This worker's place in the gang; rank 0 reports and saves."""
+    num_workers: int
+    """Workers of the gang, one per GPU."""
+    seed: int
+    """The trial's seed; the same on every rank, for every gang size."""
+    device: Literal["cpu", "cuda"]
+    """The device of this worker; with `cuda`, the only one it sees."""
+    iterations: int
+    """Iterations that the trial has done before this segment."""
+    rendezvous: str | None
+    """`tcp://host:port`, free to bind on rank 0, for a framework's own process group; None for a gang of one."""
+
+
+class Trial(ABC):
+    """One configuration's training, in any framework.
+
+    The order of calls is `setup`, `load` (where there is something to go on from), then `iterate` and `save` in turn,
+    and `close`. A gang runs one object per worker; how they share the work is the trial's own matter. Before `setup`
+    and every `iterate` the random states of Python and NumPy are set from the trial's seed, the iteration and the rank.
+    """
+
+    def setup(self, config: Mapping[str, Any], context: TrialContext) -> None:  # noqa: B027 — optional hook
+        """Prepare to iterate; called once on every rank."""
+
+    @abstractmethod
+    def iterate(self) -> Mapping[str, float]:
+        """Do one iteration and return its metrics; called on every rank, and rank 0's metrics count."""
+
+    @abstractmethod
+    def save(self) -> Any:
+        """Everything that `load` needs, as one picklable object; called on rank 0 after every iteration."""
+
+    @abstractmethod
+    def load(self, state: Any) -> None:
+        """Go on from what `save` returned, perhaps with another number of workers; called on every rank."""
+
+    def close(self) -> None:  # noqa: B027 — optional hook
+        """Give back what `setup` took; called on every rank, also after a failure."""
+
+
+class Session(Protocol):
+    """What `report` and `get_checkpoint` talk to: the runner of the function trial."""
+
+    def report(self, metrics: Mapping[str, Any], checkpoint: Any) -> None:
+        """Hand over one iteration and wait until the next is wanted."""
+        ...
+
+    def checkpoint(self) -> Any:
+        """What the function passed last, or None."""
+        ...
+
+
+current_session: ContextVar[Session] = ContextVar("rubberband function trial")
+"""Set in the thread of a function trial only."""
+
+
+def report(metrics: Mapping[str, float], *, checkpoint: Any = None) -> None:
+    """Report one iteration of a function trial, and wait until the next one is wanted.
+
+    `checkpoint` is any picklable object from which the function can go on (see `get_checkpoint`). A trial that is
+    promoted goes on from it; iterations reported after the last checkpoint are repeated then, and not counted again.
+    When no further iteration is wanted the call does not return: it ends the function by an exception that is no
+    `Exception`, so that `finally` blocks and context managers run.
+
+    Raises RuntimeError outside a function trial.
+    """
+    _session("report").report(metrics, checkpoint)
+
+
+def get_checkpoint() -> Any:
+    """The checkpoint from which this function trial goes on, or None when it starts from the beginning.
+
+    Raises RuntimeError outside a function trial.
+    """
+    return _session("get_checkpoint").checkpoint()
+
+
+def _session(caller: str) -> Session:
+    session = current_session.get(None)
+    if session is None:
+        raise RuntimeError(
+            f"rubberband.{caller}() works inside a function trial that rubberband runs, in the thread that it was "
+            f"called in"
+        )
+    return session
