@@ -86,7 +86,7 @@ def build_table(stages: Sequence[Stage], profile: Profile, offer: Offer, constra
 
     Raises InputError if no GPUs per trial fit the offer, or the profile does not cover the smallest that do.
     """
-    gangs = _gangs(offer, constraints)
+    gangs = _gangs(profile, offer, constraints)
     per_trial_s = np.array([[run_s(stage, gpus, profile) for gpus in gangs] for stage in stages])
     trials = np.array([stage.trials for stage in stages])
     counts = np.arange(1, _most_instances(int(trials.max()), gangs, offer) + 1)
@@ -131,7 +131,8 @@ def _terms(offer: Offer) -> Terms:
     )
 
 
-def _gangs(offer: Offer, constraints: Constraints) -> list[int]:
+def _gangs(profile: Profile, offer: Offer, constraints: Constraints) -> list[int]:
+    """The GPUs per trial worth considering: beyond the largest measured count a trial is no faster, only wider."""
     least, most = constraints.min_gpus_per_trial, constraints.max_gpus_per_trial
     sizes = gang_sizes(offer.gpus, least, most)
     if not sizes:
@@ -147,7 +148,8 @@ def _gangs(offer: Offer, constraints: Constraints) -> list[int]:
             f"a trial of {sizes[0]} GPUs does not fit on max_instances={offer.max_instances} of {offer.gpus} GPUs; "
             f"raise max_instances to {sizes[0] // offer.gpus}, or lower gpus_per_trial.min"
         )
-    return fitting
+    enough = next((gpus for gpus in fitting if gpus >= profile.largest_gpus), fitting[-1])
+    return [gpus for gpus in fitting if gpus <= enough]
 
 
 def _most_instances(trials: int, gangs: Sequence[int], offer: Offer) -> int:
@@ -168,8 +170,8 @@ def _slots(counts: Ints, gangs: Ints, gpus_per_instance: int) -> Ints:
 
 def _faster(duration_s: Floats) -> Bools:
     """(m,) Whether some stage and option is faster than with the next smaller instance count."""
-    steps: Bools = (duration_s[:, 1:] < duration_s[:, :-1]).any(axis=(0, 2))
-    return np.concatenate([[True], steps])
+    steps = np.logical_or.reduce(duration_s[:, 1:] < duration_s[:, :-1], axis=(0, 2))
+    return np.concatenate([np.ones(1, dtype=np.bool_), steps])
 
 
 def _undominated(duration_s: Floats, function_usd: Floats) -> tuple[Ints, Bools]:
@@ -178,7 +180,7 @@ def _undominated(duration_s: Floats, function_usd: Floats) -> tuple[Ints, Bools]
     sorted_s = np.take_along_axis(duration_s, order, axis=2)
     sorted_usd = np.take_along_axis(function_usd, order, axis=2)
     cheapest = np.minimum.accumulate(sorted_usd, axis=2)
-    keep: Bools = np.array(np.isfinite(sorted_s), dtype=np.bool_)
+    keep = np.isfinite(sorted_s)
     keep[:, :, 1:] &= sorted_usd[:, :, 1:] < cheapest[:, :, :-1]
     width = int(keep.sum(axis=2).max())
     front = np.argsort(~keep, axis=2, kind="stable")[:, :, :width]
