@@ -10,29 +10,32 @@ from rubberband.offer import SECONDS_PER_HOUR, Offer
 
 
 def instance_cost_usd(record: InstanceRecord, offer: Offer, at: float) -> float:
-    """What one instance has cost up to `at` (a live one as if it were released then), its minimum and data included."""
-    if record.running_at is None:
+    """What one instance had cost by `at` (a live one as if released then), with its minimum and data."""
+    if record.running_at is None or record.running_at > at:
         return 0.0
     return offer.instance_cost_usd(held_s(record, at))
 
 
 def held_s(record: InstanceRecord, at: float) -> float:
-    """Seconds for which the instance has run up to `at`."""
+    """Seconds for which the instance had run by `at`."""
     if record.running_at is None:
         return 0.0
-    return max(0.0, (record.ended_at if record.ended_at is not None else at) - record.running_at)
+    return max(0.0, _by(record.ended_at, at) - record.running_at)
 
 
 def bill_usd(job: Job, state: State, at: float) -> float:
-    """What everything has cost up to `at`, in US dollars: instances, data, functions, head node."""
+    """What everything had cost by `at`, in US dollars: instances, data, functions, head node."""
     offer = job.offer
     instances = sum(instance_cost_usd(record, offer, at) for record in state.instances.values())
     functions = sum(
-        offer.function_cost_usd(len(use.gang), (at if use.ended_at is None else use.ended_at) - use.started_at)
+        offer.function_cost_usd(len(use.gang), max(0.0, _by(use.ended_at, at) - use.started_at))
         for use in state.allocations
     )
-    end = at if state.ended_at is None else state.ended_at
-    return instances + functions + offer.head_cost_usd(max(0.0, end - state.started_at))
+    return instances + functions + offer.head_cost_usd(max(0.0, _by(state.ended_at, at) - state.started_at))
+
+
+def _by(ended_at: float | None, at: float) -> float:
+    return at if ended_at is None else min(ended_at, at)
 
 
 def budget_ends_at(job: Job, state: State) -> float:

@@ -1,0 +1,247 @@
+"""What came of an experiment: trials, the best configuration, planned against actual, and where the paid time went.
+
+A view of the journal: it can be had at any moment, also while the experiment runs or after a crash. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from rubberband.executor.accounting import PaidTime, bill_usd, instance_cost_usd, paid_time
+from rubberband.executor.events import CheckpointRef
+from rubberband.executor.ranking import best_trial
+from rubberband.executor.state import Job, Phase, State
+
+SCHEMA = "rubberband.report/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResult:
+    """One trial, with its learning curve."""
+
+    trial: int
+    status: str
+    configuration: Mapping[str, Any]
+    iterations: int
+    metrics: Mapping[str, float]
+    """Of its latest report; empty before the first."""
+    failures: int
+    failure: str | None
+    """Why it failed (or was tried again), in one line."""
+    checkpoint: CheckpointRef | None
+    curve: tuple[tuple[float, int, Mapping[str, float]], ...]
+    """(seconds from the start, iterations, metrics) of every report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageResult:
+    """One stage, planned against actual. Actual values of a stage that is not over count up to now."""
+
+    stage: int
+    trials: int
+    iterations: int
+    gpus_per_trial: int
+    planned_instances: int
+    instances: int
+    """Most instances held at once."""
+    planned_s: float
+    """Provisioning included."""
+    actual_s: float | None
+    """None before it began."""
+    planned_cost_usd: float
+    actual_cost_usd: float | None
+    promoted: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceResult:
+    """One instance: instants in seconds from the start, and its share of the bill."""
+
+    instance: str
+    requested_s: float
+    running_s: float | None
+    ready_s: float | None
+    ended_s: float | None
+    cost_usd: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """A GPU's stretch of time with one trial, in seconds from the start."""
+
+    instance: str
+    gpu: int
+    trial: int
+    stage: int
+    start_s: float
+    training_s: float | None
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The whole outcome; what `rubberband report` prints and `rubberband.tune` returns."""
+
+    name: str
+    outcome: Literal["done", "cancelled", "budget", "failed", "unfinished"]
+    reason: str
+    metric: str
+    mode: Literal["max", "min"]
+    best: TrialResult | None
+    """The winner, or the best so far."""
+    trials: tuple[TrialResult, ...]
+    stages: tuple[StageResult, ...]
+    planned_jct_s: float
+    actual_jct_s: float
+    """From the start to the last SYNC; to now while it runs, to its end if it was cut short."""
+    planned_cost_usd: float
+    actual_cost_usd: float
+    deadline_s: float | None
+    max_cost_usd: float | None
+    paid: PaidTime
+    instances: tuple[InstanceResult, ...]
+    busy: tuple[Busy, ...]
+    resumes: int
+    profiling_s: float
+    """Spent on measuring a profile before the start; it counts against the deadline."""
+    profiling_cost_usd: float
+    """Likewise, and against max_cost; not part of `actual_cost_usd`."""
+
+    @property
+    def late(self) -> bool:
+        """Whether it ended (or already is) past its deadline."""
+        return self.deadline_s is not None and self.actual_jct_s > self.deadline_s
+
+    @property
+    def best_config(self) -> Mapping[str, Any] | None:
+        """The best trial's configuration."""
+        return self.best.configuration if self.best else None
+
+    @property
+    def exit_code(self) -> int:
+        """The command line's: 0 done, 1 failed (or over budget), 4 after its deadline, 130 cancelled."""
+        if self.outcome == "cancelled":
+            return 130
+        if self.outcome != "done":
+            return 1
+        return 4 if self.late else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `rubberband report NAME -o json` prints."""
+        shares = asdict(self.paid) | {"total_gpu_s": self.paid.total_gpu_s, "training_share": self.paid.training_share}
+        return {"schema": SCHEMA, **asdict(self), "late": self.late, "paid": shares}
+
+
+def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> Result:
+    """The result as of `now`, on the clock of the events."""
+    at = state.ended_at if state.ended_at is not None else max(now, state.now)
+    trials = tuple(_trial(state, trial, setup["configurations"][trial]) for trial in range(len(state.trials)))
+    best = best_trial(state, job.metric, job.mode)
+    return Result(
+        name=job.name,
+        outcome=state.outcome if state.outcome and state.phase is Phase.FINISHED else "unfinished",
+        reason=state.reason,
+        metric=job.metric,
+        mode=job.mode,
+        best=None if best is None else trials[best.trial],
+        trials=trials,
+        stages=tuple(_stage(job, state, stage, at) for stage in range(len(job.stages))),
+        planned_jct_s=job.prediction.jct_s,
+        actual_jct_s=_jct_s(state, at),
+        planned_cost_usd=job.prediction.cost_usd,
+        actual_cost_usd=bill_usd(job, state, at),
+        deadline_s=job.deadline_s,
+        max_cost_usd=job.max_cost_usd,
+        paid=paid_time(job, state, at),
+        instances=tuple(_instances(job, state, at)),
+        busy=tuple(_busy(state, at)),
+        resumes=state.resumes,
+        profiling_s=setup.get("profiling_s", 0.0),
+        profiling_cost_usd=setup.get("profiling_cost_usd", 0.0),
+    )
+
+
+def _jct_s(state: State, at: float) -> float:
+    last_sync = state.stages[-1].ended_at if state.outcome == "done" else None
+    return (at if last_sync is None else last_sync) - state.started_at
+
+
+def _trial(state: State, trial: int, configuration: Mapping[str, Any]) -> TrialResult:
+    record = state.trials[trial]
+    return TrialResult(
+        trial=trial,
+        status=record.status.value,
+        configuration=configuration,
+        iterations=record.iterations,
+        metrics=record.reports[-1].metrics if record.reports else {},
+        failures=record.failures,
+        failure=None if record.failure is None else f"{record.failure[0]}: {record.failure[1]}",
+        checkpoint=record.checkpoint,
+        curve=tuple((r.reported_at - state.started_at, r.iterations, r.metrics) for r in record.reports),
+    )
+
+
+def _stage(job: Job, state: State, index: int, at: float) -> StageResult:
+    predicted, chosen, stage = job.prediction.stages[index], job.plan.stages[index], job.stages[index]
+    record = state.stages[index] if index < len(state.stages) else None
+    actual_s = actual_cost_usd = None
+    promoted: tuple[int, ...] = ()
+    if record is not None:
+        last = index + 1 == len(job.stages) or record.ended_at is None
+        actual_s = (at if record.ended_at is None else record.ended_at) - record.started_at
+        until = at if last or record.ended_at is None else record.ended_at
+        # The first stage's cost starts from nothing: an instance may be billed from the very instant of the start.
+        before_usd = bill_usd(job, state, record.started_at) if index else 0.0
+        actual_cost_usd = bill_usd(job, state, until) - before_usd
+        promoted = state.stages[index + 1].trials if index + 1 < len(state.stages) else record.ranking
+    return StageResult(
+        stage=index,
+        trials=stage.trials,
+        iterations=stage.iterations,
+        gpus_per_trial=chosen.gpus_per_trial,
+        planned_instances=chosen.instances,
+        instances=record.widest if record else 0,
+        planned_s=predicted.provisioning_s + predicted.duration_s,
+        actual_s=actual_s,
+        planned_cost_usd=predicted.cost_usd,
+        actual_cost_usd=actual_cost_usd,
+        promoted=promoted,
+    )
+
+
+def _instances(job: Job, state: State, at: float) -> list[InstanceResult]:
+    def since_start(instant: float | None) -> float | None:
+        return None if instant is None else instant - state.started_at
+
+    return [
+        InstanceResult(
+            instance=record.instance,
+            requested_s=record.requested_at - state.started_at,
+            running_s=since_start(record.running_at),
+            ready_s=since_start(record.ready_at),
+            ended_s=since_start(record.ended_at),
+            cost_usd=instance_cost_usd(record, job.offer, at),
+            reason=record.reason,
+        )
+        for record in state.instances.values()
+    ]
+
+
+def _busy(state: State, at: float) -> list[Busy]:
+    start = state.started_at
+    return [
+        Busy(
+            instance=slot.instance,
+            gpu=slot.gpu,
+            trial=use.trial,
+            stage=use.stage,
+            start_s=use.started_at - start,
+            training_s=None if use.training_at is None else use.training_at - start,
+            end_s=(at if use.ended_at is None else use.ended_at) - start,
+        )
+        for use in state.allocations
+        for slot in use.gang
+    ]
