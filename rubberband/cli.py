@@ -1,0 +1,58 @@
+"""The command line: `rubberband COMMAND ...`. Every command is a module of rubberband.commands, registered here.
+
+Those modules import at their top only what starts fast; the rest is imported when a command runs. stdout carries data
+alone; errors are one line on stderr. Exit codes: 0 done, 1 failed, 2 wrong usage or input, 3 infeasible, 4 finished
+after its deadline, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import rubberband
+from rubberband.commands import estimate
+from rubberband.errors import RubberbandError
+
+app = typer.Typer(
+    name="rubberband",
+    help="Hyperparameter tuning in the cloud, by a deadline and within a budget.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+app.command("estimate")(estimate.estimate)
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    try:
+        app(prog_name="rubberband")
+    except RubberbandError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"rubberband {rubberband.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Hyperparameter tuning in the cloud, by a deadline and within a budget."""
+
+
+if __name__ == "__main__":
+    main()

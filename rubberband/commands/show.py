@@ -1,0 +1,52 @@
+"""What commands print: tables as plain aligned text, or drawn by rich on a terminal; figures that add up."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on stdout."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], total: Sequence[str] | None = None) -> None:
+    """A table on stdout, numbers right-aligned; `total` is a last row, set apart."""
+    if sys.stdout.isatty():
+        _print_rich(header, rows, total)
+        return
+    print("\n".join(aligned([header, *rows, *([total] if total else [])])))
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines whose columns line up on the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
+def rounded(parts: Sequence[float], unit: float) -> list[float]:
+    """`parts` as multiples of `unit`, so that they add up to their rounded sum (each is off by less than one unit)."""
+    steps, so_far, sum_so_far = [], 0, 0.0
+    for part in parts:
+        sum_so_far = math.fsum((sum_so_far, part))
+        reached = round(sum_so_far / unit)
+        steps.append((reached - so_far) * unit)
+        so_far = reached
+    return steps
+
+
+def _print_rich(header: Sequence[str], rows: Sequence[Sequence[str]], total: Sequence[str] | None) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_footer=total is not None)
+    for column, name in enumerate(header):
+        table.add_column(name, footer=total[column] if total else "", justify="right")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
