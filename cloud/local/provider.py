@@ -55,6 +55,7 @@ class LocalProvider:
         self._max_instances = max_instances
         self._devices = tuple(devices)
         self._mutex = threading.RLock()
+        self._closed = False
         self._processes: list[subprocess.Popen[bytes]] = []
         for folder in (self._instances, self._heads):
             folder.mkdir(parents=True, exist_ok=True)
@@ -151,6 +152,7 @@ class LocalProvider:
     def close(self) -> None:
         """End every instance and the head, and let the directory go. Idempotent."""
         with self._mutex:
+            self._closed = True
             paths = [*self._instances.glob("*.json"), *self._heads.glob("*.json")]
             living = [path for path in paths if guard.load(path).ended_at is None]
             for path in living:
@@ -218,6 +220,8 @@ class LocalProvider:
 
     def _spawn(self, path: Path) -> None:
         """Start the guarding process; if there is one already, the new one finds the lock taken and goes."""
+        if self._closed:
+            raise ProviderError(f"the provider of experiment {self._experiment} is closed; open a new one")
         record = guard.load(path)
         tags = {
             guard.EXPERIMENT_TAG: self._experiment,

@@ -1,0 +1,146 @@
+"""The Ray backend: carries out the controller's commands with warm Ray actors on a provider's instances."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from rubberband.cloud.cluster import ClusterProvider
+from rubberband.errors import CheckpointError
+from rubberband.executor.checkpoints import CheckpointStore
+from rubberband.executor.events import (
+    Command,
+    DiscardCheckpoint,
+    DriverResumed,
+    Event,
+    Finish,
+    LaunchInstance,
+    ReleaseInstance,
+    StartTrial,
+    StopTrial,
+)
+from rubberband.executor.ray.attempt import Attempt
+from rubberband.executor.ray.crew import Crew
+from rubberband.executor.ray.fleet import RayFleet
+from rubberband.executor.ray.mailbox import Mailbox
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.segment import Segment
+
+_FAREWELL_S = 2.0
+
+
+class RayBackend:
+    """Implements `rubberband.executor.backend.Backend`. Threads do the work; none of the methods waits for it."""
+
+    def __init__(
+        self,
+        provider: ClusterProvider,
+        *,
+        entrypoint: Entrypoint,
+        configurations: Sequence[Mapping[str, Any]],
+        seeds: Sequence[int],
+        metric: str,
+        store: CheckpointStore,
+        gpus_per_instance: int,
+        device: Literal["cpu", "cuda"] = "cpu",
+        logs: Path | None = None,
+        lease_interval_s: float = 2.0,
+        ready_timeout_s: float = 180.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Nothing is rented, and Ray is not touched, before the first command.
+
+        `configurations[i]` and `seeds[i]` belong to trial i. `logs` is a directory that every worker sees: what trial 7
+        prints goes to `trial-007.log` in it. An instance whose workers are not warm within `ready_timeout_s` is given
+        up as lost.
+        """
+        self._entrypoint = entrypoint
+        self._configurations = configurations
+        self._seeds = seeds
+        self._metric = metric
+        self._store = store
+        self._device = device
+        self._logs = logs
+        self._clock = clock
+        self._mailbox = Mailbox(clock)
+        self._attempts: dict[tuple[int, int], Attempt] = {}
+        self._closed = False
+
+        def make_crew(instance: str, on_sick: Callable[[str, str], None]) -> Crew:
+            return Crew(instance, gpus_per_instance, entrypoint, store, timeout_s=ready_timeout_s, on_sick=on_sick)
+
+        self._fleet = RayFleet(provider, make_crew, self._mailbox, lease_interval_s)
+
+    def now(self) -> float:
+        """Unix time in seconds."""
+        return self._clock()
+
+    def execute(self, command: Command) -> None:
+        """Begin to carry out `command`; what comes of it arrives as events."""
+        match command:
+            case LaunchInstance():
+                self._fleet.launch(command.instance)
+            case ReleaseInstance():
+                self._fleet.release(command.instance)
+            case StartTrial():
+                self._start(command)
+            case StopTrial():
+                attempt = self._attempts.pop((command.trial, command.attempt), None)
+                if attempt is not None:
+                    attempt.stop()
+            case DiscardCheckpoint():
+                with contextlib.suppress(CheckpointError):  # it costs some disk space and nothing else
+                    self._store.discard(command.checkpoint)
+            case Finish():
+                pass
+            case _:
+                raise AssertionError(f"no such command: {command!r}")
+
+    def _start(self, start: StartTrial) -> None:
+        if (start.trial, start.attempt) in self._attempts:
+            return
+        for key in [key for key in self._attempts if key[0] == start.trial]:
+            del self._attempts[key]
+        segment = Segment(
+            trial=start.trial,
+            attempt=start.attempt,
+            config=self._configurations[start.trial],
+            seed=self._seeds[start.trial],
+            metric=self._metric,
+            rank=0,
+            num_workers=len(start.gang),
+            rendezvous=None,
+            device=self._device,
+            from_iterations=start.from_iterations,
+            until_iterations=start.until_iterations,
+            checkpoint=start.checkpoint,
+        )
+        log = None if self._logs is None else self._logs.resolve() / f"trial-{start.trial:03d}.log"
+        attempt = Attempt(start, segment, log, self._fleet, self._mailbox.put)
+        self._attempts[start.trial, start.attempt] = attempt
+        attempt.begin()
+
+    def next_events(self, wake_at: float | None) -> Sequence[Event]:
+        """Wait for events and return them in order; return empty once the clock reaches `wake_at`, or after a while."""
+        return self._mailbox.take(wake_at)
+
+    def reconcile(self, known: Collection[str]) -> DriverResumed:
+        """Take over from a driver that died. Raises ProviderError if the provider cannot tell what exists."""
+        return self._fleet.reconcile(known)
+
+    def close(self) -> None:
+        """Release everything that is still held, and leave no process behind. Idempotent."""
+        if self._closed:
+            return
+        try:
+            for attempt in self._attempts.values():
+                attempt.stop(replace_workers=False)
+            deadline = time.monotonic() + _FAREWELL_S
+            for attempt in self._attempts.values():
+                attempt.wait(max(0.0, deadline - time.monotonic()))
+        finally:
+            self._fleet.close()
+            self._closed = True

@@ -1,0 +1,104 @@
+"""The driver's connection to a Ray cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from typing import Any
+
+import ray
+
+from rubberband.cloud.cluster import Head
+from rubberband.errors import ProviderError
+
+
+class Connection:
+    """At most one at a time in a process, as Ray has it."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._address: str | None = None
+        self._closed = False
+        self._found: dict[str, str | None] = {}
+        """What the environment held before we were let in."""
+
+    @property
+    def address(self) -> str | None:
+        """The head that this is connected to."""
+        return self._address
+
+    def open(self, head: Head) -> None:
+        """Connect to `head`, unless that is the case; leave another head that this was connected to.
+
+        Raises ProviderError if the process is connected to a Ray cluster that is not ours, or the head does not answer.
+        """
+        with self._mutex:
+            if self._address == head.address:
+                return
+            if self._closed:
+                raise ProviderError("the backend is closed")
+            if self._address is not None:
+                self._leave()
+            if ray.is_initialized():
+                raise ProviderError(
+                    "this process is already connected to a Ray cluster, and rubberband uses its own: call "
+                    "ray.shutdown() first, or run rubberband in a process of its own"
+                )
+            self._connect(head)
+
+    def _connect(self, head: Head) -> None:
+        self._found = {key: os.environ.get(key) for key in head.environment}
+        os.environ.update(head.environment)
+        _read_environment_again()
+        _silence_raylet_messages()
+        try:
+            ray.init(
+                address=head.address,
+                _temp_dir=head.temp_dir,  # which raylet of this machine to attach to: never an instance's
+                namespace="rubberband",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        except Exception as error:
+            raise ProviderError(f"the Ray head at {head.address} did not let the driver in: {error}") from error
+        self._address = head.address
+
+    def close(self) -> None:
+        """Disconnect for good."""
+        with self._mutex:
+            self._closed = True
+            self._leave()
+
+    def leave(self) -> None:
+        """Disconnect, because the head is gone: Ray would end this process after a while."""
+        with self._mutex:
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._address is not None:
+            self._address = None
+            ray.shutdown()
+            for key, value in self._found.items():
+                if value is None:
+                    os.environ.pop(key, None)
+                else:
+                    os.environ[key] = value
+            _read_environment_again()
+
+
+def _read_environment_again() -> None:
+    """Let Ray see the authentication mode and the token of now: it reads them once, when it is first imported."""
+    with contextlib.suppress(AttributeError):  # a Ray that knows no authentication
+        core: Any = ray._raylet
+        core.Config.initialize("")
+        core.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _silence_raylet_messages() -> None:
+    """Keep pages of raylet state off the user's standard output whenever a worker or an instance ends; we say it."""
+    from ray._private import worker
+
+    if hasattr(worker, "listen_error_messages"):
+        worker.listen_error_messages = lambda *_: None

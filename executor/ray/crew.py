@@ -1,0 +1,162 @@
+"""The warm workers of one instance, one per slot: brought up together, replaced one by one when they die."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rubberband.cloud.cluster import INSTANCE_LABEL
+from rubberband.executor.checkpoints import CheckpointStore
+from rubberband.executor.ray.worker import SlotWorker
+from rubberband.executor.training.entrypoint import Entrypoint
+
+Worker = Any
+"""The handle of a `SlotWorker` actor."""
+
+_REPLACEMENTS = 3
+_LOOK_S = 0.5
+
+
+class CrewError(Exception):
+    """The instance's workers cannot be brought up; the message is one line that says why."""
+
+
+class Crew:
+    """Workers of `instance`; every method may be called from any thread."""
+
+    def __init__(
+        self,
+        instance: str,
+        gpus: int,
+        entrypoint: Entrypoint,
+        store: CheckpointStore,
+        *,
+        timeout_s: float,
+        on_sick: Callable[[str, str], None],
+    ) -> None:
+        """`on_sick(instance, reason)` is called when a slot's worker cannot be replaced."""
+        self._instance = instance
+        self._gpus = gpus
+        self._entrypoint = entrypoint
+        self._store = store
+        self._timeout_s = timeout_s
+        self._on_sick = on_sick
+        self._mutex = threading.Lock()
+        self._dismissed = threading.Event()
+        self._group: Any = None
+        self._slots: list[Future[Worker]] = [Future() for _ in range(gpus)]
+
+    @property
+    def dismissed(self) -> bool:
+        """Whether the instance was given up."""
+        return self._dismissed.is_set()
+
+    def assemble(self) -> None:
+        """Wait for the Ray node and bring up a warm worker on every slot. Raises CrewError."""
+        deadline = time.monotonic() + self._timeout_s
+        group = self._place(deadline)
+        workers = [self._start(group, gpu) for gpu in range(self._gpus)]
+        self._await(lambda: [worker.warm_up.remote() for worker in workers], deadline)
+        for future, worker in zip(self._slots, workers, strict=True):
+            future.set_result(worker)
+
+    def worker(self, gpu: int) -> Future[Worker]:
+        """The warm worker on slot `gpu`, there already or about to be."""
+        with self._mutex:
+            return self._slots[gpu]
+
+    def replace(self, gpu: int, worker: Worker) -> None:
+        """Kill `worker` and bring up another one on its slot; whoever asks for the slot's worker waits for it."""
+        with self._mutex:
+            current = self._slots[gpu]
+            if self.dismissed or not current.done() or current.result() is not worker:
+                return
+            self._slots[gpu] = Future()
+        threading.Thread(target=self._replace, args=(gpu, worker), daemon=True, name=f"replace-{gpu}").start()
+
+    def dismiss(self) -> None:
+        """Give the slots up: their workers go with the placement group."""
+        with self._mutex:
+            self._dismissed.set()
+            group, self._group = self._group, None
+        if group is not None:
+            with contextlib.suppress(Exception):  # the head may be gone, and with it what was to be removed
+                remove_placement_group(group)
+
+    def _place(self, deadline: float) -> Any:
+        label = {INSTANCE_LABEL: self._instance}
+        group = placement_group([{"GPU": 1}] * self._gpus, strategy="PACK", bundle_label_selector=[label] * self._gpus)
+        with self._mutex:
+            self._group = group
+        while not group.wait(_LOOK_S):
+            if self.dismissed:
+                raise CrewError("released")
+            if time.monotonic() >= deadline:
+                raise CrewError(
+                    f"its Ray node did not offer {self._gpus} GPUs within {self._timeout_s:.0f} s; see its log"
+                )
+        return group
+
+    def _start(self, group: Any, gpu: int) -> Worker:
+        place = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=gpu)
+        actor = ray.remote(SlotWorker).options(num_cpus=0, num_gpus=1, max_restarts=0, scheduling_strategy=place)
+        return actor.remote(self._entrypoint, self._store)
+
+    def _await(self, submit: Callable[[], list[Any]], deadline: float) -> None:
+        try:
+            pending = submit()
+            while pending:
+                if self.dismissed:
+                    raise CrewError("released")
+                if time.monotonic() >= deadline:
+                    raise CrewError(
+                        f"{len(pending)} of its workers did not get warm within {self._timeout_s:.0f} s; "
+                        f"does importing {self._entrypoint} take that long?"
+                    )
+                ready, pending = ray.wait(pending, num_returns=len(pending), timeout=_LOOK_S)
+                ray.get(ready)
+        except RayError as error:
+            raise CrewError(f"a worker ended while it warmed up: {last_line(error)}") from error
+
+    def _replace(self, gpu: int, worker: Worker) -> None:
+        kill(worker)
+        reason = ""
+        for _ in range(_REPLACEMENTS):
+            with self._mutex:
+                group, future = self._group, self._slots[gpu]
+            if group is None:
+                return
+            fresh = None
+            try:
+                fresh = self._start(group, gpu)
+                self._await(lambda started=fresh: [started.warm_up.remote()], time.monotonic() + self._timeout_s)  # type: ignore[misc]
+            except Exception as error:
+                reason = str(error)
+                kill(fresh)
+            else:
+                future.set_result(fresh)
+                return
+        if not self.dismissed:
+            self._on_sick(self._instance, f"no new worker on GPU {gpu}: {reason}")
+
+
+def kill(worker: Worker) -> None:
+    """End a worker at once; harmless if it, or the cluster, is gone."""
+    with contextlib.suppress(Exception):
+        ray.kill(worker)
+
+
+def last_line(error: BaseException) -> str:
+    """The most telling line of one of Ray's long messages."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith(("The actor is dead because", "Worker exit"))]
+    return (told or lines or [type(error).__name__])[-1][:300]

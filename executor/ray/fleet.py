@@ -1,0 +1,231 @@
+"""The instances that the driver holds: launched, watched, made ready, and given back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from rubberband.cloud.cluster import ClusterProvider
+from rubberband.cloud.provider import InstanceStatus
+from rubberband.errors import ProviderError
+from rubberband.executor.events import (
+    DriverResumed,
+    EndedInstance,
+    InstanceLost,
+    InstanceReady,
+    InstanceRefused,
+    InstanceReleased,
+    InstanceRunning,
+    LiveInstance,
+)
+from rubberband.executor.ray.connection import Connection
+from rubberband.executor.ray.crew import Crew, CrewError
+from rubberband.executor.ray.mailbox import Mailbox
+
+_WATCH_S = 0.25
+_RETRY_S = 2.0
+
+CrewMaker = Callable[[str, Callable[[str, str], None]], Crew]
+"""(instance, what to call when it is sick) -> its crew."""
+
+
+@dataclass(slots=True)
+class _Hold:
+    """One instance, from the order to launch it to its end."""
+
+    crew: Crew
+    launched: threading.Event = field(default_factory=threading.Event)
+    """Set when the provider has answered the launch, whatever it said."""
+    running: bool = False
+    over: bool = False
+    """Released (or about to be), refused or lost: its next event is its last, or was."""
+
+
+class RayFleet:
+    """Instances of one provider; their events go to the mailbox."""
+
+    def __init__(
+        self, provider: ClusterProvider, make_crew: CrewMaker, mailbox: Mailbox, lease_interval_s: float
+    ) -> None:
+        """Begin to renew the lease, every `lease_interval_s`, and to watch what the provider shows."""
+        self._provider = provider
+        self._make_crew = make_crew
+        self._mailbox = mailbox
+        self._lease_interval_s = lease_interval_s
+        self._connection = Connection()
+        self._mutex = threading.RLock()
+        self._holds: dict[str, _Hold] = {}
+        self._closing = threading.Event()
+        self._threads = [_thread(self._renew, "lease"), _thread(self._watch, "watch")]
+
+    def crew(self, instance: str) -> Crew | None:
+        """The crew of an instance that is held, or None."""
+        with self._mutex:
+            hold = self._holds.get(instance)
+            return None if hold is None or hold.over else hold.crew
+
+    def launch(self, instance: str) -> None:
+        """Rent an instance; its events follow. Harmless when repeated."""
+        with self._mutex:
+            if instance not in self._holds:
+                hold = self._holds[instance] = _Hold(self._make_crew(instance, self._give_up))
+                _thread(lambda: self._launch(instance, hold), f"launch-{instance}")
+
+    def _launch(self, instance: str, hold: _Hold) -> None:
+        try:
+            self._connection.open(self._provider.ensure_head())
+            if not hold.over:
+                self._provider.launch(instance)
+        except Exception as error:
+            reason = str(error) if isinstance(error, ProviderError) else f"{type(error).__name__}: {error}"
+            if self._end(hold):
+                self._mailbox.put(lambda at: InstanceRefused(occurred_at=at, instance=instance, reason=reason))
+        finally:
+            hold.launched.set()
+
+    def release(self, instance: str) -> None:
+        """Give an instance back; InstanceReleased follows. Harmless when repeated."""
+        with self._mutex:
+            hold = self._holds.get(instance)
+        if hold is None or self._end(hold):
+            _thread(lambda: self._release(instance, hold), f"release-{instance}")
+
+    def _release(self, instance: str, hold: _Hold | None) -> None:
+        if hold is not None:
+            hold.launched.wait()
+        ended_at = self._release_surely(instance)
+        self._mailbox.put(lambda at: InstanceReleased(occurred_at=at, instance=instance, ended_at=ended_at or at))
+        if hold is not None:
+            hold.crew.dismiss()
+
+    def _release_surely(self, instance: str) -> float | None:
+        """Ask until the provider obeys: an instance that is not given back goes on costing money."""
+        while True:
+            try:
+                return self._provider.release(instance).ended_at
+            except ProviderError:
+                if all(status.instance != instance for status in self._provider.describe()):
+                    return None
+                if self._closing.wait(_RETRY_S):
+                    return None
+
+    def _end(self, hold: _Hold) -> bool:
+        """Mark the end of `hold`; False if that was done before."""
+        with self._mutex:
+            was_over, hold.over = hold.over, True
+        return not was_over
+
+    def _give_up(self, instance: str, reason: str) -> None:
+        """Give back an instance that is of no use, and call it lost."""
+        hold = self._holds[instance]
+        if self._end(hold):
+            ended_at = self._release_surely(instance)
+            self._mailbox.put(
+                lambda at: InstanceLost(occurred_at=at, instance=instance, ended_at=ended_at or at, reason=reason)
+            )
+            hold.crew.dismiss()
+
+    def _assemble(self, instance: str, hold: _Hold) -> None:
+        try:
+            self._connection.open(self._provider.ensure_head())
+            hold.crew.assemble()
+        except (CrewError, ProviderError) as error:
+            self._give_up(instance, str(error))
+        except Exception as error:
+            self._give_up(instance, f"{type(error).__name__}: {error}")
+        else:
+            with self._mutex:
+                if not hold.over:
+                    self._mailbox.put(lambda at: InstanceReady(occurred_at=at, instance=instance))
+
+    def _renew(self) -> None:
+        while not self._closing.wait(self._lease_interval_s):
+            try:
+                self._provider.renew_lease()
+            except (ProviderError, OSError):
+                continue  # the lease is long enough for the next time
+
+    def _watch(self) -> None:
+        while not self._closing.wait(_WATCH_S):
+            with self._mutex:
+                held = any(not hold.over for hold in self._holds.values())
+            if held:
+                self._look()
+
+    def _look(self) -> None:
+        try:
+            statuses = self._provider.describe()
+            head = self._provider.head()
+        except (ProviderError, OSError):
+            return
+        for status in statuses:
+            with self._mutex:
+                self._take_in(status)
+        if self._connection.address is not None and head is None:
+            self._connection.leave()
+
+    def _take_in(self, status: InstanceStatus) -> None:
+        instance = status.instance
+        hold = self._holds.get(instance)
+        if hold is None or hold.over or self._closing.is_set():
+            return
+        running_at, ended_at = status.running_at, status.ended_at
+        if running_at is not None and not hold.running:
+            hold.running = True
+            self._mailbox.put(lambda at: InstanceRunning(occurred_at=at, instance=instance, running_at=running_at))
+            if ended_at is None:
+                _thread(lambda: self._assemble(instance, hold), f"assemble-{instance}")
+        if ended_at is not None:
+            hold.over = True
+            reason = status.reason or "ended by somebody else"
+            if running_at is None:
+                self._mailbox.put(lambda at: InstanceRefused(occurred_at=at, instance=instance, reason=reason))
+            else:
+                self._mailbox.put(
+                    lambda at: InstanceLost(occurred_at=at, instance=instance, ended_at=ended_at, reason=reason)
+                )
+            _thread(hold.crew.dismiss, f"dismiss-{instance}")
+
+    def reconcile(self, known: Collection[str]) -> DriverResumed:
+        """Adopt the `known` instances that live, release the others, and tell what lives and what has ended."""
+        head = self._provider.head()
+        if head is not None:
+            self._connection.open(head)
+        live, ended = [], []
+        resumed_at = self._mailbox.stamp()
+        for status in self._provider.describe():
+            if status.ended_at is None and status.instance not in known:
+                status = self._provider.release(status.instance)
+            if status.ended_at is None:
+                live.append(LiveInstance(instance=status.instance, running_at=status.running_at))
+            elif status.running_at is not None:
+                ended.append(
+                    EndedInstance(instance=status.instance, running_at=status.running_at, ended_at=status.ended_at)
+                )
+        for instance in live:
+            self._adopt(instance)
+        return DriverResumed(occurred_at=resumed_at, live=tuple(live), ended=tuple(ended))
+
+    def _adopt(self, found: LiveInstance) -> None:
+        instance = found.instance
+        hold = _Hold(self._make_crew(instance, self._give_up), running=found.running_at is not None)
+        hold.launched.set()
+        with self._mutex:
+            self._holds[instance] = hold
+        if hold.running:
+            _thread(lambda: self._assemble(instance, hold), f"assemble-{instance}")
+
+    def close(self) -> None:
+        """Leave the cluster and give everything back."""
+        self._closing.set()
+        try:
+            self._connection.close()
+        finally:
+            self._provider.close()
+
+
+def _thread(target: Callable[[], None], name: str) -> threading.Thread:
+    thread = threading.Thread(target=target, daemon=True, name=name)
+    thread.start()
+    return thread

@@ -1,0 +1,89 @@
+"""The process of one slot: a Ray actor that stays warm and runs the segments of whatever trials come to the slot.
+
+It runs one thing at a time, on its main thread, so that user code may set signal handlers and the like.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rubberband.errors import EntrypointError
+from rubberband.executor.checkpoints import CheckpointStore
+from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport, SegmentStarted
+
+if TYPE_CHECKING:
+    from rubberband.executor.training.entrypoint import Entrypoint
+
+SegmentItem = SegmentStarted | SegmentReport | SegmentFailure
+"""What a worker streams."""
+
+
+class SlotWorker:
+    """Runs segments in this process; made into an actor by `crew`."""
+
+    def __init__(self, entrypoint: Entrypoint, store: CheckpointStore) -> None:
+        self._entrypoint = entrypoint
+        self._store = store
+
+    def warm_up(self) -> None:
+        """Import everything that training needs: most of what a cold start takes."""
+        from rubberband.executor.training import run
+
+        assert run  # imported for its imports
+        # A broken entry point fails the trials, each with its message; the worker itself is well.
+        with contextlib.suppress(EntrypointError):
+            self._entrypoint.load()
+
+    def rendezvous(self) -> str:
+        """Where the gang meets, if this worker is its rank 0: `tcp://host:port`."""
+        import ray
+
+        host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        with socket.socket() as listener:
+            listener.bind(("", 0))
+            port: int = listener.getsockname()[1]
+        return f"tcp://{host}:{port}"
+
+    def run(self, segment: Segment, log: Path | None) -> Iterator[SegmentItem]:
+        """Train; what is printed meanwhile is appended to the file `log`."""
+        from rubberband.executor.training.run import run_segment
+
+        with redirected(log):
+            yield from run_segment(self._entrypoint, segment, self._store)
+
+
+@contextlib.contextmanager
+def redirected(log: Path | None) -> Iterator[None]:
+    """Append what this process prints (and its children and C libraries print) to `log` while in the block."""
+    if log is None:
+        yield
+        return
+    log.parent.mkdir(parents=True, exist_ok=True)
+    streams = sys.stdout, sys.stderr
+    _flush(*streams)
+    kept = os.dup(1), os.dup(2)
+    with open(log, "a", buffering=1, encoding="utf-8", errors="backslashreplace") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        sys.stdout = sys.stderr = file
+        try:
+            yield
+        finally:
+            _flush(file)
+            sys.stdout, sys.stderr = streams
+            for number, original in zip((1, 2), kept, strict=True):
+                os.dup2(original, number)
+                os.close(original)
+
+
+def _flush(*streams: io.TextIOBase | object) -> None:
+    for stream in streams:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()  # type: ignore[union-attr]
