@@ -19,6 +19,13 @@ def run_s(stage: Stage, gpus_per_trial: int, profile: Profile) -> float:
     return profile.trial_startup_s + stage.iterations * profile.iteration_s(gpus_per_trial)
 
 
+def least_instances(num_slots: int, gpus_per_instance: int, gpus_per_trial: int) -> int:
+    """The fewest instances that run `num_slots` trials at once: the inverse of `offer.slots`."""
+    if gpus_per_trial <= gpus_per_instance:
+        return -(-num_slots // (gpus_per_instance // gpus_per_trial))
+    return num_slots * (gpus_per_trial // gpus_per_instance)
+
+
 def stage_s(stage: Stage, choice: StagePlan, profile: Profile, offer: Offer) -> float:
     """Stage time in seconds: ceil(n/slots) waves of equally long trials, from the first start to SYNC.
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 from rubberband.errors import InfeasibleError, InputError
-from rubberband.offer import Offer
-from rubberband.plan import Constraints, Planned, Prediction, Stage
+from rubberband.offer import Offer, slots
+from rubberband.plan import Constraints, Plan, Planned, Prediction, Stage, StagePlan
 from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
-from rubberband.planner.model import predict
+from rubberband.planner.model import least_instances, predict
 from rubberband.planner.solver import Box, Found, Objective, pareto, solve
-from rubberband.planner.table import Table, build_table
+from rubberband.planner.table import Table, build_table, holding_is_free
 from rubberband.profile import Profile
 from rubberband.units import format_duration, format_usd
 
@@ -46,6 +46,8 @@ def plan(
     if found is None:
         raise _infeasible(table, constraints, constant)
     chosen = table.plan(found.path)
+    if holding_is_free(offer):
+        chosen = _fewest_instances(stages, chosen, offer, constant)
     return Planned(plan=chosen, prediction=predict(stages, chosen, profile, offer))
 
 
@@ -68,6 +70,24 @@ def meets(prediction: Prediction, constraints: Constraints) -> tuple[bool, bool]
     return (
         prediction.jct_s <= box.time_s + TIME_TOLERANCE_S,
         prediction.cost_usd <= box.cost_usd + COST_TOLERANCE_USD,
+    )
+
+
+def _fewest_instances(stages: Sequence[Stage], chosen: Plan, offer: Offer, constant: bool) -> Plan:
+    """`chosen` with as few instances as keep every stage's waves, without growing later than at the start."""
+    counts: list[int] = []
+    for stage, choice in zip(reversed(stages), reversed(chosen.stages), strict=True):
+        gpus = choice.gpus_per_trial
+        num_waves = -(-stage.trials // slots(choice.instances, offer.gpus, gpus))
+        needed = least_instances(-(-stage.trials // num_waves), offer.gpus, gpus)
+        counts.append(max(needed, counts[-1] if counts else 0))
+    if constant:
+        counts = [counts[-1]] * len(counts)
+    return Plan(
+        stages=tuple(
+            StagePlan(instances=count, gpus_per_trial=choice.gpus_per_trial)
+            for count, choice in zip(reversed(counts), chosen.stages, strict=True)
+        )
     )
 
 

@@ -26,6 +26,8 @@ Objective = Literal["min_cost", "min_time"]
 Path = list[tuple[int, int]]
 
 _PAIRS_AT_ONCE = 1_000_000
+_BOUNDS_AT_ONCE = 50_000
+_FEW_STATES = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,23 +71,44 @@ def solve(table: Table, box: Box, objective: Objective = "min_cost", *, constant
         box, objective = Box(time_s=min(box.time_s, fastest_s)), "min_cost"
     relaxed, lowest, best = _bracket(table, box, objective, constant)
     reach = best if best is not None else (box.cost_usd if objective == "min_cost" else box.time_s)
-    for upper in _widening(lowest, reach):
-        smaller = (
-            Box(time_s=box.time_s, cost_usd=min(upper, box.cost_usd))
-            if objective == "min_cost"
-            else Box(time_s=min(upper, box.time_s), cost_usd=box.cost_usd)
-        )
+    for upper in _widening(table, box, relaxed, objective, lowest, reach):
+        smaller = _shrunk(box, objective, upper)
         layers = label_setting(table, smaller, relaxed, constant=constant)
         if len(layers) == table.num_stages and len(layers[-1]):
             return _best(table, layers, objective)
     return None
 
 
-def _widening(lowest: float, reach: float) -> list[float]:
+def _shrunk(box: Box, objective: Objective, upper: float) -> Box:
+    """The part of `box` whose plans reach an objective of `upper` or better."""
+    if objective == "min_cost":
+        return Box(time_s=box.time_s, cost_usd=min(upper, box.cost_usd))
+    return Box(time_s=min(upper, box.time_s), cost_usd=box.cost_usd)
+
+
+def _widening(
+    table: Table, box: Box, relaxed: Relaxed, objective: Objective, lowest: float, reach: float
+) -> list[float]:
     """Upper bounds on the objective to try in turn, up to `reach`: near the lower bound, few labels survive."""
     if not np.isfinite(reach) or reach <= lowest * (1.0 + 1e-9):
         return [reach]
+    limits = _limits(_shrunk(box, objective, reach), relaxed.rows)
+    num_states = sum(len(_open_counts(relaxed, stage, limits)) for stage in range(table.num_stages))
+    if num_states * table.duration_s.shape[2] <= _FEW_STATES:
+        return [reach]
     return [lowest + share * (reach - lowest) for share in (0.02, 0.1, 0.3)] + [reach]
+
+
+def _limits(box: Box, rows: Rows) -> Floats:
+    """(R,) `box.limits` with room for the rounding of sums."""
+    limits = box.limits(rows)
+    return limits + 1e-12 * np.abs(np.where(np.isfinite(limits), limits, 0.0))
+
+
+def _open_counts(relaxed: Relaxed, stage: int, limits: Floats) -> Ints:
+    """Indices of the instance counts that some plan in the box may use in `stage`."""
+    through = relaxed.so_far[stage] + relaxed.to_go[stage + 1]
+    return np.flatnonzero((through <= limits[:, None]).all(axis=0))
 
 
 def pareto(table: Table, box: Box) -> list[Found]:
@@ -107,12 +130,10 @@ def pareto(table: Table, box: Box) -> list[Found]:
 
 def label_setting(table: Table, box: Box, relaxed: Relaxed, *, constant: bool = False) -> list[Labels]:
     """The undominated labels of each stage that some plan in `box` may continue; short if none is left."""
-    limits = box.limits(relaxed.rows)
-    limits = limits + 1e-12 * np.abs(np.where(np.isfinite(limits), limits, 0.0))
+    limits = _limits(box, relaxed.rows)
     labels, layers = start(table), list[Labels]()
     for stage in range(table.num_stages):
-        onward = relaxed.so_far[stage] + relaxed.to_go[stage + 1]
-        open_counts = np.flatnonzero((onward <= limits[:, None]).all(axis=0))
+        open_counts = _open_counts(relaxed, stage, limits)
         if not len(open_counts):
             return layers
         labels = _next(table, stage, labels, open_counts, relaxed, limits, constant)
@@ -166,16 +187,19 @@ def _promising(
     return parents[parent], at[choice], option[choice]
 
 
-def _within(table: Table, stage: int, labels: Labels, relaxed: Relaxed, limits: Floats) -> Bools:
-    """Which labels some plan in the box may still continue, by every row's bound."""
-    rows = relaxed.rows
+def _within(table: Table, stage: int, labels: Labels, relaxed: Relaxed, limits: Floats) -> Ints:
+    """The labels that some plan in the box may still continue, by every row's bound, a few rows at a time."""
+    rows, to_go = relaxed.rows, relaxed.to_go[stage + 1]
     prepaid_usd = table.terms.price_usd_per_s * labels.prepaid_total_s
-    keep = np.ones(len(labels), dtype=bool)
-    for row in np.flatnonzero(np.isfinite(limits)):
-        sunk_usd = labels.cost_usd - (1.0 - rows.alpha[row]) * prepaid_usd
-        weight = rows.cost_weight[row] * sunk_usd + rows.time_weight[row] * labels.time_s
-        keep &= weight + relaxed.to_go[stage + 1, row, labels.at] <= limits[row]
-    return keep
+    left = np.arange(len(labels))
+    binding = np.flatnonzero(np.isfinite(limits))
+    size = max(1, _BOUNDS_AT_ONCE // max(1, len(labels)))
+    for first in range(0, len(binding), size):
+        block = binding[first : first + size, None]
+        sunk_usd = labels.cost_usd[left] - (1.0 - rows.alpha[block]) * prepaid_usd[left]
+        weight = rows.cost_weight[block] * sunk_usd + rows.time_weight[block] * labels.time_s[left]
+        left = left[(weight + to_go[block, labels.at[left]] <= limits[block]).all(axis=0)]
+    return left
 
 
 def _bracket(table: Table, box: Box, objective: Objective, constant: bool) -> tuple[Relaxed, float, float | None]:
@@ -194,7 +218,7 @@ def _bracket(table: Table, box: Box, objective: Objective, constant: bool) -> tu
         value = _dual(solved, box, objective)
         peak = int(np.searchsorted(weights, solved.rows.time_weight[int(value.argmax())]))
         low, high = weights[max(0, peak - 1)], weights[min(len(weights) - 1, peak + 1)]
-        weights = np.unique(np.concatenate([np.linspace(low, high, 9), [weights[peak]]]))
+        weights = np.unique(np.concatenate([np.linspace(low, high, 7), [weights[peak]]]))
     if np.isfinite(bounded):
         weights = np.unique(np.concatenate([weights, weights[-1] * np.array([0.0, 0.25, 0.5, 2.0, 4.0, 16.0])]))
     solved = relax(table, make_rows(table, weights, with_time=True), constant=constant)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rubberband.errors import InputError
 from rubberband.offer import Offer, gang_sizes
 from rubberband.plan import Constraints, Plan, Stage, StagePlan
-from rubberband.planner.model import run_s
+from rubberband.planner.model import least_instances, run_s
 from rubberband.profile import Profile
 
 Floats = npt.NDArray[np.float64]
@@ -83,6 +83,7 @@ def build_table(stages: Sequence[Stage], profile: Profile, offer: Offer, constra
     Instance counts beyond which no stage gets faster are left out. If no instance can live shorter than the billing
     minimum, a plan's cost between two counts at which some stage gets faster is linear in the counts, with growing
     and shrinking as its only constraints, so that one of its ends is a cheapest plan: only those counts are kept.
+    If holding is free, the largest count is as good as any.
 
     Raises InputError if no GPUs per trial fit the offer, or the profile does not cover the smallest that do.
     """
@@ -108,6 +109,8 @@ def build_table(stages: Sequence[Stage], profile: Profile, offer: Offer, constra
     young = _young_cohorts(duration_s.min(axis=(1, 2)), offer)
     last = int(np.flatnonzero(faster)[-1])
     kept = np.flatnonzero(faster) if young == 0 else np.arange(last + 1)
+    if holding_is_free(offer):
+        kept = kept[-1:]
     return Table(
         terms=_terms(offer),
         instances=counts[kept],
@@ -117,6 +120,11 @@ def build_table(stages: Sequence[Stage], profile: Profile, offer: Offer, constra
         valid=keep[:, kept],
         young_cohorts=young,
     )
+
+
+def holding_is_free(offer: Offer) -> bool:
+    """Whether neither an instance nor starting it costs anything: only what its trials use does."""
+    return offer.billing == "per_function" and offer.data_usd_per_instance == 0.0
 
 
 def _terms(offer: Offer) -> Terms:
@@ -154,9 +162,7 @@ def _gangs(profile: Profile, offer: Offer, constraints: Constraints) -> list[int
 
 def _most_instances(trials: int, gangs: Sequence[int], offer: Offer) -> int:
     """The instance count that runs all `trials` at once for every gang size, or `max_instances`."""
-    at_once = max(
-        -(-trials // (offer.gpus // gpus)) if gpus <= offer.gpus else trials * (gpus // offer.gpus) for gpus in gangs
-    )
+    at_once = max(least_instances(trials, offer.gpus, gpus) for gpus in gangs)
     return min(at_once, offer.max_instances)
 
 
