@@ -1,0 +1,125 @@
+"""What an estimate holds and prints, and plans as plain values."""
+
+from __future__ import annotations
+
+import json
+from itertools import count
+
+import pytest
+
+from rubberband.errors import InputError
+from rubberband.offer import Offer
+from rubberband.plan import Constraints, Plan, Stage, StagePlan
+from rubberband.planner.estimate import estimate, estimate_plan
+from rubberband.planner.model import predict
+from rubberband.planner.plain import plan_from_json, plan_to_json, prediction_from_json, prediction_to_json
+from rubberband.profile import Profile
+
+STAGES = [Stage(trials=8, iterations=2), Stage(trials=2, iterations=8)]
+PROFILE = Profile(seconds_per_iteration={1: 30.0, 2: 16.0, 4: 9.0})
+OFFER = Offer(instance_type="p3.8xlarge", gpus=4, price_usd_per_hour=3.6, max_instances=4, provision_delay_s=15.0)
+PLAN = Plan(stages=(StagePlan(instances=2, gpus_per_trial=1), StagePlan(instances=1, gpus_per_trial=2)))
+
+
+def limits(deadline_s=None, max_cost_usd=None):
+    return Constraints(deadline_s=deadline_s, max_cost_usd=max_cost_usd, max_gpus_per_trial=4)
+
+
+def estimated(constraints, **options):
+    clock = count(step=2).__next__
+    return estimate(STAGES, PROFILE, OFFER, constraints, experiment_name="digits", clock=clock, **options)
+
+
+def test_prints_the_documented_object():
+    result = estimated(limits(300.0, 5.0))
+    data = json.loads(json.dumps(result.to_json(), allow_nan=False))
+    assert list(data) == [
+        "schema", "feasible", "experiment", "policy", "plan", "prediction", "baselines", "frontier", "planning_s",
+    ]  # fmt: skip
+    assert data["schema"] == "rubberband.estimate/1"
+    assert (data["feasible"], data["experiment"], data["policy"]) == (True, "digits", "optimal")
+    assert data["planning_s"] == 2
+    first = data["plan"]["stages"][0]
+    assert {"stage", "trials", "iterations", "instances", "gpus_per_trial", "slots", "instance_type", "market",
+            "duration_s", "cost_usd"} <= set(first)  # fmt: skip
+    assert (first["stage"], first["trials"], first["instance_type"], first["market"]) == (
+        0, 8, "p3.8xlarge", "on_demand",
+    )  # fmt: skip
+    assert sum(stage["cost_usd"] for stage in data["plan"]["stages"]) == pytest.approx(
+        data["prediction"]["cost_usd"]["mean"]
+    )
+
+
+def test_without_noise_every_quantile_is_the_mean():
+    prediction = estimated(limits(300.0)).to_json()["prediction"]
+    for name in ("jct_s", "cost_usd"):
+        assert set(prediction[name]) == {"mean", "p10", "p50", "p90", "p95"}
+        assert len(set(prediction[name].values())) == 1
+    assert (prediction["p_deadline"], prediction["p_budget"]) == (1.0, 1.0)
+
+
+def test_baselines_that_exist_appear_with_plan_and_prediction():
+    data = estimated(limits()).to_json()
+    assert list(data["baselines"]) == ["static"]
+    assert set(data["baselines"]["static"]) == {"plan", "prediction"}
+    assert estimated(limits(), policy="static").baselines == {}
+
+
+def test_the_frontier_holds_the_plan_and_on_request_all_of_it():
+    own = estimated(limits())
+    assert own.frontier == ((own.prediction.jct_s, own.prediction.cost_usd),)
+    whole = estimated(limits(), with_frontier=True).frontier
+    assert len(whole) > 1
+    assert whole[-1] == (pytest.approx(own.frontier[0][0]), pytest.approx(own.frontier[0][1]))
+
+
+def test_no_plan_is_an_answer_with_the_nearest_one():
+    result = estimated(limits(10.0))
+    assert (result.feasible, result.plan, result.prediction, result.baselines) == (False, None, None, {})
+    assert "raise the deadline" in result.reason
+    data = result.to_json()
+    assert (data["feasible"], data["plan"], data["frontier"]) == (False, None, [])
+    assert data["nearest"]["jct_s"] > 10.0
+    assert data["nearest"]["cost_usd"] > 0.0
+
+
+def test_the_plan_of_a_user_is_predicted_as_it_is():
+    result = estimate_plan(STAGES, PLAN, PROFILE, OFFER, limits(10.0), "digits", baselines=("static",))
+    assert result.plan == PLAN
+    assert result.prediction == predict(STAGES, PLAN, PROFILE, OFFER)
+    assert not result.feasible
+    data = result.to_json()
+    assert data["policy"] == "user"
+    assert data["prediction"]["p_deadline"] == 0.0
+    assert data["prediction"]["p_budget"] == 1.0
+    assert estimate_plan(STAGES, PLAN, PROFILE, OFFER, limits()).feasible
+
+
+def test_plans_and_predictions_come_back_from_json_as_they_were():
+    prediction = predict(STAGES, PLAN, PROFILE, OFFER)
+    assert plan_from_json(json.loads(json.dumps(plan_to_json(PLAN)))) == PLAN
+    assert prediction_from_json(json.loads(json.dumps(prediction_to_json(prediction)))) == prediction
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ([], "not an object"),
+        ({}, "lacks 'stages'"),
+        ({"stages": "all"}, "not a list"),
+        ({"stages": [3]}, "stage 0 of the plan is int"),
+        ({"stages": [{"instances": 1}]}, "stage 0 of the plan lacks 'gpus_per_trial'"),
+        ({"stages": [{"instances": 1, "gpus_per_trial": 1, "gpu": 1}]}, "unknown key 'gpu'"),
+        ({"stages": [{"instances": 1.5, "gpus_per_trial": 1}]}, "instances=1.5"),
+        ({"stages": [{"instances": True, "gpus_per_trial": 1}]}, "instances=True"),
+        ({"stages": [{"instances": 0, "gpus_per_trial": 1}]}, "from 1 up"),
+    ],
+)
+def test_a_malformed_plan_is_refused_with_the_place(data, words):
+    with pytest.raises(InputError, match=words):
+        plan_from_json(data)
+
+
+def test_a_malformed_prediction_is_refused():
+    with pytest.raises(InputError, match="lacks"):
+        prediction_from_json({"jct_s": 1.0})
