@@ -6,6 +6,7 @@ raises nothing: no plan within the limits is None.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -112,20 +113,38 @@ def _open_counts(relaxed: Relaxed, stage: int, limits: Floats) -> Ints:
 
 
 def pareto(table: Table, box: Box) -> list[Found]:
-    """Every plan in `box` that no other beats on both time and cost, fastest first."""
-    relaxed = relax(table, make_rows(table, np.zeros(1), with_time=True))
-    scale = relaxed.root[0] / max(relaxed.root[-1], 1e-9)
-    relaxed = relax(table, make_rows(table, scale * np.geomspace(0.05, 20.0, 8), with_time=True))
-    layers = label_setting(table, box, relaxed)
-    if len(layers) < table.num_stages:
+    """Every plan in `box` that no other beats on both time and cost, fastest first.
+
+    Between two plans that the relaxations meet, the others lie in the rectangle that the two span: each such
+    rectangle is a small search with bounds of its own.
+    """
+    fastest, cheapest = solve(table, box, "min_time"), solve(table, box, "min_cost")
+    if fastest is None or cheapest is None:
         return []
-    final = layers[-1]
-    order = np.lexsort((np.round(final.cost_usd, 10), np.round(final.time_s, 7)))
-    points: list[Found] = []
-    for index in order:
-        if not points or final.cost_usd[index] < points[-1].cost_usd - COST_TOLERANCE_USD:
-            points.append(_found(layers, int(index)))
-    return points
+    ends = relax(table, make_rows(table, np.zeros(1), with_time=True))
+    weights = max(ends.root[0], 1e-9) / max(ends.root[-1], 1e-9) * np.geomspace(1 / 256, 256, 48)
+    time_s, cost_usd = _carried_out(table, relax(table, make_rows(table, weights)))
+    inside = box.holds(time_s, cost_usd)
+    met = [(found.time_s, found.cost_usd) for found in (fastest, cheapest)]
+    corners = _staircase([*met, *zip(time_s[inside].tolist(), cost_usd[inside].tolist(), strict=True)])
+    points = {(found.time_s, found.cost_usd): found for found in (fastest, cheapest)}
+    for (early_s, dear_usd), (late_s, cheap_usd) in itertools.pairwise(corners):
+        slope = (dear_usd - cheap_usd) / (late_s - early_s)
+        relaxed = relax(table, make_rows(table, slope * np.array([0.25, 0.5, 1.0, 2.0, 4.0]), with_time=True))
+        layers = label_setting(table, Box(time_s=late_s, cost_usd=dear_usd), relaxed)
+        if len(layers) == table.num_stages:
+            found_here = [_found(layers, index) for index in range(len(layers[-1]))]
+            points |= {(found.time_s, found.cost_usd): found for found in found_here}
+    return [points[point] for point in _staircase(list(points))]
+
+
+def _staircase(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points (seconds, USD) that no other beats on both, by time."""
+    steps: list[tuple[float, float]] = []
+    for point in sorted(points, key=lambda point: (round(point[0], 6), point[1])):
+        if not steps or point[1] < steps[-1][1] - COST_TOLERANCE_USD:
+            steps.append(point)
+    return steps
 
 
 def label_setting(table: Table, box: Box, relaxed: Relaxed, *, constant: bool = False) -> list[Labels]:
@@ -248,14 +267,20 @@ def _dual(solved: Relaxed, box: Box, objective: Objective) -> Floats:
 
 def _achieved(table: Table, solved: Relaxed, box: Box, objective: Objective) -> float | None:
     """The best objective in `box` among the rows' own plans."""
+    time_s, cost_usd = _carried_out(table, solved)
+    inside = box.holds(time_s, cost_usd)
+    values = cost_usd if objective == "min_cost" else time_s
+    return float(values[inside].min()) if inside.any() else None
+
+
+def _carried_out(table: Table, solved: Relaxed) -> tuple[Floats, Floats]:
+    """(R,) What the rows' own plans really take and cost."""
     labels = start(table)
     parents = np.zeros(len(solved.rows), dtype=np.int64)
     for stage in range(table.num_stages):
         labels = extend(table, stage, labels, parents, solved.paths[:, stage], solved.options[:, stage])
         parents = np.arange(len(labels))
-    inside = box.holds(labels.time_s, labels.cost_usd)
-    values = labels.cost_usd if objective == "min_cost" else labels.time_s
-    return float(values[inside].min()) if inside.any() else None
+    return labels.time_s, labels.cost_usd
 
 
 def _best(table: Table, layers: list[Labels], objective: Objective) -> Found:
