@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import rubberband
-from rubberband.commands import estimate
+from rubberband.commands import estimate, profile, report, run, sweep
 from rubberband.errors import RubberbandError
 
 app = typer.Typer(
@@ -25,7 +25,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-app.command("estimate")(estimate.estimate)
+for _command in (
+    estimate.estimate,
+    profile.profile,
+    run.run,
+    run.resume,
+    report.report,
+    report.ps,
+    report.logs,
+    sweep.sweep,
+):
+    app.command(_command.__name__)(_command)
 
 
 def main() -> None:

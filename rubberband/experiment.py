@@ -144,6 +144,8 @@ class Resources(Words):
     head_price_usd_per_hour: Usd = Field(0.0, alias="head_price_per_hour")
     lease_s: Annotated[Duration, Field(gt=0)] = Field(60.0, alias="lease")
     """How long an instance outlives a driver that died."""
+    checkpoints: Annotated[str, Field(min_length=1)] | None = None
+    """URL of the checkpoint store: a directory that every instance sees. By default one in the experiment's folder."""
 
     @model_validator(mode="before")
     @classmethod
@@ -162,6 +164,14 @@ class Batch(Words):
     """How the batch size of a trial is chosen."""
 
     policy: Annotated[Literal["fixed", "goodput"], supported("fixed")] = "fixed"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_goodput(cls, data: Any) -> Any:
+        """Say it before goodput's own keys are called unknown."""
+        if isinstance(data, Mapping) and data.get("policy") == "goodput":
+            raise fault("goodput is not supported yet; use fixed", at="policy")
+        return data
 
 
 _ENTRYPOINT = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")

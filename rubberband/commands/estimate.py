@@ -31,6 +31,12 @@ class Policy(StrEnum):
     static = "static"
 
 
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override a value of the file; repeats.", show_default=False),
+]
+
+
 def estimate(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The experiment file.", show_default=False)],
     output: Annotated[Output, typer.Option("--output", "-o", help="Print a table or JSON.")] = Output.table,
@@ -41,12 +47,7 @@ def estimate(
         Path | None,
         typer.Option("--plan", metavar="FILE", help="Predict this plan (JSON); search for none.", show_default=False),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", "-s", metavar="KEY=VALUE", help="Override a value of the file; repeats.", show_default=False
-        ),
-    ] = None,
+    overrides: Overrides = None,
 ) -> None:
     """Plan an experiment: instances and GPUs per trial for every stage, the time and the cost."""
     from rubberband.cloud import catalogue

@@ -1,0 +1,207 @@
+"""An experiment from its first line in the journal to its last: create it, drive it (again), read it."""
+
+from __future__ import annotations
+
+import base64
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rubberband.errors import InputError
+from rubberband.executor.backend import Backend
+from rubberband.executor.checkpoints import open_store
+from rubberband.executor.controller import Controller
+from rubberband.executor.driver import Observer, drive, replay
+from rubberband.executor.events import TrialFailed
+from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.journal import Header, Journal, sqlite_url
+from rubberband.executor.result import Result, summarise
+from rubberband.executor.state import Job
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.virtual import VirtualBackend
+
+RELEASE_MARGIN_S = 3.0
+"""Real instances take about this long to be given back; the budget keeps clear of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What a driver needs beside the job; plain values, kept in the journal's header."""
+
+    provider: str
+    configurations: Sequence[Mapping[str, Any]]
+    seeds: Sequence[int]
+    entrypoint: Entrypoint | None
+    """None for a virtual run."""
+    checkpoints: str
+    """URL of the checkpoint store."""
+    lease_s: float
+    profiling_s: float = 0.0
+    profiling_cost_usd: float = 0.0
+    experiment: Mapping[str, Any]
+    """The experiment in the file's words."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        entrypoint = None
+        if self.entrypoint is not None:
+            pickled = self.entrypoint.pickled
+            entrypoint = {
+                "module": self.entrypoint.module,
+                "attribute": self.entrypoint.attribute,
+                "search_path": list(self.entrypoint.search_path),
+                "pickled": None if pickled is None else base64.b64encode(pickled).decode(),
+            }
+        plain = {name: getattr(self, name) for name in self.__slots__}
+        return plain | {"entrypoint": entrypoint}
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Setup:
+        """The setup that `to_json` made this of."""
+        found = plain["entrypoint"]
+        entrypoint = None
+        if found is not None:
+            pickled = None if found["pickled"] is None else base64.b64decode(found["pickled"])
+            entrypoint = Entrypoint(
+                module=found["module"],
+                attribute=found["attribute"],
+                search_path=tuple(found["search_path"]),
+                pickled=pickled,
+            )
+        return cls(**{**plain, "entrypoint": entrypoint})
+
+
+def create(folder: ExperimentFolder, job: Job, setup: Setup) -> None:
+    """Write the experiment's first line; `run` may then be called, now or after a crash.
+
+    Raises NameTakenError, or InputError if a folder cannot be written; nothing is left behind then.
+    """
+    folder.make()
+    open_store(setup.checkpoints)
+    journal = Journal(sqlite_url(folder.journal), folder.name)
+    try:
+        journal.create(created_at=time.time(), job=job, setup=setup.to_json())
+    finally:
+        journal.close()
+
+
+def run(
+    folder: ExperimentFolder,
+    *,
+    view: Callable[[Job, Callable[[], float], ExitStack], Sequence[Observer]] = lambda *_: (),
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Drive an experiment to its end, from its beginning or from where its journal stops.
+
+    `view` is given the job, the clock and a stack that is left at the end, and returns observers. Every instance is
+    released before this returns or raises.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(folder.driving())
+        journal, header = _open(folder)
+        stack.callback(journal.close)
+        controller = Controller(header.job)
+        setup = Setup.from_json(header.setup)
+        with ExitStack() as views:
+            backend = make_backend(folder, header.job, setup)
+            views.callback(backend.close)
+            observers = view(header.job, backend.now, views)
+            drive(controller, backend, journal, observers=observers, cancelled=cancelled)
+            now = backend.now()
+        return summarise(header.job, controller.state, header.setup, now)
+
+
+def read(folder: ExperimentFolder) -> Result:
+    """The result as the journal has it now, whether the experiment is over, runs, or was cut off."""
+    journal, header = _open(folder)
+    try:
+        controller = Controller(header.job)
+        replay(controller, journal)
+    finally:
+        journal.close()
+    live = folder.driven and header.setup["provider"] != "virtual"
+    return summarise(header.job, controller.state, header.setup, time.time() if live else controller.state.now)
+
+
+def failures(folder: ExperimentFolder) -> dict[int, list[str]]:
+    """Trial -> what each of its failures said, trace-back included, in order."""
+    journal, _ = _open(folder)
+    found: dict[int, list[str]] = {}
+    try:
+        for _, event in journal.events():
+            if isinstance(event, TrialFailed):
+                said = f"attempt {event.attempt} {event.kind}: {event.message}\n{event.details}"
+                found.setdefault(event.trial, []).append(said)
+    finally:
+        journal.close()
+    return found
+
+
+def _open(folder: ExperimentFolder) -> tuple[Journal, Header]:
+    folder.require()
+    journal = Journal(sqlite_url(folder.journal), folder.name)
+    header = journal.header()
+    if header is None:
+        journal.close()
+        raise InputError(f"experiment {folder.name!r} was never started; delete {folder.path} and run it again")
+    return journal, header
+
+
+def make_backend(folder: ExperimentFolder, job: Job, setup: Setup) -> Backend:
+    """The backend that the experiment's provider needs."""
+    if setup.provider == "virtual":
+        return VirtualBackend(job.name, job.offer, job.profile, metric=job.metric)
+    from rubberband.cloud.local.provider import LocalProvider
+    from rubberband.cloud.local.ray_node import real_gpus
+    from rubberband.executor.ray.backend import RayBackend
+
+    assert setup.provider == "local", "the edge refuses other providers"
+    assert setup.entrypoint is not None, "the edge asks for an entry point"
+    widest = max(stage.instances for stage in job.plan.stages) * job.offer.gpus
+    devices = real_gpus()
+    provider = LocalProvider(
+        job.name,
+        folder.instances,
+        job.offer.gpus,
+        setup.lease_s,
+        devices=devices if len(devices) >= widest else (),
+    )
+    return RayBackend(
+        provider,
+        entrypoint=setup.entrypoint,
+        configurations=setup.configurations,
+        seeds=setup.seeds,
+        metric=job.metric,
+        store=open_store(setup.checkpoints),
+        gpus_per_instance=job.offer.gpus,
+        device=provider.device,
+        logs=folder.logs,
+    )
+
+
+@contextmanager
+def cancel_on_signals() -> Iterator[Callable[[], bool]]:
+    """While this lasts, the first Ctrl-C (or SIGTERM) asks for a clean end, and a second Ctrl-C interrupts.
+
+    Gives a function that tells whether an end was asked for. Outside the main thread signals are left alone.
+    """
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+
+    def ask(number: int, _frame: object) -> None:
+        if asked.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked.is_set
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,42 @@
+"""`rubberband profile`: measure how fast an experiment's trials train, and how long things take to start."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rubberband.commands.estimate import Overrides
+
+
+def profile(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The experiment file.", show_default=False)],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="OUT", help="Where to write it. [default: FILE's stem .profile.json beside it]"
+        ),
+    ] = None,
+    iterations: Annotated[
+        int, typer.Option("--iterations", min=1, help="Iterations to measure at each number of GPUs.")
+    ] = 3,
+    overrides: Overrides = None,
+) -> None:
+    """Run a trial for a few iterations at 1, 2, 4, ... GPUs and write the profile that planning needs."""
+    from rubberband.executor.folder import ExperimentFolder
+    from rubberband.executor.session import cancel_on_signals
+    from rubberband.files import default_profile_path, load_experiment
+    from rubberband.tuning import default_home, find_entrypoint, measure_profile
+
+    experiment = load_experiment(file, overrides or [])
+    target = output or default_profile_path(file)
+    entrypoint = find_entrypoint(experiment, (file.absolute().parent, Path.cwd()))
+    folder = ExperimentFolder(home=default_home(), name=experiment.name)
+    with cancel_on_signals() as cancelled:
+        measured = measure_profile(experiment, entrypoint, folder, iterations=iterations, cancelled=cancelled)
+    measured.save(target)
+    for line in measured.lines():
+        print(line)
+    print(f"written to {target}", file=sys.stderr)

@@ -1,0 +1,76 @@
+"""`rubberband run` and `rubberband resume`: drive an experiment to its end, and print its report."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rubberband.commands.estimate import Overrides, Policy
+
+if TYPE_CHECKING:
+    from rubberband.executor.driver import Observer
+    from rubberband.executor.result import Result
+    from rubberband.executor.state import Job
+
+
+def run(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The experiment file.", show_default=False)],
+    policy: Annotated[
+        Policy, typer.Option("--policy", help="optimal: instances change from stage to stage; static: they do not.")
+    ] = Policy.optimal,
+    overrides: Overrides = None,
+) -> None:
+    """Plan an experiment, run it and report: the best configuration, and the bill, planned against actual.
+
+    Without a profile one is measured first. Ctrl-C ends the run cleanly: instances are given back, the best so far is
+    reported, and `rubberband resume` goes on with it.
+    """
+    from rubberband.executor.folder import ExperimentFolder
+    from rubberband.files import load_experiment
+    from rubberband.tuning import default_home, run_experiment
+
+    experiment = load_experiment(file, overrides or [])
+    folder = ExperimentFolder(home=default_home(), name=experiment.name)
+    search_path = (file.absolute().parent, Path.cwd())
+    result = run_experiment(
+        experiment, folder, search_path=search_path, policy=policy.value, announce=_announce, view=live_view
+    )
+    _conclude(result)
+
+
+def resume(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The experiment's name.", show_default=False)],
+) -> None:
+    """Go on with an experiment that was cancelled, or whose driver died, from its last reported iterations."""
+    from rubberband.executor import session
+    from rubberband.executor.folder import ExperimentFolder
+    from rubberband.tuning import default_home
+
+    folder = ExperimentFolder(home=default_home(), name=name)
+    with session.cancel_on_signals() as cancelled:
+        result = session.run(folder, view=live_view, cancelled=cancelled)
+    _conclude(result)
+
+
+def live_view(job: Job, clock: Callable[[], float], stack: ExitStack) -> Sequence[Observer]:
+    """Show the run on stderr: a live table on a terminal, plain lines elsewhere."""
+    from rubberband.views.live import open_view
+
+    return [stack.enter_context(open_view(job, clock, sys.stderr, sys.stderr.isatty()))]
+
+
+def _announce(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _conclude(result: Result) -> None:
+    from rubberband.views.report_text import print_report
+
+    print_report(result)
+    if result.exit_code:
+        raise typer.Exit(result.exit_code)
