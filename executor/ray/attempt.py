@@ -53,7 +53,8 @@ class _Gathered:
             if not failure.secondary:
                 return failure.kind, failure.message, failure.details
         if self.deaths:
-            return "died", f"a worker process ended: {self.deaths[0]}", "\n".join(self.deaths)
+            told = "its process ended of itself (os._exit, a crash in native code, or out of memory)"
+            return "died", f"{told}; the trial's log may tell more", "\n".join(self.deaths)
         if self.failures:
             return self.failures[0].kind, self.failures[0].message, self.failures[0].details
         return "died", "the gang ended before its last iteration", ""
@@ -132,7 +133,7 @@ class Attempt:
         try:
             rendezvous = ray.get(workers[0].rendezvous.remote(), timeout=_PROOF_S) if len(workers) > 1 else None
         except RayError as error:
-            gathered.deaths.append(last_line(error))
+            gathered.deaths.append(f"rank 0: {last_line(error)}")
             self._busy = dict(enumerate(workers[:1]))
         else:
             self._follow(self._submit(workers, rendezvous), gathered)
@@ -166,8 +167,7 @@ class Attempt:
                 except StopIteration:
                     self._busy.pop(streams.pop(stream), None)
                 except RayError as error:
-                    del streams[stream]
-                    gathered.deaths.append(last_line(error))
+                    gathered.deaths.append(f"rank {streams.pop(stream)}: {last_line(error)}")
             if gathered.over:
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
 

@@ -32,7 +32,7 @@ class Connection:
     def open(self, head: Head) -> None:
         """Connect to `head`, unless that is the case; leave another head that this was connected to.
 
-        Raises ProviderError if the process is connected to a Ray cluster that is not ours, or the head does not answer.
+        Raises ProviderError if the head does not let it in.
         """
         with self._mutex:
             if self._address == head.address:
@@ -41,12 +41,16 @@ class Connection:
                 raise ProviderError("the backend is closed")
             if self._address is not None:
                 self._leave()
-            if ray.is_initialized():
+            self._connect(head)
+
+    def check(self) -> None:
+        """Raises ProviderError if the process is connected to a Ray cluster that is not ours."""
+        with self._mutex:
+            if self._address is None and ray.is_initialized():
                 raise ProviderError(
                     "this process is already connected to a Ray cluster, and rubberband uses its own: call "
                     "ray.shutdown() first, or run rubberband in a process of its own"
                 )
-            self._connect(head)
 
     def _connect(self, head: Head) -> None:
         self._found = {key: os.environ.get(key) for key in head.environment}

@@ -74,7 +74,7 @@ class RayFleet:
 
     def _launch(self, instance: str, hold: _Hold) -> None:
         try:
-            self._connection.open(self._provider.ensure_head())
+            self._connection.check()
             if not hold.over:
                 self._provider.launch(instance)
         except Exception as error:

@@ -1,0 +1,243 @@
+"""Measures an experiment's profile: its scaling function and its start-up times, on real (or virtual) instances.
+
+It speaks the backend's protocol and nothing else. Every slot is kept busy with a copy of the trial while it measures:
+a trial that trains alone on an instance looks faster than one that has neighbours, and in a stage it has neighbours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rubberband.errors import ProviderError, RubberbandError
+from rubberband.executor.backend import Backend
+from rubberband.executor.events import (
+    CheckpointRef,
+    DiscardCheckpoint,
+    Event,
+    Gang,
+    InstanceLost,
+    InstanceReady,
+    InstanceRefused,
+    InstanceReleased,
+    InstanceRunning,
+    LaunchInstance,
+    ReleaseInstance,
+    Slot,
+    StartTrial,
+    TrialFailed,
+    TrialReported,
+    TrialStarted,
+)
+from rubberband.offer import gang_sizes, slots
+from rubberband.profile import Profile
+
+_RELEASE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """What was measured with one number of GPUs per trial."""
+
+    gpus: int
+    copies: int
+    """Trials that trained side by side."""
+    iteration_s: float
+    """Mean seconds per iteration."""
+    iteration_cv: float
+    """Coefficient of variation of a single iteration within one trial."""
+    trial_cv: float
+    """Coefficient of variation between the trials' means, beyond what single iterations explain."""
+    startup_s: float
+    """Mean seconds from the order to start on warm workers, from a checkpoint, until the first step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The profile and the points that it was made of."""
+
+    profile: Profile
+    points: tuple[Point, ...]
+
+
+def gpu_counts(gpus_per_instance: int, instances: int, minimum: int, maximum: int) -> list[int]:
+    """The GPUs per trial to measure: `minimum`, its doubles, and the most that fit, as far as packing allows them."""
+    allowed = gang_sizes(gpus_per_instance, minimum, min(maximum, gpus_per_instance * instances))
+    doubles = {minimum * 2**power for power in range(maximum.bit_length())}
+    return [gpus for gpus in allowed if gpus in doubles or gpus in (allowed[0], allowed[-1])]
+
+
+def measure(
+    backend: Backend,
+    *,
+    gpus_per_instance: int,
+    instances: int = 1,
+    min_gpus_per_trial: int = 1,
+    max_gpus_per_trial: int = 1,
+    iterations: int = 3,
+    warm_up_iterations: int = 1,
+    timeout_s: float = 900.0,
+    on_point: Callable[[Point], None] = lambda point: None,
+) -> Measured:
+    """Fill `instances` instances with trials and time them, for every GPU count of `gpu_counts`.
+
+    The backend must know a configuration for each of `instances * gpus_per_instance` trials; trial i is the i-th copy.
+    `timeout_s` is the longest silence that is borne. `on_point` is shown every point as soon as it is measured. The
+    instances are released in the end; the caller closes the backend.
+
+    Raises ProviderError where an instance is refused or lost, and RubberbandError where a trial fails or is silent.
+    """
+    counts = gpu_counts(gpus_per_instance, instances, min_gpus_per_trial, max_gpus_per_trial)
+    if not counts:
+        raise ProviderError(
+            f"{instances} instances of {gpus_per_instance} GPUs cannot hold a trial of {min_gpus_per_trial} GPUs; "
+            f"raise the number of instances or lower resources.gpus_per_trial.min"
+        )
+    session = _Session(backend, timeout_s)
+    with session.instances([f"profile-{number}" for number in range(instances)]) as names:
+        points = []
+        for attempt, gpus in enumerate(counts):
+            gangs = _gangs(names, gpus_per_instance, gpus)
+            points.append(session.measure(gangs, attempt, warm_up_iterations, iterations))
+            on_point(points[-1])
+        provision_delay_s, init_delay_s = session.provision_delay_s, session.init_delay_s
+    profile = Profile(
+        seconds_per_iteration={point.gpus: point.iteration_s for point in points},
+        trial_startup_s=statistics.fmean(point.startup_s for point in points),
+        trial_cv=statistics.fmean([point.trial_cv for point in points if point.copies > 1] or [0.0]),
+        iteration_cv=statistics.fmean(point.iteration_cv for point in points),
+        provision_delay_s=provision_delay_s,
+        init_delay_s=init_delay_s,
+        source="file",
+    )
+    return Measured(profile=profile, points=tuple(points))
+
+
+def _gangs(instances: Sequence[str], gpus_per_instance: int, gpus: int) -> list[Gang]:
+    """As many disjoint gangs of `gpus` slots as fit on the instances, by the rules of packing."""
+    every = [[Slot(instance=instance, gpu=gpu) for gpu in range(gpus_per_instance)] for instance in instances]
+    if gpus <= gpus_per_instance:
+        groups = [group[start : start + gpus] for group in every for start in range(0, gpus_per_instance, gpus)]
+        return [tuple(group) for group in groups if len(group) == gpus]
+    flat = [slot for group in every for slot in group]
+    copies = slots(len(instances), gpus_per_instance, gpus)
+    return [tuple(flat[copy * gpus : (copy + 1) * gpus]) for copy in range(copies)]
+
+
+class _Session:
+    """A conversation with the backend, in which anything unexpected is an error."""
+
+    def __init__(self, backend: Backend, timeout_s: float) -> None:
+        self._backend = backend
+        self._timeout_s = timeout_s
+        self._checkpoints: dict[int, CheckpointRef] = {}
+        self.provision_delay_s = 0.0
+        self.init_delay_s = 0.0
+
+    @contextlib.contextmanager
+    def instances(self, names: Sequence[str]) -> Iterator[Sequence[str]]:
+        """Hold instances while in the block."""
+        asked_at = self._backend.now()
+        running: dict[str, float] = {}
+        ready: dict[str, float] = {}
+        try:
+            for name in names:
+                self._backend.execute(LaunchInstance(instance=name))
+            events = self._events("the instances to get ready")
+            while len(ready) < len(names):
+                match event := next(events):
+                    case InstanceRunning():
+                        running[event.instance] = event.running_at
+                    case InstanceReady():
+                        ready[event.instance] = event.occurred_at
+            self.provision_delay_s = statistics.fmean(at - asked_at for at in running.values())
+            self.init_delay_s = statistics.fmean(ready[name] - running[name] for name in names)
+            yield names
+        finally:
+            self._release(names)
+
+    def _release(self, names: Sequence[str]) -> None:
+        for checkpoint in self._checkpoints.values():
+            self._backend.execute(DiscardCheckpoint(checkpoint=checkpoint))
+        for name in names:
+            self._backend.execute(ReleaseInstance(instance=name))
+        left = set(names)
+        deadline = self._backend.now() + _RELEASE_S
+        while left and self._backend.now() < deadline:  # what is not back by then, closing the backend gives back
+            gone = (InstanceReleased, InstanceLost, InstanceRefused)
+            left -= {event.instance for event in self._backend.next_events(deadline) if isinstance(event, gone)}
+
+    def measure(self, gangs: Sequence[Gang], attempt: int, warm_up: int, iterations: int) -> Point:
+        """Train on all gangs at once: `warm_up` iterations that do not count, then `iterations` that do."""
+        self._train(gangs, 2 * attempt, 0, warm_up)
+        startups, times = self._train(gangs, 2 * attempt + 1, warm_up, warm_up + iterations)
+        mean_s = statistics.fmean(time for trial in times for time in trial)
+        within = statistics.fmean(statistics.variance(trial) if len(trial) > 1 else 0.0 for trial in times)
+        means = [statistics.fmean(trial) for trial in times]
+        between = (statistics.variance(means) if len(means) > 1 else 0.0) - within / iterations
+        return Point(
+            gpus=len(gangs[0]),
+            copies=len(gangs),
+            iteration_s=mean_s,
+            iteration_cv=math.sqrt(within) / mean_s,
+            trial_cv=math.sqrt(max(0.0, between)) / mean_s,
+            startup_s=statistics.fmean(startups),
+        )
+
+    def _train(
+        self, gangs: Sequence[Gang], attempt: int, start: int, until: int
+    ) -> tuple[list[float], list[list[float]]]:
+        """One segment on every gang: the seconds until each trial's first step, and those of each iteration."""
+        ordered_at = self._backend.now()
+        for trial, gang in enumerate(gangs):
+            self._backend.execute(
+                StartTrial(
+                    trial=trial,
+                    attempt=attempt,
+                    gang=gang,
+                    from_iterations=start,
+                    until_iterations=until,
+                    checkpoint=self._checkpoints.get(trial) if start else None,
+                )
+            )
+        instants: list[list[float]] = [[] for _ in gangs]
+        events = self._events("a trial to report an iteration")
+        while any(len(trial) < until - start + 1 for trial in instants):
+            match event := next(events):
+                case TrialStarted() | TrialReported():
+                    instants[event.trial].append(event.occurred_at)
+            if isinstance(event, TrialReported):
+                self._keep(event.trial, event.checkpoint)
+        pairs = [itertools.pairwise(trial) for trial in instants]
+        return [trial[0] - ordered_at for trial in instants], [[b - a for a, b in pair] for pair in pairs]
+
+    def _keep(self, trial: int, checkpoint: CheckpointRef) -> None:
+        if (old := self._checkpoints.get(trial)) is not None:
+            self._backend.execute(DiscardCheckpoint(checkpoint=old))
+        self._checkpoints[trial] = checkpoint
+
+    def _events(self, what: str) -> Iterator[Event]:
+        """Events as they come. Raises where one of them ends the measurement, or none comes for too long."""
+        deadline = self._backend.now() + self._timeout_s
+        while self._backend.now() < deadline:
+            for event in self._backend.next_events(deadline):
+                _refuse(event)
+                deadline = event.occurred_at + self._timeout_s
+                yield event
+        raise RubberbandError(f"profiling waited {self._timeout_s:.0f} s for {what}; look into the logs")
+
+
+def _refuse(event: Event) -> None:
+    match event:
+        case InstanceRefused():
+            raise ProviderError(f"profiling needs instance {event.instance}, which was refused: {event.reason}")
+        case InstanceLost():
+            raise ProviderError(f"profiling lost instance {event.instance}: {event.reason}; start it again")
+        case TrialFailed():
+            raise RubberbandError(
+                f"profiling stopped, as the trial failed ({event.kind}): {event.message}\n{event.details}".rstrip()
+            )

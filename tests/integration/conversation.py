@@ -1,0 +1,102 @@
+"""Helpers for tests that talk to a real backend or provider."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from rubberband.cloud.local.instance import tagged
+from rubberband.executor.backend import Backend
+from rubberband.executor.events import (
+    CheckpointRef,
+    Event,
+    InstanceReady,
+    LaunchInstance,
+    Slot,
+    StartTrial,
+    TrialReported,
+)
+
+PATIENCE_S = 60.0
+E = TypeVar("E", bound=Event)
+
+
+class Conversation:
+    """Orders a backend about and remembers every event that it brings."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.heard: list[Event] = []
+        self._attempts: dict[int, int] = {}
+
+    def until(self, kind: type[E], matches: Callable[[E], bool] = lambda event: True) -> E:
+        """Listen until such an event comes."""
+        deadline = time.time() + PATIENCE_S
+        while time.time() < deadline:
+            events = self.backend.next_events(deadline)
+            self.heard += events
+            for event in events:
+                if isinstance(event, kind) and matches(event):
+                    return event
+        raise AssertionError(f"no {kind.__name__} came; heard {self.heard[-5:]}")
+
+    def listen(self, seconds: float) -> list[Event]:
+        """Everything that comes within `seconds`."""
+        heard: list[Event] = []
+        deadline = time.time() + seconds
+        while time.time() < deadline:
+            heard += self.backend.next_events(deadline)
+        self.heard += heard
+        return heard
+
+    def launch(self, *instances: str) -> None:
+        """Launch instances and wait until all are ready."""
+        for instance in instances:
+            self.backend.execute(LaunchInstance(instance=instance))
+        for _ in instances:
+            self.until(InstanceReady)
+
+    def start(
+        self, trial: int, *gang: tuple[str, int], done: int = 0, until: int, checkpoint: CheckpointRef | None = None
+    ) -> int:
+        """Start a trial on slots and return the attempt's number."""
+        self._attempts[trial] = attempt = self._attempts.get(trial, 0) + 1
+        self.backend.execute(
+            StartTrial(
+                trial=trial,
+                attempt=attempt,
+                gang=tuple(Slot(instance=instance, gpu=gpu) for instance, gpu in gang),
+                from_iterations=done,
+                until_iterations=until,
+                checkpoint=checkpoint,
+            )
+        )
+        return attempt
+
+    def report(self, trial: int, iterations: int) -> TrialReported:
+        """Listen until the trial has reported that many iterations."""
+        return self.until(TrialReported, lambda event: event.trial == trial and event.iterations == iterations)
+
+    def of_trial(self, trial: int) -> list[Event]:
+        """What was heard of a trial."""
+        return [event for event in self.heard if getattr(event, "trial", None) == trial]
+
+
+def processes_of(directory: Path, instance: str | None = None) -> list[int]:
+    """The running processes of a local provider, or of one of its instances."""
+    return sorted(process.pid for process in tagged(str(directory.resolve()), instance))
+
+
+def eventually(holds: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
+    """Wait until it holds; fail if it does not in time."""
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.05)
+
+
+def kinds(events: Iterable[Event]) -> list[str]:
+    """The names of the events' classes."""
+    return [type(event).__name__ for event in events]

@@ -1,0 +1,18 @@
+"""Stand-ins for Ray nodes: quick to start, so that tests of the local provider need no Ray."""
+
+from __future__ import annotations
+
+import sys
+
+_HEAD = "import socket, time; server = socket.create_server(('127.0.0.1', {port})); time.sleep(1000)"
+_NODE = "import subprocess, time; subprocess.Popen(['sleep', '1000'], start_new_session=True); time.sleep(1000)"
+
+
+def head_command(port: int, temp_dir: str) -> tuple[str, ...]:
+    """Something that listens at the port."""
+    return (sys.executable, "-c", _HEAD.format(port=port))
+
+
+def instance_command(name: str, address: str, gpus: int, temp_dir: str) -> tuple[str, ...]:
+    """A process with a child that left its session, as Ray's workers do."""
+    return (sys.executable, "-c", _NODE)

@@ -1,0 +1,203 @@
+"""The local provider: guards, leases, and what a crash leaves. With stand-ins for Ray nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rubberband.cloud.local import LocalProvider, ray_node, sweep
+from rubberband.cloud.local.instance import load
+from rubberband.errors import ProviderError
+from tests.integration import fake_nodes
+from tests.integration.conversation import eventually, processes_of
+
+DRIVER = """
+import sys, time
+from pathlib import Path
+from rubberband.cloud.local import LocalProvider, ray_node
+from tests.integration import fake_nodes
+ray_node.head_command, ray_node.instance_command = fake_nodes.head_command, fake_nodes.instance_command
+directory = Path(sys.argv[1])
+provider = LocalProvider("crash", directory, 2, float(sys.argv[2]), token_path=directory / "token")
+provider.launch("a")
+while provider.describe()[0].state != "running":
+    time.sleep(0.02)
+print("launched", flush=True)
+time.sleep(1000)
+"""
+
+Open = Callable[..., LocalProvider]
+
+
+@pytest.fixture(autouse=True)
+def _fake_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_node, "head_command", fake_nodes.head_command)
+    monkeypatch.setattr(ray_node, "instance_command", fake_nodes.instance_command)
+
+
+@pytest.fixture
+def open_provider(tmp_path: Path) -> Iterator[Open]:
+    """Opens providers on one directory; all are closed in the end."""
+    opened: list[LocalProvider] = []
+
+    def open_provider(**options: object) -> LocalProvider:
+        provider = LocalProvider("local", tmp_path, 2, token_path=tmp_path / "token", **options)  # type: ignore[arg-type]
+        opened.append(provider)
+        return provider
+
+    yield open_provider
+    for provider in opened:
+        provider.close()
+
+
+def _launch(provider: LocalProvider, *instances: str) -> None:
+    for instance in instances:
+        provider.launch(instance)
+    eventually(lambda: all(status.state == "running" for status in provider.describe()))
+
+
+def _crashed_driver(directory: Path, lease_s: float) -> None:
+    """A driver that launched instance `a` and was killed with -9."""
+    root = str(Path(__file__).parents[2])
+    search = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-c", DRIVER, str(directory), str(lease_s)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": search}) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == b"launched\n"
+        assert processes_of(directory, "a")
+        driver.kill()
+
+
+def test_every_process_carries_the_tags_and_none_survives_close(open_provider: Open, tmp_path: Path) -> None:
+    provider = open_provider()
+    _launch(provider, "a", "b")
+    eventually(lambda: len(processes_of(tmp_path, "a")) == 3)
+    folders = [load(path).temp_dir for path in tmp_path.glob("*/*.json")]
+    assert all(Path(folder).is_dir() for folder in folders)
+    assert len(folders) == len(set(folders)) == 3
+    provider.close()
+    assert processes_of(tmp_path) == []
+    assert not any(Path(folder).exists() for folder in folders)
+
+
+def test_a_guard_killed_with_minus_9_is_noticed_and_nothing_of_it_survives(open_provider: Open, tmp_path: Path) -> None:
+    provider = open_provider()
+    _launch(provider, "a", "b")
+    pid = json.loads((tmp_path / "instances" / "a.json").read_text())["pid"]
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: provider.describe()[0].state == "terminated")
+    status = provider.describe()[0]
+    assert status.reason == "its process died"
+    assert status.running_at is not None
+    assert status.ended_at is not None
+    assert status.running_at <= status.ended_at <= time.time()
+    assert processes_of(tmp_path, "a") == []
+    assert provider.describe()[1].state == "running"
+
+
+def test_a_node_that_ends_ends_its_instance(open_provider: Open, tmp_path: Path) -> None:
+    provider = open_provider()
+    _launch(provider, "a")
+    guard = json.loads((tmp_path / "instances" / "a.json").read_text())["pid"]
+    eventually(lambda: len(processes_of(tmp_path, "a")) == 3)
+    node = next(pid for pid in processes_of(tmp_path, "a") if os.getpgid(pid) == pid and pid != guard)
+    os.kill(node, signal.SIGKILL)
+    eventually(lambda: provider.describe()[0].state == "terminated")
+    assert "Ray node ended" in provider.describe()[0].reason
+    assert processes_of(tmp_path, "a") == []
+
+
+def test_without_its_head_an_instance_is_lost_and_the_next_launch_starts_another(open_provider: Open) -> None:
+    provider = open_provider()
+    _launch(provider, "a")
+    first = provider.ensure_head()
+    record = next(iter(provider._heads.glob("*.json")))
+    os.kill(load(record).pid or 0, signal.SIGTERM)
+    eventually(lambda: provider.head() is None)
+    assert provider.describe()[0].reason == "the Ray head ended"
+    provider.launch("b")
+    assert provider.ensure_head().address != first.address
+
+
+def test_an_expired_lease_ends_everything_that_a_killed_driver_left(open_provider: Open, tmp_path: Path) -> None:
+    _crashed_driver(tmp_path, lease_s=1.0)
+    eventually(lambda: processes_of(tmp_path) == [], within_s=15.0)
+    assert open_provider().describe()[0].reason == "lease expired"
+
+
+def test_a_new_driver_finds_what_a_killed_one_left(open_provider: Open, tmp_path: Path) -> None:
+    _crashed_driver(tmp_path, lease_s=30.0)
+    provider = open_provider()
+    (status,) = provider.describe()
+    assert (status.instance, status.state, status.experiment) == ("a", "running", "crash")
+    provider.launch("a")
+    assert list(provider.describe()) == [status]
+    assert provider.release("a").state == "terminated"
+
+
+def test_sweep_ends_what_dead_drivers_left_and_nothing_else(open_provider: Open, tmp_path: Path) -> None:
+    _crashed_driver(tmp_path / "dead", lease_s=60.0)
+    provider = open_provider()
+    _launch(provider, "a")
+    assert sweep(tmp_path, "another") == []
+    swept = sweep(tmp_path)
+    assert {(found.experiment, found.instance) for found in swept} == {("crash", "a"), ("crash", "head-0")}
+    assert all(found.processes >= 2 for found in swept)
+    assert processes_of(tmp_path / "dead") == []
+    assert provider.describe()[0].state == "running"
+    assert sweep(tmp_path) == []
+
+
+def test_two_drivers_cannot_hold_one_directory(open_provider: Open) -> None:
+    first = open_provider()
+    with pytest.raises(ProviderError, match="another driver is at work"):
+        open_provider()
+    first.close()
+    open_provider()
+
+
+def test_capacity_is_refused_by_name_and_remedy(open_provider: Open) -> None:
+    provider = open_provider(max_instances=1)
+    _launch(provider, "a")
+    with pytest.raises(ProviderError, match="max_instances=1"):
+        provider.launch("b")
+    provider.release("a")
+    provider.launch("b")
+
+
+def test_real_gpus_are_handed_out_without_overlap_and_taken_back(open_provider: Open, tmp_path: Path) -> None:
+    provider = open_provider(devices=("0", "1", "2", "3"))
+    assert provider.device == "cuda"
+    _launch(provider, "a", "b")
+    held = {name: load(tmp_path / "instances" / f"{name}.json").devices for name in ("a", "b")}
+    assert held == {"a": ("0", "1"), "b": ("2", "3")}
+    with pytest.raises(ProviderError, match="GPUs are free"):
+        provider.launch("c")
+    provider.release("a")
+    provider.launch("c")
+    assert load(tmp_path / "instances" / "c.json").devices == ("0", "1")
+
+
+def test_a_closed_provider_starts_nothing(open_provider: Open) -> None:
+    provider = open_provider()
+    provider.close()
+    with pytest.raises(ProviderError, match="is closed"):
+        provider.launch("a")
+
+
+def test_the_token_is_for_this_user_only(open_provider: Open, tmp_path: Path) -> None:
+    open_provider()
+    token = tmp_path / "token"
+    assert token.stat().st_mode & 0o777 == 0o600
+    assert len(token.read_text()) == 64
+    kept = token.read_text()
+    ray_node.ensure_token(token)
+    assert token.read_text() == kept
