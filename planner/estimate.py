@@ -5,7 +5,7 @@ It holds what `rubberband estimate` prints, and prints nothing. The clock that t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,24 +141,18 @@ def estimate(
 ) -> Estimate:
     """Plan an experiment, and set the plan beside the baselines.
 
-    `clock` reads seconds (such as `time.perf_counter`). A baseline that has no plan within the constraints, or is the
-    policy itself, is left out. No plan at all is an answer, not an error: `feasible` is False and `nearest` is set.
-    The frontier is the whole one `with_frontier` (a search of its own), else the plan's own point.
+    `clock` reads seconds. A baseline without a plan, or the policy itself, is left out. No plan at all is an answer:
+    `feasible` is False and `nearest` set. The frontier is whole `with_frontier`, else the plan's own point.
 
     Raises InputError if no plan can exist, whatever the constraints.
     """
     began_s = clock()
-    planned: Planned | None = None
-    nearest, reason = None, None
+    planned, nearest, reason = None, None, None
     try:
         planned = search.plan(stages, profile, offer, constraints, policy, objective)
     except InfeasibleError as error:
-        nearest = Nearest(jct_s=error.shortest_jct_s, cost_usd=error.cheapest_usd)
-        reason = str(error)
+        nearest, reason = Nearest(jct_s=error.shortest_jct_s, cost_usd=error.cheapest_usd), str(error)
     planning_s = clock() - began_s
-    points: Sequence[tuple[float, float]] = _own_point(planned)
-    if with_frontier:
-        points = search.frontier(stages, profile, offer, constraints)
     return Estimate(
         experiment_name=experiment_name,
         policy=policy,
@@ -170,8 +164,8 @@ def estimate(
         planned=planned,
         nearest=nearest,
         reason=reason,
-        baselines=_baselines(stages, profile, offer, constraints, [name for name in baselines if name != policy]),
-        frontier=tuple(points),
+        baselines=_baselines(stages, profile, offer, constraints, set(baselines) - {policy}),
+        frontier=tuple(search.frontier(stages, profile, offer, constraints) if with_frontier else _own_point(planned)),
         planning_s=planning_s,
     )
 
@@ -212,10 +206,10 @@ def _own_point(planned: Planned | None) -> list[tuple[float, float]]:
 
 
 def _baselines(
-    stages: Sequence[Stage], profile: Profile, offer: Offer, constraints: Constraints, policies: Sequence[Policy]
+    stages: Sequence[Stage], profile: Profile, offer: Offer, constraints: Constraints, policies: Collection[Policy]
 ) -> dict[str, Planned]:
     found: dict[str, Planned] = {}
-    for policy in policies:
+    for policy in sorted(policies):
         try:
             found[policy] = search.plan(stages, profile, offer, constraints, policy)
         except InfeasibleError:

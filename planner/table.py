@@ -107,10 +107,7 @@ def build_table(stages: Sequence[Stage], profile: Profile, offer: Offer, constra
     duration_s = np.take_along_axis(duration_s, choice, axis=2)
     function_usd = np.take_along_axis(stage_usd, choice, axis=2) * (offer.billing == "per_function")
     young = _young_cohorts(duration_s.min(axis=(1, 2)), offer)
-    last = int(np.flatnonzero(faster)[-1])
-    kept = np.flatnonzero(faster) if young == 0 else np.arange(last + 1)
-    if holding_is_free(offer):
-        kept = kept[-1:]
+    kept = _considered(faster, young, offer)
     return Table(
         terms=_terms(offer),
         instances=counts[kept],
@@ -120,6 +117,14 @@ def build_table(stages: Sequence[Stage], profile: Profile, offer: Offer, constra
         valid=keep[:, kept],
         young_cohorts=young,
     )
+
+
+def _considered(faster: Bools, young_cohorts: int, offer: Offer) -> Ints:
+    """Indices of the counts worth considering, for the reasons that `build_table` gives."""
+    breakpoints = np.flatnonzero(faster)
+    if holding_is_free(offer):
+        return breakpoints[-1:]
+    return breakpoints if young_cohorts == 0 else np.arange(breakpoints[-1] + 1)
 
 
 def holding_is_free(offer: Offer) -> bool:
