@@ -124,7 +124,9 @@ def _mapping(node: yaml.MappingNode, path: Path, lines: dict[Path, int]) -> dict
     mapping: dict[str | int, Any] = {}
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
-        key = _scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else [...]
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise YamlError(line, "a list or mapping cannot be a key; write a text or a whole number")
+        key = _scalar(key_node)
         if isinstance(key, bool) or not isinstance(key, str | int):
             raise YamlError(line, f"key {shown(key)} is neither a text nor a whole number; put it in quotes")
         if key in mapping:

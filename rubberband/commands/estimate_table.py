@@ -9,7 +9,8 @@ from rubberband.planner.estimate import USER_PLAN, Estimate
 from rubberband.profile import Profile
 from rubberband.units import format_duration, format_usd
 
-HEADER = (
+Row = tuple[str, ...]
+HEADER: Row = (
     "stage",
     "trials",
     "iterations",
@@ -31,7 +32,7 @@ def headline(answer: Estimate, offer: Offer) -> str:
     )
 
 
-def table(answer: Estimate) -> tuple[tuple[str, ...], list[tuple[str, ...]], tuple[str, ...]]:
+def table(answer: Estimate) -> tuple[Row, list[Row], Row]:
     """Header, a row for each stage, and the total: provisioning and duration add up to the JCT, costs to the bill."""
     assert answer.planned is not None, "the caller has a plan"
     predicted = answer.planned.prediction
@@ -39,7 +40,7 @@ def table(answer: Estimate) -> tuple[tuple[str, ...], list[tuple[str, ...]], tup
     decimals = 2 if predicted.cost_usd >= 1 or predicted.cost_usd == 0 else 4
     times_s = rounded([t for stage in predicted.stages for t in (stage.provisioning_s, stage.duration_s)], time_unit_s)
     costs_usd = rounded([stage.cost_usd for stage in predicted.stages], 10**-decimals)
-    rows = [
+    rows: list[Row] = [
         (
             str(index),
             str(stage.trials),

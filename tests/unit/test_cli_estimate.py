@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rubberband import cli
+from rubberband.commands.show import aligned, rounded
+from tests.unit.experiment_words import EXAMPLE
+
+DEADLINE = "constraints.deadline=30m"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "digits.yaml"
+    path.write_text(EXAMPLE)
+    return str(path)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["rubberband", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    return int(caught.value.code or 0)
+
+
+def test_a_table_has_a_row_for_each_stage_and_adds_up(
+    file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "estimate", file, "-s", DEADLINE) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    headline, header, *rows = out.splitlines()
+    assert headline == "digits-sha: optimal plan on p3.8xlarge (4 GPUs, 12.24 USD/h)"
+    assert header.split() == [
+        "stage",
+        "trials",
+        "iterations",
+        "instances",
+        "GPUs/trial",
+        "slots",
+        "provisioning",
+        "duration",
+        "cost",
+        "(USD)",
+    ]
+    stages = [row.split() for row in rows[:4]]
+    assert [row[:3] for row in stages] == [["0", "32", "1"], ["1", "10", "3"], ["2", "3", "9"], ["3", "1", "37"]]
+    total = rows[4].split()
+    assert total[0] == "total"
+    assert sum(float(row[-1]) for row in stages) == pytest.approx(float(total[-1]))
+    assert rows[6].startswith("fixed cluster: ")
+    assert "elasticity saves" in rows[6]
+    assert rows[7].startswith("assumes: times without noise")
+
+
+def test_json_holds_the_plan_the_prediction_and_the_baseline(
+    file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "estimate", file, "-o", "json", "-s", DEADLINE) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["schema"] == "rubberband.estimate/1"
+    assert answer["feasible"] is True
+    assert answer["prediction"]["jct_s"]["mean"] <= 1800
+    assert answer["prediction"]["cost_usd"]["mean"] < answer["baselines"]["static"]["prediction"]["cost_usd"]["mean"]
+    assert [stage["trials"] for stage in answer["plan"]["stages"]] == [32, 10, 3, 1]
+
+
+def test_a_deadline_that_no_plan_meets(
+    file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "estimate", file, "-o", "json", "-s", "constraints.deadline=5m") == 3
+    out, err = capsys.readouterr()
+    answer = json.loads(out)
+    assert (answer["feasible"], answer["plan"]) == (False, None)
+    assert answer["nearest"]["jct_s"] > 300
+    assert err.startswith("error: deadline 5m cannot be met: the shortest plan takes ")
+    assert "; raise the deadline to " in err
+    assert err.count("\n") == 1
+
+
+def test_a_plan_of_the_user(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({"stages": [{"instances": 8, "gpus_per_trial": 1}] * 4}))
+    assert (
+        run(
+            monkeypatch,
+            "estimate",
+            file,
+            "-s",
+            "constraints.deadline=9h",
+            "-s",
+            "constraints.max_cost=900",
+            "--plan",
+            str(path),
+        )
+        == 0
+    )
+    assert "given plan" in capsys.readouterr().out
+    assert run(monkeypatch, "estimate", file, "-s", DEADLINE, "--plan", str(path)) == 3
+    assert "the plan does not keep the deadline or the budget" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["", "[", "{}", '{"stages": [{"instances": 0, "gpus_per_trial": 1}]}'])
+def test_what_is_no_plan(
+    content: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(content)
+    assert run(monkeypatch, "estimate", file, "--plan", str(path)) == 2
+    assert capsys.readouterr().err.startswith(f"error: {path}")
+
+
+def test_the_fixed_cluster_alone(
+    file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "estimate", file, "--policy", "static", "-s", DEADLINE) == 0
+    out = capsys.readouterr().out
+    assert "static plan" in out
+    assert "fixed cluster" not in out
+
+
+def test_gpus_beyond_the_profile_are_marked(
+    file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = ["-s", "profile.seconds_per_iteration={1: 10, 2: 6}", "-s", "resources.gpus_per_trial={min: 4, max: 4}"]
+    assert run(monkeypatch, "estimate", file, *changes) == 0
+    assert "extrapolated: 4 GPUs per trial; the profile ends at 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-s", "profile="], "has no profile; measure one with `rubberband profile "),
+        (["-s", "profile=none.json"], "there is no profile at "),
+        (["-s", "constraints.deadlin=5m"], "did you mean 'deadline'?"),
+        (["-s", "constraints.deadline=2026-01-01T00:00:00Z"], "has passed"),
+        (
+            ["-s", "resources.gpus_per_trial.max=6"],
+            "6 GPUs are more than an instance has (4) and no whole multiple; use 4",
+        ),
+        (["-s", "resources.provider=virtual", "-s", "resources.instance_type="], "needs one; add it"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(
+    arguments: list[str], message: str, file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "estimate", file, *arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["estimate"], ["estimat"], ["estimate", "x", "--polic"], ["estimate", "x", "-o", "y"]]
+)
+def test_wrong_usage_is_exit_2(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(monkeypatch, *arguments) == 2
+
+
+def test_a_missing_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "estimate", "none.yaml") == 2
+    assert capsys.readouterr().err == "error: there is no experiment file 'none.yaml'; check the path\n"
+
+
+def test_an_interruption_is_exit_130(monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rubberband.files.load_experiment", interrupt)
+    assert run(monkeypatch, "estimate", file) == 130
+
+
+def modules_after(*arguments: str) -> set[str]:
+    code = f"""
+import sys
+from rubberband import cli
+sys.argv = ["rubberband", *{arguments!r}]
+try:
+    cli.main()
+except SystemExit as error:
+    assert not error.code, error.code
+print("MODULES", *sorted(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.rpartition("MODULES ")[2].split())
+
+
+def test_estimate_starts_nothing_heavy(file: str) -> None:
+    assert not modules_after("estimate", file, "-s", DEADLINE) & {"ray", "torch", "boto3", "sqlalchemy", "fastapi"}
+
+
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_help_and_version_start_nothing_at_all(flag: str) -> None:
+    assert not modules_after(flag) & {"ray", "torch", "pydantic", "numpy", "yaml", "sqlalchemy", "rich"}
+
+
+def test_columns_line_up_and_parts_add_up() -> None:
+    assert aligned([["a", "bb"], ["ccc", "d"]]) == ["  a  bb", "ccc   d"]
+    assert rounded([1 / 3, 1 / 3, 1 / 3], 0.01) == pytest.approx([0.33, 0.34, 0.33])

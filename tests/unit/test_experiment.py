@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubberband.errors import InputError, ProfileMissingError
+from rubberband.experiment import Experiment
+from rubberband.files import load_profile, save_profile
+from rubberband.plan import Stage
+from rubberband.profile import Profile
+from tests.unit.experiment_words import words
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
+
+
+def test_the_files_words_become_attributes_with_units() -> None:
+    experiment = Experiment(**words(constraints__max_cost=40, resources__provision_delay="1m", resources__lease="2m"))
+    assert experiment.constraints.deadline_s == 1200.0
+    assert experiment.constraints.max_cost_usd == 40.0
+    assert experiment.resources.provision_delay_s == 60.0
+    assert experiment.resources.price_usd_per_hour == 3.6
+    assert experiment.resources.lease_s == 120.0
+    assert experiment.stages() == (Stage(trials=8, iterations=1), Stage(trials=2, iterations=8))
+    assert len(experiment.configurations()) == 8
+
+
+def test_defaults() -> None:
+    experiment = Experiment(name="x", search=words()["search"])
+    assert (experiment.resources.provider, experiment.resources.region) == ("local", "us-east-1")
+    assert (experiment.resources.max_instances, experiment.resources.minimum_billed_s) == (16, 60.0)
+    assert experiment.resources.provision_delay_s is None
+    assert (experiment.constraints.confidence, experiment.constraints.max_failures) == (0.95, 1)
+    assert experiment.loaded_profile() is None
+
+
+def test_it_is_read_back_from_its_own_words() -> None:
+    experiment = Experiment(**words(constraints__deadline="2026-11-21T20:00:00Z", search__space__none=None))
+    assert Experiment(**experiment.to_words()) == experiment
+
+
+class SomeTrial:
+    pass
+
+
+def test_the_entry_point_may_be_a_class() -> None:
+    experiment = Experiment(**words(entrypoint=SomeTrial))
+    assert experiment.entrypoint is SomeTrial
+    assert experiment.to_words()["entrypoint"] == f"{__name__}:SomeTrial"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"nam": 1}, "nam: unknown key; did you mean 'name'?"),
+        ({"constraints__deadlin": "3m"}, "constraints.deadlin: unknown key; did you mean 'deadline'?"),
+        ({"constraints__deadline_s": 3}, "constraints.deadline_s: unknown key; did you mean 'deadline'?"),
+        (
+            {"search__space__lr": {"type": "loguniform", "lower": 1}},
+            "search.space.lr: a loguniform needs upper; add it",
+        ),
+        ({"search__scheduler__num_samples": 0}, "search.scheduler.num_samples: 0 must be at least 1; raise it"),
+        ({"search__scheduler__num_samples": "8"}, "search.scheduler.num_samples: '8' is not a whole number; "),
+        ({"search__scheduler__grace_period": 10}, "search.scheduler: grace_period=10 is more than max_t=9; lower "),
+        (
+            {"search__scheduler__reduction_factor": 1},
+            "search.scheduler.reduction_factor: 1 must be at least 2; raise it",
+        ),
+        (
+            {"search__scheduler": {"type": "sh"}},
+            "search.scheduler.type: 'sh' is not one of sha, stages, hyperband; did",
+        ),
+        ({"search__scheduler": {}}, "search.scheduler.type: is required; add it, such as type: sha"),
+        ({"search__scheduler": {"type": "stages", "stages": []}}, "search.scheduler.stages: is empty; write at least"),
+        ({"search__sampler": {"type": "grid"}}, "search: space.lr has no grid (loguniform); list its values"),
+        ({"resources__max_instances": -1}, "resources.max_instances: -1 must be at least 1; raise it"),
+        ({"resources__price_per_hour": math.inf}, "resources.price_per_hour: inf is not a finite number; write one"),
+        ({"constraints__max_cost": math.nan}, "constraints.max_cost: nan is not a finite number; write one"),
+        (
+            {"constraints__deadline": "2026-11-21T20:00:00"},
+            "constraints.deadline: '2026-11-21T20:00:00' has no time zone",
+        ),
+        ({"constraints__max_failures": -1}, "constraints.max_failures: -1 must be at least 0; raise it"),
+        ({"constraints__iteration_timeout": "0s"}, "constraints.iteration_timeout: '0s' must be more than 0; raise it"),
+        ({"constraints__confidence": 1}, "constraints.confidence: 1 must be less than 1.0; lower it"),
+        (
+            {"resources__gpus_per_trial": {"min": 4, "max": 2}},
+            "resources.gpus_per_trial: min=4 is more than max=2; lower",
+        ),
+        ({"name": "Digits"}, "name: 'Digits' is not a name; use 1 to 63 of a-z, 0-9 and -"),
+        ({"name": "a" * 64}, "is not a name; use 1 to 63"),
+        ({"entrypoint": "digits"}, "entrypoint: 'digits' is not an entry point; write module:attribute"),
+        ({"version": 2}, "version: 2 as version of the experiment file is not known"),
+        (
+            {"profile": {"seconds_per_iteration": {}}},
+            "profile.seconds_per_iteration: is empty; write at least one entry",
+        ),
+        ({"profile": {"seconds_per_iteration": {0: 1}}}, "profile.seconds_per_iteration.0: 0 must be at least 1"),
+        ({"profile": {"seconds_per_iteration": {1: 0}}}, "profile.seconds_per_iteration.1: 0 must be more than 0"),
+        ({"resources": 3}, "resources: 3 is not a mapping; write keys and values, such as provider: ..."),
+        ({"search__space": {"lr": math.nan}}, "search.space.lr: nan is not a finite number"),
+    ],
+)
+def test_bad_input_is_one_line_with_the_key_path_and_the_remedy(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Experiment(**words(**change))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"search__scheduler": {"type": "hyperband", "max_t": 81}},
+            "search.scheduler.type: hyperband is not supported",
+        ),
+        (
+            {"search__sampler": {"type": "optuna"}},
+            "search.sampler.type: optuna is not supported yet; use random or grid",
+        ),
+        ({"resources__provider": "aws"}, "resources.provider: aws is not supported yet; use local or virtual"),
+        ({"resources__market": "spot"}, "resources.market: spot is not supported yet; use on_demand"),
+        (
+            {"resources__instance_types": ["a", "b"]},
+            "resources.instance_types: more than one type is not supported yet",
+        ),
+        ({"batch": {"policy": "goodput", "initial": 9}}, "batch.policy: goodput is not supported yet; use fixed"),
+        (
+            {"resources__init_delay": {"mean": "9s", "cv": 1}},
+            "resources.init_delay: a distribution {mean, cv} is not supp",
+        ),
+        ({"constraints__objective": "min_time"}, "constraints.objective: min_time is not supported yet; use min_cost"),
+    ],
+)
+def test_what_is_to_come_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Experiment(**words(**change))
+    assert str(caught.value).startswith(message)
+
+
+def test_one_of_several_instance_types_is_that_type() -> None:
+    assert Experiment(**words(resources__instance_types=["g5.xlarge"])).resources.instance_type == "g5.xlarge"
+
+
+def test_planning_constraints() -> None:
+    experiment = Experiment(**words(constraints__max_cost=5))
+    constraints = experiment.planning_constraints(NOW, gpus_per_instance=4)
+    assert (constraints.deadline_s, constraints.max_cost_usd) == (1200.0, 5.0)
+    assert (constraints.min_gpus_per_trial, constraints.max_gpus_per_trial) == (1, 4)
+
+
+def test_an_absolute_deadline_counts_from_now() -> None:
+    experiment = Experiment(**words(constraints__deadline="2026-11-21T12:10:00Z"))
+    assert experiment.planning_constraints(NOW, 1).deadline_s == 600.0
+    with pytest.raises(InputError, match=r"has passed .* give a later one"):
+        experiment.planning_constraints(NOW + 600, 1)
+
+
+@pytest.mark.parametrize("key", ["min", "max"])
+def test_a_gang_wider_than_an_instance_takes_whole_instances(key: str) -> None:
+    experiment = Experiment(**words(resources__gpus_per_trial={"max": 6, key: 6}))
+    with pytest.raises(InputError, match=rf"gpus_per_trial.{key}: 6 GPUs are more .* \(4\) .*; use 4 or 8"):
+        experiment.planning_constraints(NOW, gpus_per_instance=4)
+    assert experiment.planning_constraints(NOW, gpus_per_instance=3).max_gpus_per_trial == 6
+
+
+def test_a_gang_wider_than_the_cluster_is_refused() -> None:
+    experiment = Experiment(**words(resources__gpus_per_trial={"min": 32}))
+    with pytest.raises(InputError, match="lower it to 16 or raise max_instances"):
+        experiment.planning_constraints(NOW, gpus_per_instance=1)
+
+
+def test_a_profile_file_reads_back_what_was_saved(tmp_path: Path) -> None:
+    profile = Profile(
+        seconds_per_iteration={1: 10.0, 2: 6.0}, trial_startup_s=2.0, iteration_cv=0.1, init_delay_s=8.0, source="file"
+    )
+    path = tmp_path / "x.profile.json"
+    save_profile(
+        profile, path, measured_at=datetime(2026, 1, 1, tzinfo=UTC), entrypoint="a:B", iteration_spread={1: 0.1}
+    )
+    assert load_profile(path) == profile
+    assert Experiment(**words(profile=str(path))).loaded_profile() == profile
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.profile.json"]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "is not a JSON file of schema"),
+        (b"[]", "is not a mapping"),
+        (b"{}", "schema: is required"),
+        (b"\xff", "is not a JSON file"),
+        (b"[" * 10_000, "is not a JSON file"),
+        (b'{"schema": "rubberband.profile/1", "seconds_per_iteration": {"1": NaN}}', "nan is not a finite number"),
+        (b'{"schema": "rubberband.profile/1", "seconds_per_iteration": {"1": 1}, "trial_cvs": 1}', "did you mean"),
+        (b"0" * (2 << 20), "is larger than 1 MiB"),
+    ],
+)
+def test_what_is_no_profile_file(tmp_path: Path, content: bytes, why: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=why) as caught:
+        load_profile(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_profile_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(ProfileMissingError, match="rubberband profile"):
+        load_profile(tmp_path / "x.json")
+    with pytest.raises(InputError, match="cannot be read as a profile"):
+        load_profile(tmp_path)

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+import rubberband
+from rubberband.errors import InputError, ProfileMissingError
+from rubberband.experiment import Experiment
+from rubberband.files import (
+    default_profile_path,
+    dump_experiment,
+    experiment_schema,
+    load_experiment,
+    parse_experiment,
+    save_profile,
+)
+from rubberband.profile import Profile
+from tests.unit.experiment_words import EXAMPLE, words
+
+SCHEMA = Path(rubberband.__file__).with_name("experiment.schema.json")
+
+
+def write(folder: Path, content: str | bytes) -> Path:
+    path = folder / "digits.yaml"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def refusal(content: str | bytes) -> str:
+    with pytest.raises(InputError) as caught:
+        parse_experiment(content, source="digits.yaml")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_example_of_the_design(tmp_path: Path) -> None:
+    experiment = load_experiment(write(tmp_path, EXAMPLE))
+    assert experiment.name == "digits-sha"
+    assert experiment.search.space["lr"] == rubberband.loguniform(1e-4, 1e-1)
+    assert [stage.trials for stage in experiment.stages()] == [32, 10, 3, 1]
+    profile = experiment.loaded_profile()
+    assert profile is not None
+    assert profile.seconds_per_iteration == {1: 110, 2: 57, 4: 30, 8: 18, 16: 13, 32: 11}
+    assert profile.trial_startup_s == 2.0
+
+
+def test_the_published_schema_is_current_and_holds_the_example() -> None:
+    assert SCHEMA.read_text(encoding="utf-8") == experiment_schema()
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    example = yaml.safe_load(EXAMPLE.replace("1e-4", "0.0001").replace("1e-1", "0.1"))
+    example["profile"]["seconds_per_iteration"] = {"1": 110}
+    jsonschema.validate(example, schema)
+    jsonschema.validate(Experiment(**words()).to_words(), schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**example, "nam": "x"}, schema)
+
+
+def test_python_and_yaml_take_the_same_words(tmp_path: Path) -> None:
+    path = write(tmp_path, json.dumps(words()))
+    assert load_experiment(path) == Experiment(**words())
+
+
+def test_a_dump_reads_back() -> None:
+    experiment = Experiment(
+        **words(search__space={"a": "on", "b": "1e-4", "c": "~", "d": "0x1", "e": [None, 1.5], "f": "é"})
+    )
+    assert parse_experiment(dump_experiment(experiment)) == experiment
+
+
+def test_numbers_and_booleans_are_those_of_yaml_1_2() -> None:
+    text = dump_experiment(Experiment(**words(search__space={}))).replace(
+        "space: {}", "space: {a: 1e-4, b: no, c: on, d: 1:30, e: 2026-01-01, f: true, g: 010, h: 0x10, i: .5, j: ~}"
+    )
+    assert parse_experiment(text).search.space == {
+        "a": 1e-4,
+        "b": "no",
+        "c": "on",
+        "d": "1:30",
+        "e": "2026-01-01",
+        "f": True,
+        "g": 10,
+        "h": 16,
+        "i": 0.5,
+        "j": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "digits.yaml is empty; write an experiment"),
+        ("# nothing\n", "digits.yaml is empty; write an experiment"),
+        ("x", "digits.yaml:1: 'x' is not a mapping"),
+        ("[1]", "digits.yaml:1: [1] is not a mapping"),
+        ("name: a\nname: b", "digits.yaml:2: key 'name' occurs twice (first in line 1); remove one"),
+        ("name: &x a\nentrypoint: *x", "digits.yaml:1: aliases and anchors ('x') are not read; write the value out"),
+        ("name: !!python/name:os.system a", "digits.yaml:1: tags ("),
+        ("name: [", "digits.yaml:1: not YAML: expected the node content"),
+        ("name: 'a", "digits.yaml:1: not YAML: found unexpected end of stream"),
+        ("name: a\nsearch:\n  mode: max\n  spac: 1", "digits.yaml:4: search.spac: unknown key; did you mean 'space'?"),
+        ("name: a\n\nsearch: {}\n", "digits.yaml:3: search.scheduler: is required; add it (and 2 more)"),
+        ("a: .inf", "digits.yaml:1: .inf is not a finite number; write one that is"),
+        ("a: .nan", "digits.yaml:1: .nan is not a finite number; write one that is"),
+        ("a: 1e999", "digits.yaml:1: 1e999 is not a finite number; write one that is"),
+        ("a: " + "9" * 5000, "has too many digits; write a smaller number"),
+        ('a: "\\ud800"', "digits.yaml:1: '\\ud800' holds half of a surrogate pair"),
+        ('a: "\\U00110000"', "digits.yaml:1: not YAML: chr() arg not in range"),
+        ("a: \x01", "digits.yaml:1: character '\\x01' is not allowed; remove it"),
+        (b"name: a\nb: \xff", "digits.yaml:2: not UTF-8 (byte 11); save the file as UTF-8"),
+        ("[" * 10_000, "digits.yaml:1: nested more than 32 deep; flatten it"),
+        ("{a: " * 10_000, "digits.yaml:1: nested more than 32 deep; flatten it"),
+        ("? [a]\n: 1", "digits.yaml:1: a list or mapping cannot be a key"),
+        ("true: 1", "digits.yaml:1: key True is neither a text nor a whole number; put it in quotes"),
+        ("<<: {name: a}", "digits.yaml:1: <<: unknown key"),
+        ("a: 1\n---\nb: 2", "digits.yaml:2: not YAML: but found another document"),
+        (b"#" * (300 << 10), "digits.yaml is larger than 256 KiB"),
+    ],
+)
+def test_what_is_no_experiment_file(content: str | bytes, message: str) -> None:
+    assert message in refusal(content)
+
+
+def test_paths_that_are_no_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"there is no experiment file .*; check the path"):
+        load_experiment(tmp_path / "none.yaml")
+    with pytest.raises(InputError, match="is a folder; give the experiment file in it"):
+        load_experiment(tmp_path)
+    with pytest.raises(InputError, match="cannot be read"):
+        load_experiment("a\0b")
+
+
+def test_overrides(tmp_path: Path) -> None:
+    path = write(tmp_path, EXAMPLE)
+    changes = ["constraints.deadline=30m", "name=x", "profile.seconds_per_iteration.1=99", "search.space.lr=1e-3"]
+    experiment = load_experiment(path, changes)
+    assert (experiment.constraints.deadline_s, experiment.name) == (1800.0, "x")
+    assert experiment.search.space["lr"] == 1e-3
+    profile = experiment.loaded_profile()
+    assert profile is not None
+    assert profile.seconds_per_iteration[1] == 99
+    assert load_experiment(path, ["profile="]).profile is None
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("constraints.deadline", "is not key=value; write it as -s constraints.deadline=30m"),
+        ("=3", "is not key=value"),
+        ("a..b=3", "is not key=value"),
+        ("name.x=3", "-s name.x: name is no mapping; override all of it"),
+        ("constraints.deadlin=30m", "-s: constraints.deadlin: unknown key; did you mean 'deadline'?"),
+        ("constraints.deadline=[", "-s constraints.deadline: not YAML"),
+        ("constraints.max_cost=.inf", "-s constraints.max_cost: .inf is not a finite number"),
+    ],
+)
+def test_overrides_that_are_refused(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_experiment(write(tmp_path, EXAMPLE), [override])
+    assert message in str(caught.value)
+
+
+def test_a_profile_is_found_beside_the_file(tmp_path: Path) -> None:
+    document = words()
+    del document["profile"]
+    path = write(tmp_path, json.dumps(document))
+    assert load_experiment(path).loaded_profile() is None
+    profile = Profile(seconds_per_iteration={1: 2.0}, source="file")
+    save_profile(profile, default_profile_path(path))
+    assert load_experiment(path).loaded_profile() == profile
+    save_profile(profile, tmp_path / "other.json")
+    assert load_experiment(path, ["profile=other.json"]).loaded_profile() == profile
+    with pytest.raises(ProfileMissingError, match=r"there is no profile at .*/none.json"):
+        load_experiment(path, ["profile=none.json"]).loaded_profile()

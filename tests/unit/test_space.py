@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+import rubberband
+from rubberband import space
+from rubberband.domains import DOMAINS
+from rubberband.errors import InputError
+
+SPACE: dict[str, Any] = {
+    "uniform": rubberband.uniform(0, 1),
+    "quniform": rubberband.quniform(0, 1, 0.1),
+    "loguniform": rubberband.loguniform(1e-4, 1e-1),
+    "qloguniform": rubberband.qloguniform(1e-4, 1, 1e-4),
+    "randn": rubberband.randn(),
+    "qrandn": rubberband.qrandn(0, 1, 0.5),
+    "randint": rubberband.randint(0, 5),
+    "lograndint": rubberband.lograndint(1, 100),
+    "qrandint": rubberband.qrandint(0, 64, 8),
+    "qlograndint": rubberband.qlograndint(8, 512, 8),
+    "choice": rubberband.choice(["x", 1, None]),
+    "constant": 3,
+}
+
+
+FIRST: dict[str, Any] = {
+    "uniform": 0.7637076394303487,
+    "quniform": 0.1,
+    "loguniform": 0.00013091211021995722,
+    "qloguniform": 0.0002,
+    "randn": 0.6080523034142681,
+    "qrandn": 0.0,
+    "randint": 3,
+    "lograndint": 1,
+    "qrandint": 56,
+    "qlograndint": 192,
+    "choice": "x",
+    "constant": 3,
+}
+
+
+def test_same_seed_same_configurations_for_ever() -> None:
+    """Literal values: a change of them would alter every experiment that is run again."""
+    first = space.sample(SPACE, "random", 1, 7)[0]
+    inexact = {name: pytest.approx(FIRST[name], rel=1e-12) for name in ("loguniform", "randn")}
+    assert first == {**FIRST, **inexact}
+
+
+def test_a_trial_depends_neither_on_the_order_nor_on_the_number_of_trials() -> None:
+    few = space.sample(SPACE, "random", 3, 7)
+    many = space.sample(dict(reversed(SPACE.items())), "random", 10, 7)
+    assert many[:3] == few
+    assert space.sample(SPACE, "random", 3, 8) != few
+
+
+def test_draws_keep_their_bounds_and_reach_them() -> None:
+    rows = space.sample(SPACE, "random", 2000, 0)
+    assert {row["randint"] for row in rows} == set(range(5))
+    assert {row["qrandint"] for row in rows} == set(range(0, 65, 8))
+    assert {row["quniform"] for row in rows} == {count / 10 for count in range(11)}
+    assert {row["choice"] for row in rows} == {"x", 1, None}
+    assert all(1 <= row["lograndint"] < 100 for row in rows)
+    assert all(8 <= row["qlograndint"] <= 512 and row["qlograndint"] % 8 == 0 for row in rows)
+    assert all(1e-4 <= row["loguniform"] <= 1e-1 for row in rows)
+    assert sum(row["loguniform"] for row in rows) / 2000 == pytest.approx((1e-1 - 1e-4) / math.log(1e3), rel=0.1)
+    assert sum(row["uniform"] for row in rows) / 2000 == pytest.approx(0.5, abs=0.03)
+    assert sum(row["randn"] for row in rows) / 2000 == pytest.approx(0, abs=0.1)
+
+
+def test_the_grid_is_the_cross_product_last_fastest() -> None:
+    grid = {"a": rubberband.choice([1, 2]), "b": rubberband.grid_search(["x", "y"]), "c": 0}
+    rows = space.sample(grid, "grid", 4, 0)
+    assert [(row["a"], row["b"], row["c"]) for row in rows] == [(1, "x", 0), (1, "y", 0), (2, "x", 0), (2, "y", 0)]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "sampler", "num_samples", "why"),
+    [
+        ({"a": rubberband.choice([1, 2, 3])}, "grid", 2, "1 would be dropped; set num_samples to 3"),
+        ({"a": rubberband.choice([1, 2, 3])}, "grid", 5, "trained twice; set num_samples to 3"),
+        ({"a": rubberband.uniform(0, 1)}, "grid", 2, r"space.a has no grid \(uniform\)"),
+        ({"a": rubberband.grid_search([1])}, "random", 2, "make it a choice"),
+    ],
+)
+def test_what_a_sampler_cannot_draw(parameters: dict[str, Any], sampler: Any, num_samples: int, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        space.sample(parameters, sampler, num_samples, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ({"type": "unifrm", "lower": 0, "upper": 1}, "did you mean 'uniform'"),
+        ({"lower": 0, "upper": 1}, "has no type; add one of"),
+        ({"type": "uniform", "lower": 0}, "a uniform needs upper; add it"),
+        ({"type": "uniform", "lower": 0, "uper": 1}, "did you mean 'upper'"),
+        ({"type": "uniform", "lower": 1, "upper": 0}, "lower=1 must be less than upper=0"),
+        ({"type": "uniform", "lower": "0", "upper": 1}, "lower='0' is not a number"),
+        ({"type": "uniform", "lower": 0, "upper": math.inf}, "upper=inf is not finite"),
+        ({"type": "uniform", "lower": math.nan, "upper": 1}, "lower=nan is not finite"),
+        ({"type": "loguniform", "lower": 0, "upper": 1}, "lower=0 must be more than 0"),
+        ({"type": "quniform", "lower": 0.1, "upper": 0.2, "q": 1}, "no multiple of q=1"),
+        ({"type": "quniform", "lower": 0, "upper": 1, "q": 0}, "q=0 must be more than 0"),
+        ({"type": "randint", "lower": 0, "upper": 1.5}, "upper=1.5 is not a whole number"),
+        ({"type": "randn", "sd": -1}, "sd=-1 must be more than 0"),
+        ({"type": "choice", "values": []}, "at least one value"),
+        ({"type": "choice", "values": "abc"}, "is not a list"),
+        ({"type": "choice", "values": [math.nan]}, "not a finite number"),
+        ({"type": ["uniform"]}, "is not a kind of parameter"),
+        (math.inf, "not a finite number"),
+        (object(), "is not a plain value"),
+    ],
+)
+def test_what_is_not_a_parameter(words: Any, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        space.parse(words)
+
+
+@pytest.mark.parametrize("domain", [value for value in SPACE.values() if value != 3], ids=lambda domain: domain.kind)
+def test_domains_read_back_what_they_write(domain: Any) -> None:
+    assert space.parse(domain.to_words()) == domain
+
+
+def test_every_kind_has_ray_tunes_constructor() -> None:
+    for kind in DOMAINS:
+        assert hasattr(rubberband, "grid_search" if kind == "grid" else kind)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from rubberband.errors import InputError
+from rubberband.units import format_duration, format_instant, format_usd, nearest, parse_deadline, parse_duration, shown
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [
+        ("90s", 90),
+        ("20m", 1200),
+        ("1h30m", 5400),
+        ("1d", 86400),
+        ("1d 2h", 93600),
+        ("90", 90),
+        (90, 90),
+        (0.5, 0.5),
+        ("1.5h", 5400),
+    ],
+)
+def test_durations(written: object, seconds: float) -> None:
+    assert parse_duration(written) == seconds
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "",
+        "x",
+        "-5s",
+        -1,
+        "1m1h",
+        "5 parsecs",
+        float("nan"),
+        float("inf"),
+        "nan",
+        "inf",
+        True,
+        None,
+        [1],
+        "99999d",
+        10**400,
+    ],
+)
+def test_what_is_not_a_duration_is_refused_with_the_remedy(written: object) -> None:
+    with pytest.raises(InputError, match="write it as 90s, 20m, 1h30m"):
+        parse_duration(written)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (0.25, "0.25s"), (59.96, "1m"), (90, "1m30s"), (1691, "28m11s"), (5400, "1h30m"), (90061, "1d1h1m1s")],
+)
+def test_durations_as_text(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+def test_an_absolute_deadline_is_an_instant() -> None:
+    assert parse_deadline("2026-11-21T20:00:00Z") == datetime(2026, 11, 21, 20, tzinfo=UTC)
+    assert parse_deadline("2026-11-21T20:00:00+01:00") == datetime(2026, 11, 21, 19, tzinfo=UTC)
+    assert format_instant(datetime(2026, 11, 21, 20, tzinfo=UTC)) == "2026-11-21T20:00:00Z"
+
+
+def test_a_deadline_may_be_a_duration() -> None:
+    assert parse_deadline("20m") == 1200.0
+
+
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        ("2026-11-21T20:00:00", "has no time zone; add one"),
+        (datetime(2026, 11, 21), "has no time zone; add one"),
+        ("2026-13-21T20:00:00Z", "is not a time"),
+        ("0s", "over before it began"),
+    ],
+)
+def test_deadlines_that_are_refused(written: object, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        parse_deadline(written)
+
+
+@pytest.mark.parametrize(
+    ("amount_usd", "text"), [(12.835, "12.84 USD"), (0, "0.00 USD"), (0.0123, "0.0123 USD"), (1234.5, "1,234.50 USD")]
+)
+def test_money(amount_usd: float, text: str) -> None:
+    assert format_usd(amount_usd) == text
+
+
+def test_nearest_names_the_likeliest_or_all() -> None:
+    assert nearest("deadlin", ["deadline", "max_cost"]) == "did you mean 'deadline'?"
+    assert nearest("zzz", ["deadline", "max_cost"]) == "known are deadline, max_cost"
+
+
+@pytest.mark.parametrize("value", ["a\nb", "x" * 1000, pytest.param(10**5000, id="huge"), "\ud800", [["a\n"]]])
+def test_values_are_shown_on_one_short_line(value: object) -> None:
+    assert "\n" not in shown(value)
+    assert len(shown(value)) <= 60
+    shown(value).encode()
