@@ -44,9 +44,10 @@ def _print_rich(header: Sequence[str], rows: Sequence[Sequence[str]], total: Seq
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, show_footer=total is not None)
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_footer=total is not None)
     for column, name in enumerate(header):
-        table.add_column(name, footer=total[column] if total else "", justify="right")
+        in_two_lines = name.replace("/", "/\n").replace(" (", "\n(")
+        table.add_column(in_two_lines, footer=total[column] if total else "", justify="right")
     for row in rows:
         table.add_row(*row)
     Console().print(table)
