@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         randn,
         uniform,
     )
+    from rubberband.tuning import tune
 
 __all__ = [
     "CheckpointError",
@@ -69,6 +70,7 @@ __all__ = [
     "randint",
     "randn",
     "report",
+    "tune",
     "uniform",
 ]
 
@@ -87,6 +89,7 @@ _MODULES = {
         "choice grid_search lograndint loguniform qlograndint qloguniform qrandint qrandn quniform randint randn "
         "uniform"
     ),
+    "rubberband.tuning": "tune",
 }
 """Module -> the public names that live in it."""
 

@@ -37,6 +37,7 @@ NAMES = [
     "randint",
     "randn",
     "report",
+    "tune",
     "uniform",
 ]
 
