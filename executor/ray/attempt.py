@@ -82,6 +82,10 @@ class Attempt:
         self._busy: dict[int, Worker] = {}
         self._thread = threading.Thread(target=self._run, daemon=True, name=f"trial-{start.trial}-{start.attempt}")
 
+    def uses(self, instance: str) -> bool:
+        """Whether a worker of the gang is on `instance`."""
+        return any(slot.instance == instance for slot in self._start.gang)
+
     def begin(self) -> None:
         """Start to carry it out."""
         self._thread.start()

@@ -72,7 +72,9 @@ class RayBackend:
         def make_crew(instance: str, on_sick: Callable[[str, str], None]) -> Crew:
             return Crew(instance, gpus_per_instance, entrypoint, store, timeout_s=ready_timeout_s, on_sick=on_sick)
 
-        self._fleet = RayFleet(provider, make_crew, self._mailbox, lease_interval_s)
+        self._fleet = RayFleet(
+            provider, make_crew, self._mailbox, lease_interval_s=lease_interval_s, on_gone=self._abandon
+        )
 
     def now(self) -> float:
         """Unix time in seconds."""
@@ -122,6 +124,12 @@ class RayBackend:
         attempt = Attempt(start, segment, log, self._fleet, self._mailbox.put)
         self._attempts[start.trial, start.attempt] = attempt
         attempt.begin()
+
+    def _abandon(self, instance: str) -> None:
+        """End the attempts on an instance that is gone, so that their workers on other instances are free."""
+        for attempt in list(self._attempts.values()):
+            if attempt.uses(instance):
+                attempt.stop()
 
     def next_events(self, wake_at: float | None) -> Sequence[Event]:
         """Wait for events and return them in order; return empty once the clock reaches `wake_at`, or after a while."""

@@ -46,13 +46,23 @@ class RayFleet:
     """Instances of one provider; their events go to the mailbox."""
 
     def __init__(
-        self, provider: ClusterProvider, make_crew: CrewMaker, mailbox: Mailbox, lease_interval_s: float
+        self,
+        provider: ClusterProvider,
+        make_crew: CrewMaker,
+        mailbox: Mailbox,
+        *,
+        lease_interval_s: float,
+        on_gone: Callable[[str], None],
     ) -> None:
-        """Begin to renew the lease, every `lease_interval_s`, and to watch what the provider shows."""
+        """Begin to renew the lease, every `lease_interval_s`, and to watch what the provider shows.
+
+        `on_gone(instance)` is called when an instance can no longer be used, before any event says so.
+        """
         self._provider = provider
         self._make_crew = make_crew
         self._mailbox = mailbox
         self._lease_interval_s = lease_interval_s
+        self._on_gone = on_gone
         self._connection = Connection()
         self._mutex = threading.RLock()
         self._holds: dict[str, _Hold] = {}
@@ -79,7 +89,7 @@ class RayFleet:
                 self._provider.launch(instance)
         except Exception as error:
             reason = str(error) if isinstance(error, ProviderError) else f"{type(error).__name__}: {error}"
-            if self._end(hold):
+            if self._end(instance, hold):
                 self._mailbox.put(lambda at: InstanceRefused(occurred_at=at, instance=instance, reason=reason))
         finally:
             hold.launched.set()
@@ -88,7 +98,7 @@ class RayFleet:
         """Give an instance back; InstanceReleased follows. Harmless when repeated."""
         with self._mutex:
             hold = self._holds.get(instance)
-        if hold is None or self._end(hold):
+        if hold is None or self._end(instance, hold):
             _thread(lambda: self._release(instance, hold), f"release-{instance}")
 
     def _release(self, instance: str, hold: _Hold | None) -> None:
@@ -110,16 +120,18 @@ class RayFleet:
                 if self._closing.wait(_RETRY_S):
                     return None
 
-    def _end(self, hold: _Hold) -> bool:
+    def _end(self, instance: str, hold: _Hold) -> bool:
         """Mark the end of `hold`; False if that was done before."""
         with self._mutex:
             was_over, hold.over = hold.over, True
+        if not was_over:
+            self._on_gone(instance)
         return not was_over
 
     def _give_up(self, instance: str, reason: str) -> None:
         """Give back an instance that is of no use, and call it lost."""
         hold = self._holds[instance]
-        if self._end(hold):
+        if self._end(instance, hold):
             ended_at = self._release_surely(instance)
             self._mailbox.put(
                 lambda at: InstanceLost(occurred_at=at, instance=instance, ended_at=ended_at or at, reason=reason)
@@ -177,7 +189,7 @@ class RayFleet:
             if ended_at is None:
                 _thread(lambda: self._assemble(instance, hold), f"assemble-{instance}")
         if ended_at is not None:
-            hold.over = True
+            self._end(instance, hold)
             reason = status.reason or "ended by somebody else"
             if running_at is None:
                 self._mailbox.put(lambda at: InstanceRefused(occurred_at=at, instance=instance, reason=reason))

@@ -106,7 +106,7 @@ def test_an_ended_name_is_not_rented_again(rental: Rental) -> None:
 
 
 def test_releasing_what_was_never_launched_is_an_error(rental: Rental) -> None:
-    with pytest.raises(ProviderError, match="never|no instance"):
+    with pytest.raises(ProviderError, match=r"never|no instance"):
         rental.provider.release("a")
 
 

@@ -1,0 +1,223 @@
+"""The Ray backend on real Ray nodes of this machine. One cluster serves all tests; each has trials of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rubberband.cloud.local import LocalProvider
+from rubberband.executor.checkpoints import open_store
+from rubberband.executor.events import (
+    DiscardCheckpoint,
+    InstanceLost,
+    InstanceReady,
+    InstanceRefused,
+    InstanceReleased,
+    InstanceRunning,
+    LaunchInstance,
+    ReleaseInstance,
+    StopTrial,
+    TrialFailed,
+    TrialReported,
+    TrialStarted,
+)
+from rubberband.executor.ray.backend import RayBackend
+from rubberband.executor.training.entrypoint import Entrypoint
+from tests.integration.conversation import Conversation, eventually, kinds, processes_of
+
+pytestmark = pytest.mark.ray
+
+HERE = str(Path(__file__).parent)
+WELL, LONG, EXITS, RAISES, HANGS, OTHER_RANK_EXITS, SLOW = range(7)
+CONFIGURATIONS = (
+    {},
+    {"sleep_s": 0.1},
+    {"fault": "exit"},
+    {"fault": "raise"},
+    {"fault": "hang"},
+    {"fault": "exit", "rank": 1, "sleep_s": 0.05},
+    {"sleep_s": 0.1},
+)
+
+
+def make_backend(directory: Path, entrypoint: str = "ray_trials:Counter", **options: object) -> RayBackend:
+    """A backend on a local provider below `directory`."""
+    provider = LocalProvider("ray", directory, 2, max_instances=3)
+    return RayBackend(
+        provider,
+        entrypoint=Entrypoint.parse(entrypoint, [HERE]),
+        configurations=CONFIGURATIONS,
+        seeds=range(len(CONFIGURATIONS)),
+        metric="loss",
+        store=open_store(str(directory / "checkpoints")),
+        gpus_per_instance=2,
+        logs=directory / "logs",
+        **options,  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the shared backend keeps everything."""
+    return tmp_path_factory.mktemp("ray")
+
+
+@pytest.fixture(scope="module")
+def talk(directory: Path) -> Iterator[Conversation]:
+    """A backend that holds the instances `a` and `b`, of two slots each, all tests long."""
+    talk = Conversation(make_backend(directory))
+    try:
+        talk.launch("a", "b")
+        yield talk
+    finally:
+        talk.backend.close()
+        assert processes_of(directory) == []
+
+
+def test_an_instance_runs_before_it_is_ready(talk: Conversation) -> None:
+    for instance in ("a", "b"):
+        events = [event for event in talk.heard if getattr(event, "instance", None) == instance]
+        running, ready = events
+        assert isinstance(running, InstanceRunning)
+        assert isinstance(ready, InstanceReady)
+        assert running.running_at <= running.occurred_at <= ready.occurred_at
+
+
+def test_a_trial_starts_reports_every_iteration_and_resizes_on_warm_workers(talk: Conversation) -> None:
+    talk.start(WELL, ("a", 0), until=2)
+    alone = talk.report(WELL, 2)
+    talk.start(WELL, ("a", 0), ("a", 1), done=2, until=4, checkpoint=alone.checkpoint)
+    gang = talk.report(WELL, 4)
+    assert kinds(talk.of_trial(WELL)) == ["TrialStarted", "TrialReported", "TrialReported"] * 2
+    reports = [event for event in talk.of_trial(WELL) if isinstance(event, TrialReported)]
+    assert [report.iterations for report in reports] == [1, 2, 3, 4]
+    assert len({report.metrics["pid"] for report in reports}) == 1
+    talk.backend.execute(DiscardCheckpoint(checkpoint=alone.checkpoint))
+    assert not Path(alone.checkpoint.url.removeprefix("file://")).exists()
+    assert Path(gang.checkpoint.url.removeprefix("file://")).exists()
+
+
+def test_what_a_trial_prints_is_in_its_log(talk: Conversation, directory: Path) -> None:
+    talk.start(LONG, ("b", 0), ("b", 1), until=3)
+    talk.report(LONG, 1)
+    assert "iteration 1" in (directory / "logs" / "trial-001.log").read_text()
+    talk.report(LONG, 3)
+    log = (directory / "logs" / "trial-001.log").read_text()
+    assert "setup of trial 1, rank 0" in log
+    assert "setup of trial 1, rank 1" in log
+
+
+def test_a_process_that_exits_fails_the_trial_and_its_slot_is_warm_again(talk: Conversation) -> None:
+    talk.start(EXITS, ("a", 0), until=5)
+    failed = talk.until(TrialFailed)
+    assert (failed.trial, failed.attempt, failed.kind) == (EXITS, 1, "died")
+    assert kinds(talk.of_trial(EXITS)) == ["TrialStarted", "TrialReported", "TrialFailed"]
+    talk.start(WELL, ("a", 0), until=1)
+    talk.report(WELL, 1)
+
+
+def test_an_exception_fails_the_trial_and_leaves_the_worker_warm(talk: Conversation) -> None:
+    talk.start(RAISES, ("a", 1), until=5)
+    failed = talk.until(TrialFailed)
+    assert (failed.kind, failed.message) == ("raised", "ValueError: boom")
+    assert "ray_trials.py" in failed.details
+    first = next(event for event in talk.of_trial(RAISES) if isinstance(event, TrialReported))
+    talk.start(WELL, ("a", 1), until=1)
+    assert talk.report(WELL, 1).metrics["pid"] == first.metrics["pid"]
+
+
+def test_one_dead_worker_ends_its_whole_gang(talk: Conversation) -> None:
+    talk.start(OTHER_RANK_EXITS, ("a", 0), ("b", 1), until=1000)
+    failed = talk.until(TrialFailed)
+    assert failed.kind == "died"
+    assert "rank 1" in failed.details
+    talk.start(WELL, ("a", 0), ("b", 1), until=1)
+    talk.report(WELL, 1)
+    assert [event for event in talk.listen(0.5) if getattr(event, "trial", None) == OTHER_RANK_EXITS] == []
+
+
+def test_a_stopped_trial_says_no_more_and_its_slot_is_warm_again(talk: Conversation) -> None:
+    attempt = talk.start(HANGS, ("a", 1), until=5)
+    talk.report(HANGS, 1)
+    talk.backend.execute(StopTrial(trial=HANGS, attempt=attempt))
+    talk.backend.execute(StopTrial(trial=HANGS, attempt=attempt))
+    talk.start(WELL, ("a", 1), until=1)
+    talk.report(WELL, 1)
+    assert kinds(talk.of_trial(HANGS)) == ["TrialStarted", "TrialReported"]
+
+
+def test_a_trial_that_waits_for_its_slot_can_be_stopped(talk: Conversation) -> None:
+    first = talk.start(SLOW, ("a", 1), until=1000)
+    talk.report(SLOW, 1)
+    talk.backend.execute(StopTrial(trial=SLOW, attempt=first))
+    second = talk.start(SLOW, ("a", 1), until=1000)
+    talk.backend.execute(StopTrial(trial=SLOW, attempt=second))
+    assert [event for event in talk.listen(1.5) if getattr(event, "attempt", 0) == second] == []
+
+
+def test_a_killed_instance_is_lost_and_its_trials_have_not_failed(talk: Conversation, directory: Path) -> None:
+    talk.launch("c")
+    talk.start(LONG, ("c", 0), until=1000)
+    spread = talk.start(SLOW, ("b", 0), ("c", 1), until=1000)
+    talk.report(SLOW, 2)
+    record = json.loads((directory / "instances" / "c.json").read_text())
+    os.kill(record["pid"], signal.SIGKILL)
+    lost = talk.until(InstanceLost)
+    assert (lost.instance, lost.reason) == ("c", "its process died")
+    assert record["running_at"] <= lost.ended_at <= lost.occurred_at
+    talk.start(WELL, ("b", 0), until=1)
+    talk.report(WELL, 1)
+    talk.listen(2.5)
+    assert not [event for event in talk.of_trial(LONG) + talk.of_trial(SLOW) if isinstance(event, TrialFailed)]
+    last = max(event.occurred_at for event in talk.of_trial(SLOW))
+    talk.backend.execute(StopTrial(trial=SLOW, attempt=spread))
+    assert last < time.time() - 2.0
+
+
+def test_a_ray_node_that_dies_is_a_lost_instance_too(talk: Conversation, directory: Path) -> None:
+    talk.launch("d")
+    talk.start(LONG, ("d", 0), until=1000)
+    talk.until(TrialStarted, lambda event: event.trial == LONG)
+    raylet = next(pid for pid in processes_of(directory, "d") if "raylet/raylet" in _command(pid))
+    os.kill(raylet, signal.SIGKILL)
+    lost = talk.until(InstanceLost)
+    assert lost.instance == "d"
+    assert "Ray node ended" in lost.reason
+    talk.listen(2.5)
+    assert not [event for event in talk.of_trial(LONG) if isinstance(event, TrialFailed)]
+
+
+def test_a_refused_instance_is_told(talk: Conversation) -> None:
+    talk.backend.execute(LaunchInstance(instance="e"))
+    talk.backend.execute(LaunchInstance(instance="f"))
+    refused = talk.until(InstanceRefused)
+    assert "max_instances=3" in refused.reason
+    other = {"e": "f", "f": "e"}[refused.instance]
+    talk.backend.execute(ReleaseInstance(instance=other))
+    assert talk.until(InstanceReleased).instance == other
+
+
+def test_a_released_instance_is_back_at_once(talk: Conversation, directory: Path) -> None:
+    asked_at = time.time()
+    talk.backend.execute(ReleaseInstance(instance="b"))
+    talk.backend.execute(ReleaseInstance(instance="b"))
+    released = talk.until(InstanceReleased)
+    assert released.instance == "b"
+    assert asked_at <= released.ended_at <= released.occurred_at
+    eventually(lambda: processes_of(directory, "b") == [], within_s=2.0)
+    assert not [event for event in talk.listen(1.0) if isinstance(event, InstanceLost | InstanceReleased)]
+
+
+def test_instants_never_decrease(talk: Conversation) -> None:
+    instants = [event.occurred_at for event in talk.heard]
+    assert instants == sorted(instants)
+
+
+def _command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
