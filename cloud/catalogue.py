@@ -1,7 +1,7 @@
 """The catalogue: GPU instance types of EC2 with their on-demand prices, and the offer that an experiment plans with.
 
-The prices are those published for Linux in us-east-1 at `PRICED_ON`, before AWS lowered some of them; they are a
-starting point, and `resources.price_per_hour` overrides them. The catalogue reaches no network.
+The prices (Linux, us-east-1, about `PRICED_ON`) were entered by hand and not checked against AWS's price list, which
+changes: they are a starting point, and `resources.price_per_hour` overrides them. The catalogue reaches no network.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rubberband.profile import Profile
 from rubberband.units import nearest, shown
 
 PRICED_ON = "2025-05-01"
-"""The day that the prices are from."""
+"""About when these prices held; approximate, since they were not fetched."""
 PRICED_REGION = "us-east-1"
 LOCAL_TYPE = "local"
 """The instance type of provider local where none is named: one GPU, free of charge."""
