@@ -143,9 +143,7 @@ def estimate(
 
     `clock` reads seconds. A baseline without a plan, or the policy itself, is left out. No plan at all is an answer:
     `feasible` is False and `nearest` set. The frontier is whole `with_frontier`, else the plan's own point.
-
-    Raises InputError if no plan can exist, whatever the constraints.
-    """
+    Raises InputError if no plan can exist, whatever the constraints."""
     began_s = clock()
     planned, nearest, reason = None, None, None
     try:
