@@ -135,6 +135,7 @@ class _Session:
         self._backend = backend
         self._timeout_s = timeout_s
         self._checkpoints: dict[int, CheckpointRef] = {}
+        self._held: set[str] = set()
         self.provision_delay_s = 0.0
         self.init_delay_s = 0.0
 
@@ -146,6 +147,7 @@ class _Session:
         ready: dict[str, float] = {}
         try:
             for name in names:
+                self._held.add(name)
                 self._backend.execute(LaunchInstance(instance=name))
             events = self._events("the instances to get ready")
             while len(ready) < len(names):
@@ -158,18 +160,21 @@ class _Session:
             self.init_delay_s = statistics.fmean(ready[name] - running[name] for name in names)
             yield names
         finally:
-            self._release(names)
+            self._release()
 
-    def _release(self, names: Sequence[str]) -> None:
+    def _release(self) -> None:
         for checkpoint in self._checkpoints.values():
             self._backend.execute(DiscardCheckpoint(checkpoint=checkpoint))
-        for name in names:
+        for name in sorted(self._held):
             self._backend.execute(ReleaseInstance(instance=name))
-        left = set(names)
         deadline = self._backend.now() + _RELEASE_S
-        while left and self._backend.now() < deadline:  # what is not back by then, closing the backend gives back
-            gone = (InstanceReleased, InstanceLost, InstanceRefused)
-            left -= {event.instance for event in self._backend.next_events(deadline) if isinstance(event, gone)}
+        while self._held and self._backend.now() < deadline:  # what is not back by then, the backend's close gives back
+            for event in self._backend.next_events(deadline):
+                self._note(event)
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, InstanceReleased | InstanceLost | InstanceRefused):
+            self._held.discard(event.instance)
 
     def measure(self, gangs: Sequence[Gang], attempt: int, warm_up: int, iterations: int) -> Point:
         """Train on all gangs at once: `warm_up` iterations that do not count, then `iterations` that do."""
@@ -225,6 +230,7 @@ class _Session:
         deadline = self._backend.now() + self._timeout_s
         while self._backend.now() < deadline:
             for event in self._backend.next_events(deadline):
+                self._note(event)
                 _refuse(event)
                 deadline = event.occurred_at + self._timeout_s
                 yield event

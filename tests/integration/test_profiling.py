@@ -1,0 +1,106 @@
+"""Profiling, on the virtual backend (exact numbers) and on a real one (a torch trial, one and two workers)."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from rubberband.cloud.local import LocalProvider
+from rubberband.errors import ProviderError, RubberbandError
+from rubberband.executor.checkpoints import open_store
+from rubberband.executor.profiling import Point, gpu_counts, measure
+from rubberband.executor.ray.backend import RayBackend
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.virtual import Faults, VirtualBackend
+from rubberband.offer import Offer
+from rubberband.profile import Profile
+from tests.integration.conversation import processes_of
+
+PROFILE = Profile(seconds_per_iteration={1: 4.0, 2: 2.5, 4: 1.5}, trial_startup_s=3.0)
+OFFER = Offer(
+    instance_type="virtual", gpus=2, price_usd_per_hour=1.0, max_instances=2, provision_delay_s=5.0, init_delay_s=7.0
+)
+
+
+def virtual(faults: Faults | None = None) -> VirtualBackend:
+    """A virtual backend with known times."""
+    return VirtualBackend("profiling", OFFER, PROFILE, metric="loss", faults=faults)
+
+
+@pytest.mark.parametrize(
+    ("gpus_per_instance", "instances", "minimum", "maximum", "expected"),
+    [
+        (4, 4, 1, 16, [1, 2, 4, 8, 16]),
+        (4, 3, 1, 12, [1, 2, 4, 8, 12]),
+        (8, 1, 1, 6, [1, 2, 4, 6]),
+        (2, 1, 1, 8, [1, 2]),
+        (4, 1, 5, 8, []),
+    ],
+)
+def test_gpu_counts_double_up_to_what_fits(
+    gpus_per_instance: int, instances: int, minimum: int, maximum: int, expected: list[int]
+) -> None:
+    assert gpu_counts(gpus_per_instance, instances, minimum, maximum) == expected
+
+
+def test_a_virtual_backend_is_measured_exactly_with_every_slot_busy() -> None:
+    points: list[Point] = []
+    backend = virtual()
+    measured = measure(backend, gpus_per_instance=2, instances=2, max_gpus_per_trial=4, on_point=points.append)
+    profile = measured.profile
+    assert profile.seconds_per_iteration == pytest.approx(PROFILE.seconds_per_iteration)
+    assert profile.trial_startup_s == pytest.approx(3.0)
+    assert profile.provision_delay_s == pytest.approx(5.0)
+    assert profile.init_delay_s == pytest.approx(7.0)
+    assert profile.iteration_cv == pytest.approx(0.0, abs=1e-6)
+    assert [(point.gpus, point.copies) for point in measured.points] == [(1, 4), (2, 2), (4, 1)]
+    assert list(measured.points) == points
+    assert all(status.state == "terminated" for status in backend.provider.describe())
+
+
+@pytest.mark.parametrize(
+    ("faults", "message"),
+    [
+        (Faults(refused=("profile-0",)), "refused"),
+        (Faults(failures={(1, 0): "raised"}), r"the trial failed \(raised\)"),
+        (Faults(failures={(0, 1): "hung"}), "waited 60 s"),
+        (Faults(lost_after_s={"profile-0": 8.0}), "lost instance"),
+    ],
+)
+def test_what_goes_wrong_is_told_and_everything_released(faults: Faults, message: str) -> None:
+    backend = virtual(faults)
+    with pytest.raises(RubberbandError, match=message):
+        measure(backend, gpus_per_instance=2, timeout_s=60.0)
+    assert all(status.state == "terminated" for status in backend.provider.describe())
+
+
+def test_a_trial_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ProviderError, match="cannot hold a trial of 4 GPUs"):
+        measure(virtual(), gpus_per_instance=2, min_gpus_per_trial=4, max_gpus_per_trial=4)
+
+
+@pytest.mark.ray
+def test_a_torch_trial_is_measured_on_one_and_two_workers(tmp_path: Path) -> None:
+    backend = RayBackend(
+        LocalProvider("profiling", tmp_path, 2),
+        entrypoint=Entrypoint.parse("torch_trials:Line", [str(Path(__file__).parent)]),
+        configurations=[{"lr": 0.1}] * 2,
+        seeds=[0, 1],
+        metric="train_loss",
+        store=open_store(str(tmp_path / "checkpoints")),
+        gpus_per_instance=2,
+        logs=tmp_path / "logs",
+    )
+    try:
+        measured = measure(backend, gpus_per_instance=2, max_gpus_per_trial=2)
+    finally:
+        backend.close()
+    assert [(point.gpus, point.copies) for point in measured.points] == [(1, 2), (2, 1)]
+    values = [value for point in measured.points for value in (point.iteration_s, point.startup_s)]
+    assert all(math.isfinite(value) and value > 0.0 for value in values)
+    assert measured.profile.init_delay_s is not None
+    assert list((tmp_path / "checkpoints").glob("*.ckpt")) == []
+    assert processes_of(tmp_path) == []
+    print(measured)

@@ -1,0 +1,94 @@
+"""A driver's death and its head's: what the next driver, or the same one, makes of what is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rubberband.cloud.local import LocalProvider
+from rubberband.cloud.local.instance import load
+from rubberband.executor.checkpoints import open_store
+from rubberband.executor.events import InstanceLost, InstanceReady, ReleaseInstance, TrialReported
+from rubberband.executor.ray.backend import RayBackend
+from rubberband.executor.training.entrypoint import Entrypoint
+from tests.integration.conversation import Conversation, eventually, processes_of
+
+pytestmark = pytest.mark.ray
+
+ROOT = Path(__file__).parents[2]
+
+
+def make_backend(directory: Path) -> RayBackend:
+    """A backend of one-slot instances below `directory`."""
+    return RayBackend(
+        LocalProvider("resume", directory, 1, lease_s=60.0),
+        entrypoint=Entrypoint.parse("ray_trials:Counter", [str(Path(__file__).parent)]),
+        configurations=[{"sleep_s": 0.02}],
+        seeds=[0],
+        metric="loss",
+        store=open_store(str(directory / "checkpoints")),
+        gpus_per_instance=1,
+    )
+
+
+def _killed_driver(directory: Path) -> None:
+    search = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "tests.integration.ray_driver", str(directory)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": search}, cwd=ROOT, start_new_session=True
+    ) as driver:
+        try:
+            assert driver.stdout is not None
+            assert driver.stdout.readline() == b"training\n"
+        finally:
+            driver.kill()
+
+
+def test_a_new_driver_adopts_what_it_knows_and_releases_the_rest(tmp_path: Path) -> None:
+    _killed_driver(tmp_path)
+    assert processes_of(tmp_path, "b")
+    talk = Conversation(make_backend(tmp_path))
+    try:
+        resumed = talk.backend.reconcile(["a", "never-launched"])
+        (live,) = resumed.live
+        assert live.instance == "a"
+        assert live.running_at is not None
+        (ended,) = resumed.ended
+        assert ended.instance == "b"
+        assert ended.running_at <= ended.ended_at <= resumed.occurred_at + 5.0
+        eventually(lambda: processes_of(tmp_path, "b") == [], within_s=2.0)
+
+        assert talk.until(InstanceReady).instance == "a"
+        talk.start(0, ("a", 0), until=2)
+        talk.report(0, 2)
+        assert [event.attempt for event in talk.of_trial(0) if isinstance(event, TrialReported)] == [1, 1]
+
+        _kill_head(tmp_path)
+        lost = talk.until(InstanceLost)
+        assert (lost.instance, lost.reason) == ("a", "the Ray head ended")
+        talk.launch("c")
+        talk.start(0, ("c", 0), until=1)
+        talk.report(0, 1)
+        talk.backend.execute(ReleaseInstance(instance="c"))
+    finally:
+        talk.backend.close()
+        talk.backend.close()
+    assert processes_of(tmp_path) == []
+
+
+def _kill_head(directory: Path) -> None:
+    pid = load(directory / "heads" / "head-0.json").pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_backend_that_did_nothing_can_be_closed(tmp_path: Path) -> None:
+    backend = make_backend(tmp_path)
+    assert list(backend.next_events(backend.now() + 0.01)) == []
+    backend.close()
+    assert processes_of(tmp_path) == []
