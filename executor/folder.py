@@ -58,7 +58,9 @@ class ExperimentFolder:
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"{self.path} cannot be made ({error.strerror}); set RUBBERBAND_HOME to a folder") from None
+            raise InputError(
+                f"{self.path} cannot be made ({error.strerror}); set RUBBERBAND_HOME to a folder"
+            ) from None
 
     def require(self) -> None:
         """Raise InputError, naming the experiments that exist, unless this one does."""

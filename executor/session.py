@@ -107,7 +107,7 @@ def run(
         controller = Controller(header.job)
         setup = Setup.from_json(header.setup)
         with ExitStack() as views:
-            backend = make_backend(folder, header.job, setup)
+            backend = make_backend(folder, setup, header.job)
             views.callback(backend.close)
             observers = view(header.job, backend.now, views)
             drive(controller, backend, journal, observers=observers, cancelled=cancelled)
@@ -151,33 +151,40 @@ def _open(folder: ExperimentFolder) -> tuple[Journal, Header]:
     return journal, header
 
 
-def make_backend(folder: ExperimentFolder, job: Job, setup: Setup) -> Backend:
-    """The backend that the experiment's provider needs."""
+def make_backend(folder: ExperimentFolder, setup: Setup, job: Job) -> Backend:
+    """The backend that carries `job` out on the experiment's provider."""
     if setup.provider == "virtual":
         return VirtualBackend(job.name, job.offer, job.profile, metric=job.metric)
+    widest = max(stage.instances for stage in job.plan.stages)
+    return make_ray_backend(folder, setup, gpus_per_instance=job.offer.gpus, num_instances=widest, metric=job.metric)
+
+
+def make_ray_backend(
+    folder: ExperimentFolder, setup: Setup, *, gpus_per_instance: int, num_instances: int, metric: str
+) -> Backend:
+    """A backend of up to `num_instances` real instances; on this machine they share out its GPUs, if it has enough."""
     from rubberband.cloud.local.provider import LocalProvider
     from rubberband.cloud.local.ray_node import real_gpus
     from rubberband.executor.ray.backend import RayBackend
 
     assert setup.provider == "local", "the edge refuses other providers"
     assert setup.entrypoint is not None, "the edge asks for an entry point"
-    widest = max(stage.instances for stage in job.plan.stages) * job.offer.gpus
     devices = real_gpus()
     provider = LocalProvider(
-        job.name,
+        folder.name,
         folder.instances,
-        job.offer.gpus,
+        gpus_per_instance,
         setup.lease_s,
-        devices=devices if len(devices) >= widest else (),
+        devices=devices if len(devices) >= num_instances * gpus_per_instance else (),
     )
     return RayBackend(
         provider,
         entrypoint=setup.entrypoint,
         configurations=setup.configurations,
         seeds=setup.seeds,
-        metric=job.metric,
+        metric=metric,
         store=open_store(setup.checkpoints),
-        gpus_per_instance=job.offer.gpus,
+        gpus_per_instance=gpus_per_instance,
         device=provider.device,
         logs=folder.logs,
     )

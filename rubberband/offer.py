@@ -72,8 +72,4 @@ def slots(instances: int, gpus_per_instance: int, gpus_per_trial: int) -> int:
 
 def gang_sizes(gpus_per_instance: int, minimum: int, maximum: int) -> list[int]:
     """The GPUs per trial that packing allows between `minimum` and `maximum`: up to G any, beyond it multiples of G."""
-    return [
-        gpus
-        for gpus in range(minimum, maximum + 1)
-        if gpus <= gpus_per_instance or gpus % gpus_per_instance == 0
-    ]
+    return [gpus for gpus in range(minimum, maximum + 1) if gpus <= gpus_per_instance or gpus % gpus_per_instance == 0]

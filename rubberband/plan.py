@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One stage of the job: `trials` trials train for `iterations` more iterations each, then synchronise (SHA's rung)."""
+    """One stage of the job: `trials` trials train for `iterations` more iterations each, then synchronise (a rung)."""
 
     trials: int
     iterations: int

@@ -1,22 +1,25 @@
-"""From an experiment to its result: check, profile if need be, plan, create, run. What `rubberband run` and `tune` do."""
+"""From an experiment to its result: check, profile if need be, plan, create, run. What `run` and `tune` do."""
 
 from __future__ import annotations
 
 import os
 import random
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rubberband.cloud.catalogue import offer
-from rubberband.errors import InputError
+from rubberband.errors import InputError, ProfileMissingError
 from rubberband.executor.driver import Observer
 from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.profiling import Point, measure
 from rubberband.executor.result import Result
-from rubberband.executor.session import RELEASE_MARGIN_S, Setup, cancel_on_signals, create, run
+from rubberband.executor.session import RELEASE_MARGIN_S, Setup, cancel_on_signals, create, make_ray_backend, run
 from rubberband.executor.state import Job
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.experiment import Experiment
@@ -24,6 +27,7 @@ from rubberband.offer import Offer
 from rubberband.plan import Constraints, Planned
 from rubberband.planner.search import Policy, plan
 from rubberband.profile import Profile
+from rubberband.profile_file import save_profile
 from rubberband.units import format_duration, format_usd
 
 View = Callable[[Job, Callable[[], float], ExitStack], Sequence[Observer]]
@@ -58,22 +62,30 @@ def run_experiment(
     folder: ExperimentFolder,
     *,
     search_path: Sequence[str | os.PathLike[str]] = (),
+    profile_path: Path | None = None,
     policy: Policy = "optimal",
     announce: Announce = lambda line: None,
     view: View = lambda *_: (),
 ) -> Result:
     """Plan an experiment (measuring its profile first if it has none) and run it to its end.
 
-    `announce` is told, in a line, what is done before the run begins. Raises what `tune` raises.
+    A profile that is measured is kept at `profile_path`. `announce` is told, in a line, what is done before the run
+    begins. Raises what `tune` raises.
     """
     started_at = time.time()
     entrypoint = find_entrypoint(experiment, search_path)
     if folder.exists:
         folder.make()  # raises, before anything is measured
     with cancel_on_signals() as cancelled:
-        measured = _profile(experiment, entrypoint, folder, announce)
-        spent = Spent(seconds=time.time() - started_at, cost_usd=measured.cost_usd)
-        job = plan_job(experiment, measured.profile, policy, spent=spent)
+        profile = experiment.loaded_profile()
+        cost_usd = 0.0
+        if profile is None:
+            announce("no profile yet: measuring one first")
+            measured = measure_profile(experiment, entrypoint, folder, announce=announce, cancelled=cancelled)
+            measured.save(profile_path or folder.home / "profiling" / f"{experiment.name}.profile.json")
+            profile, cost_usd = measured.profile, measured.cost_usd
+        spent = Spent(seconds=time.time() - started_at if cost_usd else 0.0, cost_usd=cost_usd)
+        job = plan_job(experiment, profile, policy, spent=spent)
         announce(_plan_line(job))
         create(folder, job, _setup(experiment, entrypoint, folder, spent))
         return run(folder, view=view, cancelled=cancelled)
@@ -96,6 +108,103 @@ def find_entrypoint(experiment: Experiment, search_path: Sequence[str | os.PathL
 def _widest_gang(experiment: Experiment) -> int:
     asked = experiment.resources.gpus_per_trial
     return asked.max or max(asked.min, offer(experiment.resources).gpus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredProfile:
+    """A profile, how it was measured, and what that cost."""
+
+    profile: Profile
+    points: Sequence[Point]
+    cost_usd: float
+    entrypoint: str
+    instance_type: str
+
+    def save(self, path: Path) -> None:
+        """Write the profile file. Raises InputError if it cannot be written."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_profile(
+            self.profile,
+            path,
+            measured_at=datetime.now(UTC),
+            entrypoint=self.entrypoint,
+            instance_type=self.instance_type,
+            iteration_spread={point.gpus: point.iteration_cv for point in self.points},
+            measurement={"points": [asdict(point) for point in self.points], "cost_usd": self.cost_usd},
+        )
+
+    def lines(self) -> list[str]:
+        """What was measured, for people."""
+        starts = [f"start-up of a trial {self.profile.trial_startup_s:.2f} s"]
+        if self.profile.provision_delay_s is not None and self.profile.init_delay_s is not None:
+            starts.append(f"an instance is provisioned in {self.profile.provision_delay_s:.1f} s")
+            starts.append(f"and has warm workers {self.profile.init_delay_s:.1f} s later")
+        cost = f"measuring cost {format_usd(self.cost_usd)}"
+        return [point_line(point) for point in self.points] + [", ".join(starts), cost]
+
+
+def point_line(point: Point) -> str:
+    """A measured point, for people."""
+    beside = f", {point.copies} trials side by side" if point.copies > 1 else ""
+    return f"{point.gpus} GPU: {point.iteration_s:.3f} s per iteration (spread {point.iteration_cv:.1%}{beside})"
+
+
+SHARED_INSTANCES = 4
+"""On one machine instances share its cores, so up to this many are kept busy while measuring."""
+
+
+def measure_profile(
+    experiment: Experiment,
+    entrypoint: Entrypoint | None,
+    folder: ExperimentFolder,
+    *,
+    iterations: int = 3,
+    announce: Announce = lambda line: None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> MeasuredProfile:
+    """Run trials for a few iterations at 1, 2, 4, … GPUs, up to what the experiment allows, on instances of its own.
+
+    Raises ProfileMissingError for a virtual run (there is nothing to measure), RubberbandError if it cannot be done.
+    """
+    if entrypoint is None:
+        raise ProfileMissingError("provider virtual has nothing to measure; write a profile into the experiment file")
+    rented = offer(experiment.resources)
+    limits = experiment.planning_constraints(time.time(), rented.gpus)
+    num_instances = max(1, limits.max_gpus_per_trial // rented.gpus)
+    if experiment.resources.provider == "local":
+        needed = -(-experiment.stages()[0].trials * limits.min_gpus_per_trial // rented.gpus)
+        num_instances = max(num_instances, min(rented.max_instances, needed, SHARED_INSTANCES))
+    scratch = ExperimentFolder(home=folder.home / "profiling", name=experiment.name)
+    shutil.rmtree(scratch.path, ignore_errors=True)
+    scratch.make()
+    setup = replace(_setup(experiment, entrypoint, scratch, Spent()), checkpoints=str(scratch.checkpoints))
+    with scratch.driving(), ExitStack() as stack:
+        backend = make_ray_backend(
+            scratch,
+            setup,
+            gpus_per_instance=rented.gpus,
+            num_instances=num_instances,
+            metric=experiment.search.metric,
+        )
+        stack.callback(backend.close)
+        found = measure(
+            backend,
+            gpus_per_instance=rented.gpus,
+            num_trials=len(setup.configurations),
+            instances=num_instances,
+            min_gpus_per_trial=limits.min_gpus_per_trial,
+            max_gpus_per_trial=limits.max_gpus_per_trial,
+            iterations=iterations,
+            on_point=lambda point: announce(point_line(point)),
+            cancelled=cancelled,
+        )
+    return MeasuredProfile(
+        profile=found.profile,
+        points=found.points,
+        cost_usd=sum(rented.instance_cost_usd(held_s) for held_s in found.held_s),
+        entrypoint=str(entrypoint),
+        instance_type=rented.instance_type,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +270,7 @@ def _setup(experiment: Experiment, entrypoint: Entrypoint | None, folder: Experi
         entrypoint=entrypoint,
         checkpoints=experiment.resources.checkpoints or str(folder.checkpoints),
         lease_s=experiment.resources.lease_s,
-        profiling_s=spent.seconds if spent.cost_usd else 0.0,
+        profiling_s=spent.seconds,
         profiling_cost_usd=spent.cost_usd,
         experiment=experiment.to_words(),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -58,46 +59,60 @@ def ps(
 
     listed = [_listed(folder) for folder in folders(default_home())]
     if output is Output.json:
-        print_json({"schema": "rubberband.ps/1", "experiments": listed})
+        print_json({"schema": "rubberband.ps/1", "experiments": [asdict(row) for row in listed]})
         return
     header = ["NAME", "STATE", "TRIALS", "ITERATIONS", "TIME", "COST", "BEST"]
     rows = [
         [
-            str(row["name"]),
-            str(row["state"]),
-            str(row["trials"]),
-            str(row["iterations"]),
-            format_duration(row["jct_s"]),
-            format_usd(row["cost_usd"]),
-            row["best"],
+            row.name,
+            row.state,
+            str(row.trials),
+            str(row.iterations),
+            format_duration(row.jct_s),
+            format_usd(row.cost_usd),
+            row.best,
         ]
         for row in listed
     ]
     print_table(header, rows)
 
 
-def _listed(folder: ExperimentFolder) -> dict[str, object]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """One line of `rubberband ps`."""
+
+    name: str
+    state: str
+    """running, interrupted (its driver died), done, cancelled, budget, failed, or unreadable."""
+    trials: int = 0
+    iterations: int = 0
+    """Done in all, over all trials."""
+    jct_s: float = 0.0
+    cost_usd: float = 0.0
+    best: str = ""
+
+
+def _listed(folder: ExperimentFolder) -> Listed:
     from rubberband.errors import RubberbandError
     from rubberband.executor import session
 
     try:
         result = session.read(folder)
     except RubberbandError as error:
-        return {"name": folder.name, "state": "unreadable", "trials": 0, "iterations": 0, "jct_s": 0.0, "cost_usd": 0.0,
-                "best": str(error)}
+        return Listed(name=folder.name, state="unreadable", best=str(error))
     state: str = result.outcome
     if state == "unfinished":
         state = "running" if folder.driven else "interrupted"
     best = result.best
-    return {
-        "name": folder.name,
-        "state": state,
-        "trials": len(result.trials),
-        "iterations": sum(trial.iterations for trial in result.trials),
-        "jct_s": result.actual_jct_s,
-        "cost_usd": result.actual_cost_usd,
-        "best": "" if best is None else f"{result.metric}={best.metrics[result.metric]:.6g} (trial {best.trial})",
-    }
+    return Listed(
+        name=folder.name,
+        state=state,
+        trials=len(result.trials),
+        iterations=sum(trial.iterations for trial in result.trials),
+        jct_s=result.actual_jct_s,
+        cost_usd=result.actual_cost_usd,
+        best="" if best is None else f"{result.metric}={best.metrics[result.metric]:.6g} (trial {best.trial})",
+    )
 
 
 def logs(

@@ -31,14 +31,20 @@ def run(
     reported, and `rubberband resume` goes on with it.
     """
     from rubberband.executor.folder import ExperimentFolder
-    from rubberband.files import load_experiment
+    from rubberband.files import default_profile_path, load_experiment
     from rubberband.tuning import default_home, run_experiment
 
     experiment = load_experiment(file, overrides or [])
     folder = ExperimentFolder(home=default_home(), name=experiment.name)
     search_path = (file.absolute().parent, Path.cwd())
     result = run_experiment(
-        experiment, folder, search_path=search_path, policy=policy.value, announce=_announce, view=live_view
+        experiment,
+        folder,
+        search_path=search_path,
+        profile_path=default_profile_path(file),
+        policy=policy.value,
+        announce=_announce,
+        view=live_view,
     )
     _conclude(result)
 
