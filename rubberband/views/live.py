@@ -1,0 +1,190 @@
+"""How a run is shown on stderr while it runs: a table that moves on a terminal, plain lines elsewhere.
+
+A view is an observer of the driver and a context manager. stdout is left to data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol, Self, TextIO
+
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rubberband.executor.controller import Controller
+from rubberband.executor.events import Event
+from rubberband.executor.state import Job, Phase
+from rubberband.views.narration import Narrator
+from rubberband.views.progress import Progress, StageProgress, observe
+from rubberband.views.words import duration, number, usd, usd_decimals
+
+REFRESHES_PER_S = 4.0
+
+
+class View(Protocol):
+    """An observer (see `rubberband.executor.driver`) that shows what it is told until it is left."""
+
+    def __call__(self, event: Event, controller: Controller) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def open_view(job: Job, clock: Callable[[], float], stream: TextIO, is_terminal: bool) -> View:
+    """The view for `stream` (stderr): enter it, then give it to the driver as an observer.
+
+    `clock` is the backend's; it is read from another thread.
+    """
+    return TerminalView(job, clock, stream) if is_terminal else PlainView(job, stream)
+
+
+class PlainView:
+    """One line for each thing worth telling, the time since the start in front."""
+
+    def __init__(self, job: Job, stream: TextIO) -> None:
+        self._narrator = Narrator(job)
+        self._stream = stream
+
+    def __call__(self, event: Event, controller: Controller) -> None:
+        """Write what there is to say about `event`."""
+        for line in self._narrator.lines(event, controller):
+            print(_stamped(line, controller), file=self._stream, flush=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return
+
+
+class TerminalView:
+    """The stages as a table at the bottom of the terminal, redrawn also between events; the lines pass above it."""
+
+    def __init__(self, job: Job, clock: Callable[[], float], stream: TextIO, console: Console | None = None) -> None:
+        self._narrator = Narrator(job)
+        self._job = job
+        self._clock = clock
+        self._console = console or Console(file=stream)
+        self._progress: Progress | None = None
+        self._live = Live(
+            get_renderable=self._picture,
+            console=self._console,
+            refresh_per_second=REFRESHES_PER_S,
+            redirect_stdout=False,
+        )
+
+    def __call__(self, event: Event, controller: Controller) -> None:
+        """Take a picture of the state, and say what there is to say."""
+        self._progress = observe(self._job, controller.state)
+        for line in self._narrator.lines(event, controller):
+            self._console.print(Text(_stamped(line, controller), style="dim"))
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def _picture(self) -> Group | Text:
+        progress = self._progress
+        if progress is None:
+            return Text(f"{self._job.name}: starting")
+        now = self._clock()
+        return Group(stage_table(progress, now), *summary(progress, now))
+
+
+def stage_table(progress: Progress, now: float) -> Table:
+    """One row a stage: what it does, holds and costs, against the plan."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
+    table.add_column("stage", justify="right")
+    for name in ("run", "wait", "done", "fail"):
+        table.add_column(name, justify="right")
+    table.add_column("iterations", no_wrap=True)
+    table.add_column("inst.\n/plan", justify="right")
+    table.add_column("GPUs\n/trial", justify="right")
+    table.add_column("USD", justify="right")
+    table.add_column("time", justify="right", no_wrap=True)
+    table.add_column("plan", justify="right", no_wrap=True, style="dim")
+    decimals = usd_decimals(max(progress.spent_usd(now), progress.expected(now).cost_usd))
+    for stage in progress.stages:
+        table.add_row(*_row(progress, stage, now, decimals), style=_STYLES[stage.standing])
+    return table
+
+
+_STYLES = {"done": "", "current": "bold", "planned": "dim"}
+
+
+def _row(progress: Progress, stage: StageProgress, now: float, decimals: int) -> list[Text | Table]:
+    begun = stage.started_s is not None
+    spent = time = ""
+    if stage.started_s is not None:
+        ended_usd = progress.spent_usd(now) if stage.ended_usd is None else stage.ended_usd
+        ended_s = progress.elapsed_s(now) if stage.ended_s is None else stage.ended_s
+        spent = usd(ended_usd - stage.before_usd, decimals)
+        time = duration(max(0.0, ended_s - stage.started_s))
+    cells = [str(stage.stage), _some(stage.running), _some(stage.queued), _some(stage.done)]
+    failed = Text(_some(stage.failed), style="red")
+    held = f"{stage.instances if begun else '-'}/{stage.planned_instances}"
+    rest = [Text(held), Text(str(stage.gpus_per_trial)), Text(spent), Text(time), Text(duration(stage.planned_s))]
+    return [*(Text(cell) for cell in cells), failed, _bar(stage), *rest]
+
+
+def _bar(stage: StageProgress) -> Table:
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row(
+        ProgressBar(
+            total=max(1, stage.iterations),
+            completed=stage.iterations_done,
+            width=6,
+            complete_style="cyan",
+            finished_style="green",
+        ),
+        Text(f"{stage.iterations_done}/{stage.iterations}"),
+    )
+    return grid
+
+
+def _some(count: int) -> str:
+    return str(count) if count else ""
+
+
+def summary(progress: Progress, now: float) -> list[Text]:
+    """The lines below the table: time and money, spent and expected, against the limits; the best so far."""
+    job, expected = progress.job, progress.expected(now)
+    decimals = usd_decimals(max(progress.spent_usd(now), expected.cost_usd))
+    elapsed_s, spent_usd = progress.elapsed_s(now), progress.spent_usd(now)
+    within = "" if job.deadline_s is None else f" of {duration(job.deadline_s)} (deadline)"
+    cap = "" if job.max_cost_usd is None else f" of {usd(job.max_cost_usd, decimals)} (max_cost)"
+    lines = [Text(f"elapsed  {duration(elapsed_s)}{within}; spent {usd(spent_usd, decimals)}{cap} USD")]
+    if progress.phase not in (Phase.ENDING, Phase.FINISHED):
+        ends_s = max(expected.jct_s, elapsed_s)
+        line = Text(f"forecast {duration(ends_s)} (plan {duration(job.prediction.jct_s)})")
+        if job.deadline_s is not None:
+            late_s = ends_s - job.deadline_s
+            verdict = f", {duration(abs(late_s))} {'after' if late_s > 0 else 'before'} the deadline"
+            line.append(verdict, style="red" if late_s > 0 else "green")
+        line.append(f"; {usd(max(expected.cost_usd, spent_usd), decimals)} USD")
+        line.append(f" (plan {usd(job.prediction.cost_usd, decimals)})")
+        lines.append(line)
+    if progress.best is not None:
+        trial, value = progress.best
+        lines.append(Text(f"best     {job.metric}={number(value)} (trial {trial})"))
+    return lines
+
+
+def _stamped(line: str, controller: Controller) -> str:
+    state = controller.state
+    return f"{duration(state.now - state.started_at):>8}  {line}"

@@ -1,0 +1,224 @@
+"""A run told in lines: what is worth saying about an event, found by comparing the state with what was said before."""
+
+from __future__ import annotations
+
+from rubberband.executor.accounting import bill_usd
+from rubberband.executor.controller import Controller
+from rubberband.executor.events import (
+    DriverResumed,
+    Event,
+    InstanceLost,
+    InstanceReady,
+    InstanceRefused,
+    InstanceReleased,
+)
+from rubberband.executor.forecast import forecast
+from rubberband.executor.ranking import best_trial
+from rubberband.executor.state import InstanceStatus, Job, Phase, StageRecord, State, TrialState, TrialStatus
+from rubberband.offer import slots
+from rubberband.units import format_usd
+from rubberband.views.words import counted, duration, listed, number, printable
+
+
+class Narrator:
+    """Turns events into lines; it is shown every event once, after the controller took it in."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._begun = False
+        self._failures = [0] * job.stages[0].trials
+        self._instances: set[str] = set()
+        self._live: set[str] = set()
+        """Held or on their way when the last event had been told."""
+        self._stages_begun = 0
+        self._stages_trained = 0
+        self._stages_ended = 0
+        self._ending = False
+
+    def lines(self, event: Event, controller: Controller) -> list[str]:
+        """What to say about `event`, in order; often nothing."""
+        state = controller.state
+        said: list[str] = []
+        if not self._begun:
+            self._begun = True
+            said.append(self._introduction(event, state))
+            if isinstance(event, DriverResumed):
+                self._catch_up(state)
+        elif isinstance(event, DriverResumed):
+            said.append(f"resumed: {_held(state)} held, {counted(len(state.queued()), 'trial')} to go on with")
+        said += self._instance(event, state)
+        said += self._failed(state)
+        said += self._synced(state)
+        said += self._scaled(event, state)
+        said += self._training(state)
+        said += self._ended(state)
+        self._live = {record.instance for record in state.live()}
+        return said
+
+    def _introduction(self, event: Event, state: State) -> str:
+        job = self._job
+        if isinstance(event, DriverResumed) and event.occurred_at > state.started_at:
+            return (
+                f"resuming {job.name}: {_held(state)} held, {counted(len(state.queued()), 'trial')} to go on with, "
+                f"{format_usd(bill_usd(job, state, state.now))} spent"
+            )
+        limits = "" if job.deadline_s is None else f"; deadline {duration(job.deadline_s)}"
+        limits += "" if job.max_cost_usd is None else f"; max_cost {format_usd(job.max_cost_usd)}"
+        return (
+            f"{job.name}: {counted(job.stages[0].trials, 'trial')} in {counted(len(job.stages), 'stage')}, planned "
+            f"{duration(job.prediction.jct_s)} and {format_usd(job.prediction.cost_usd)}{limits}"
+        )
+
+    def _catch_up(self, state: State) -> None:
+        """Say nothing of what an earlier driver has told already."""
+        now = state.now
+        self._failures = [trial.failures for trial in state.trials]
+        self._instances = {record.instance for record in state.instances.values() if record.requested_at < now}
+        self._live = {record.instance for record in state.live()} & self._instances
+        self._stages_begun = sum(stage.started_at < now for stage in state.stages)
+        self._stages_trained = sum(stage.training_at is not None for stage in state.stages)
+        self._stages_ended = sum(stage.ended_at is not None for stage in state.stages)
+
+    # Instances
+
+    def _instance(self, event: Event, state: State) -> list[str]:
+        match event:
+            case InstanceReady():
+                record = state.instances[event.instance]
+                after = duration(event.occurred_at - record.requested_at)
+                return [f"{event.instance} ready after {after} ({len(state.ready())} of {_held(state)})"]
+            case InstanceRefused():
+                return [f"{event.instance} refused: {printable(event.reason)}{self._what_then(state)}"]
+            case InstanceLost():
+                return [self._lost(event, state)]
+            case InstanceReleased():
+                return [f"{event.instance} released; {_held(state)} held"]
+            case _:
+                return []
+
+    def _what_then(self, state: State) -> str:
+        if state.phase not in (Phase.SCALING, Phase.TRAINING):
+            return ""
+        if state.launches_left <= 0:
+            return f"; going on with {_held(state)}"
+        return f"; asking again in {duration(max(0.0, state.relaunch_at - state.now))}"
+
+    def _lost(self, event: InstanceLost, state: State) -> str:
+        struck = [
+            use.trial
+            for use in state.allocations
+            if use.ended_at == state.now and any(slot.instance == event.instance for slot in use.gang)
+        ]
+        hit = [trial for trial in struck if state.trials[trial].status in (TrialStatus.QUEUED, TrialStatus.RUNNING)]
+        left = sum(record.instance in self._instances for record in state.live())
+        line = f"{event.instance} lost ({printable(event.reason)}): {len(self._live)} -> {counted(left, 'instance')}"
+        if not hit:
+            return line
+        return f"{line}; trial{'s' if len(hit) > 1 else ''} {listed(hit)} will go on from the last checkpoint"
+
+    # Stages
+
+    def _scaled(self, event: Event, state: State) -> list[str]:
+        """The cluster grows or shrinks: a stage begins, or what is missing is asked for again."""
+        asked = [record for record in state.instances.values() if record.instance not in self._instances]
+        self._instances.update(record.instance for record in asked)
+        before, held = len(state.live()) - len(asked), _held(state)
+        said: list[str] = []
+        if len(state.stages) > self._stages_begun:
+            self._stages_begun = len(state.stages)
+            stage = state.stages[-1]
+            going = [r.instance for r in state.instances.values() if r.status is InstanceStatus.RELEASING]
+            said.append(self._stage_begins(stage, before, going, asked=len(asked), held=held))
+        elif asked:
+            said.append(f"launching {counted(len(asked), 'instance')}: {before} -> {held}")
+        return said
+
+    def _stage_begins(self, stage: StageRecord, before: int, going: list[str], *, asked: int, held: str) -> str:
+        iterations = self._job.stages[stage.stage].iterations
+        line = f"stage {stage.stage}: {counted(len(stage.trials), 'trial')} x {counted(iterations, 'iteration')}"
+        if going:
+            return f"{line}; {before + len(going)} -> {held}, releasing {listed(going)}"
+        return (
+            f"{line}; launching {counted(asked, 'instance')}: {before} -> {held}" if asked else f"{line}; {held} kept"
+        )
+
+    def _training(self, state: State) -> list[str]:
+        if not state.stages or len(state.stages) <= self._stages_trained or state.stages[-1].training_at is None:
+            return []
+        running = state.running()
+        if not running:
+            return []
+        self._stages_trained = len(state.stages)
+        stage, per_instance, size = state.stages[-1], self._job.offer.gpus, len(running[0].gang)
+        ready = len(state.ready())
+        return [
+            f"stage {stage.stage}: training {counted(len(stage.trials), 'trial')} on {counted(ready, 'instance')} x "
+            f"{counted(per_instance, 'GPU')}, {counted(size, 'GPU')} per trial, {slots(ready, per_instance, size)} at "
+            "once"
+        ]
+
+    def _synced(self, state: State) -> list[str]:
+        ended = [stage for stage in state.stages if stage.ended_at is not None]
+        said = [self._sync(stage, state) for stage in ended[self._stages_ended :]]
+        self._stages_ended = len(ended)
+        return said
+
+    def _sync(self, stage: StageRecord, state: State) -> str:
+        job = self._job
+        failed = len(stage.trials) - len(stage.ranking)
+        parts = []
+        if stage.ranking:
+            parts.append(f"best {job.metric}={_metric(job, state.trials[stage.ranking[0]])} (trial {stage.ranking[0]})")
+        if stage.stage + 1 < len(state.stages):
+            promoted = stage.ranking[: len(state.stages[stage.stage + 1].trials)]
+            stopped = len(stage.ranking) - len(promoted)
+            parts.append(f"promoted {len(promoted)} of {len(stage.trials)} (trials {listed(promoted)})")
+            parts.append(f"stopped {stopped}" if stopped else "")
+        parts.append(f"{failed} failed" if failed else "")
+        expected = forecast(job, state, state.now)
+        parts.append(f"spent {format_usd(bill_usd(job, state, state.now))}")
+        if state.phase in (Phase.SCALING, Phase.TRAINING):
+            parts.append(f"forecast {duration(expected.jct_s)}, {format_usd(expected.cost_usd)}")
+        return f"SYNC {stage.stage}: {'; '.join(part for part in parts if part)}"
+
+    # Failures and ends
+
+    def _failed(self, state: State) -> list[str]:
+        said = []
+        for trial in state.trials:
+            if trial.failures > self._failures[trial.trial] and trial.failure is not None:
+                self._failures[trial.trial] = trial.failures
+                kind, message = trial.failure
+                if trial.status is TrialStatus.FAILED:
+                    then = "given up" if trial.failures == 1 else f"given up after {trial.failures} failures"
+                else:
+                    then = f"trying again ({trial.failures} of {self._job.max_failures})"
+                said.append(f"trial {trial.trial} failed, {kind}: {printable(message)}; {then}")
+        return said
+
+    def _ended(self, state: State) -> list[str]:
+        said = []
+        if state.phase in (Phase.ENDING, Phase.FINISHED) and not self._ending:
+            self._ending = True
+            going = [r.instance for r in state.instances.values() if r.status is InstanceStatus.RELEASING]
+            why = f" ({printable(state.reason)})" if state.reason else ""
+            if going:
+                said.append(f"ending{why}: {len(going)} -> 0 instances, releasing {listed(going)}")
+            elif why:
+                said.append(f"ending{why}")
+        if state.phase is Phase.FINISHED and state.ended_at is not None:
+            best = best_trial(state, self._job.metric, self._job.mode)
+            found = "no trial reported" if best is None else f"best {self._job.metric}={_metric(self._job, best)}"
+            which = "" if best is None else f" (trial {best.trial}, {counted(best.iterations, 'iteration')})"
+            cost = format_usd(bill_usd(self._job, state, state.ended_at))
+            said.append(f"{state.outcome}: {found}{which}; {duration(state.ended_at - state.started_at)}, {cost}")
+        return said
+
+
+def _held(state: State) -> str:
+    return counted(len(state.live()), "instance")
+
+
+def _metric(job: Job, trial: TrialState) -> str:
+    value = trial.metric(job.metric)
+    return "none" if value is None else number(value)

@@ -1,0 +1,92 @@
+"""Figures and words as every view writes them: amounts that add up, percentages, configurations, lists of trials."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rubberband.units import format_duration
+
+
+def rounded(parts: Sequence[float], unit: float) -> list[float]:
+    """`parts` as multiples of `unit`, so that they add up to their rounded sum (each is off by less than one unit)."""
+    steps, so_far, sum_so_far = [], 0, 0.0
+    for part in parts:
+        sum_so_far = math.fsum((sum_so_far, part))
+        reached = round(sum_so_far / unit)
+        steps.append((reached - so_far) * unit)
+        so_far = reached
+    return steps
+
+
+def usd_decimals(largest_usd: float) -> int:
+    """Decimals with which amounts up to `largest_usd` still say something: 1234.50, 12.34, 0.0134, 0.000134."""
+    for least_usd, decimals in ((1.0, 2), (0.01, 4), (0.0001, 6)):
+        if abs(largest_usd) >= least_usd:
+            return decimals
+    return 2 if largest_usd == 0 else 8
+
+
+def usd(amount_usd: float, decimals: int | None = None) -> str:
+    """An amount in US dollars without its unit; the decimals follow its size unless given."""
+    return f"{amount_usd:,.{usd_decimals(amount_usd) if decimals is None else decimals}f}"
+
+
+def time_unit_s(largest_s: float) -> float:
+    """What times up to `largest_s` are rounded to, so that `format_duration` writes them whole."""
+    if largest_s >= 59.95:
+        return 1.0
+    return 0.1 if largest_s >= 9.995 else 0.01
+
+
+def duration(seconds: float) -> str:
+    """A duration rounded as a reader wants it: whole seconds from ten on."""
+    return format_duration(round(seconds) if seconds >= 9.5 else seconds)
+
+
+def difference(actual: float, planned: float) -> str:
+    """How much more (or less) it was than planned, in percent; empty if nothing was planned."""
+    if planned <= 0:
+        return ""
+    percent = (actual / planned - 1.0) * 100.0
+    decimals = 0 if abs(percent) >= 9.95 else 1
+    text = f"{percent:+.{decimals}f} %"
+    return "0 %" if float(f"{percent:.{decimals}f}") == 0 else text
+
+
+def number(value: float) -> str:
+    """A metric or a configuration's number, short and unmistakable."""
+    return f"{value:.6g}"
+
+
+def configuration(values: Mapping[str, Any]) -> str:
+    """A configuration on one line: `lr=0.001 batch_size=64`."""
+    return " ".join(f"{printable(str(name))}={setting(value)}" for name, value in values.items())
+
+
+def setting(value: object) -> str:
+    """One value of a configuration; text with spaces or control characters is quoted."""
+    if isinstance(value, float):
+        return number(value)
+    if isinstance(value, str) and value.isprintable() and value and " " not in value:
+        return value
+    return printable(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def printable(text: str) -> str:
+    """Text that may come from anywhere, on one line and without control characters (a terminal obeys those)."""
+    return "".join(sign if sign.isprintable() else " " for sign in text)
+
+
+def counted(count: int, what: str) -> str:
+    """`1 trial`, `2 trials`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def listed(names: Iterable[object], most: int = 8) -> str:
+    """`3, 7, 9`; beyond `most` names the rest is counted."""
+    every = [str(name) for name in names]
+    left = len(every) - most
+    return ", ".join(every[:most]) + (f" and {left} more" if left > 0 else "")
