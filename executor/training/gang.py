@@ -12,6 +12,10 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import torch
+
+# DDP and the optimizers import it when they are first used. If the process group exists by then, something in there
+# keeps hold of it for ever, and its connections stay open when it is destroyed: the others would wait in vain.
+import torch._dynamo
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
