@@ -1,0 +1,74 @@
+"""The report as text: the answer in the first lines, then tables; drawn by rich on a terminal, plain elsewhere."""
+
+from __future__ import annotations
+
+import sys
+
+from rubberband.executor.result import Result
+from rubberband.views.tables import Row, Table, headlines, tables
+
+MOST_TRIALS = 10
+"""Trials that the report names; the rest is counted (`-o json` and `--html` have them all)."""
+
+
+def print_report(result: Result) -> None:
+    """The report on stdout."""
+    if sys.stdout.isatty():
+        _print_rich(result)
+    else:
+        print(render(result), end="")
+
+
+def render(result: Result) -> str:
+    """The report as plain aligned text."""
+    lines = headlines(result)
+    for table in tables(result, MOST_TRIALS):
+        lines += ["", table.title, *_aligned(table), *table.notes]
+    return "\n".join(lines) + "\n"
+
+
+def _aligned(table: Table) -> list[str]:
+    rows = [table.header, *table.rows, *([table.total] if table.total else [])]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(table.header))]
+
+    def line(row: Row) -> str:
+        cells = zip(row, widths, strict=True)
+        padded = (c.ljust(w) if i in table.words else c.rjust(w) for i, (c, w) in enumerate(cells))
+        return "  ".join(padded).rstrip()
+
+    return [f"  {line(row)}" for row in rows]
+
+
+def _print_rich(result: Result) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    console = Console()
+    styles = ["bold", "bold green", "", "dim"]
+    for line, style in zip(headlines(result), styles, strict=False):
+        console.print(Text(line, style=style))
+    for table in tables(result, MOST_TRIALS):
+        console.print(Text(f"\n{table.title}", style="bold"))
+        drawn = RichTable(box=box.SIMPLE_HEAD, show_footer=table.total is not None, padding=(0, 1), pad_edge=False)
+        for column, name in enumerate(table.header):
+            words = column in table.words
+            cells = [row[column] for row in table.rows] + ([table.total[column]] if table.total else [])
+            drawn.add_column(
+                Text(name),
+                footer=Text(table.total[column] if table.total else ""),
+                justify="left" if words else "right",
+                overflow="fold",
+                min_width=_least_width(name, [] if words else cells),
+            )
+        for row in table.rows:
+            drawn.add_row(*(Text(cell) for cell in row))
+        console.print(drawn)
+        for note in table.notes:
+            console.print(Text(note, style="dim"))
+
+
+def _least_width(header: str, figures: list[str]) -> int:
+    """A header may be broken between words, a figure nowhere."""
+    return max(len(text) for text in [*header.split(), *figures, ""])

@@ -1,0 +1,333 @@
+"""A result as headlines and tables of text: what the report says, whichever form it is given in. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rubberband.executor.result import InstanceResult, Result, StageResult, TrialResult
+from rubberband.units import format_duration
+from rubberband.views.words import (
+    configuration,
+    counted,
+    difference,
+    duration,
+    listed,
+    number,
+    printable,
+    rounded,
+    time_unit_s,
+    usd,
+    usd_decimals,
+)
+
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Cells as text: figures are right-aligned, the columns in `words` left-aligned; `total` is set apart."""
+
+    title: str
+    header: Row
+    rows: tuple[Row, ...]
+    total: Row | None = None
+    words: frozenset[int] = frozenset({0})
+    notes: tuple[str, ...] = ()
+
+
+def headlines(result: Result) -> list[str]:
+    """The answer for someone in a hurry: how it ended, the best trial, its configuration, where its checkpoint is."""
+    best = result.best
+    lines = [f"{result.name}: {_outcome(result)}"]
+    if best is None:
+        return [*lines, "best: no trial has reported yet" if result.outcome == "unfinished" else "best: none"]
+    others = " ".join(f"{printable(k)}={number(v)}" for k, v in sorted(best.metrics.items()) if k != result.metric)
+    after = f"trial {best.trial}, {counted(best.iterations, 'iteration')}"
+    lines.append(f"best: {printable(result.metric)}={_metric(result, best)} ({after}){'; ' if others else ''}{others}")
+    lines.append(f"configuration: {configuration(best.configuration) or 'empty'}")
+    if best.checkpoint is not None:
+        size = f" ({_size(best.checkpoint.size_bytes)})" if best.checkpoint.size_bytes else ""
+        lines.append(f"checkpoint: {printable(best.checkpoint.url)}{size}")
+    return lines
+
+
+def _outcome(result: Result) -> str:
+    spent = f"{duration(result.actual_jct_s)} for {usd(result.actual_cost_usd)} USD"
+    planned = f"planned {duration(result.planned_jct_s)} for {usd(result.planned_cost_usd)} USD"
+    why = f": {printable(result.reason)}" if result.reason else ""
+    match result.outcome:
+        case "done":
+            return f"done in {spent} ({planned}){_deadline(result)}"
+        case "unfinished":
+            return f"not finished: {spent} so far ({planned}){_deadline(result)}"
+        case "budget":
+            return f"stopped to keep the budget after {spent} ({planned}){why}"
+        case "cancelled":
+            return f"cancelled after {spent} ({planned})"
+        case "failed":
+            return f"failed after {spent}{why}"
+
+
+def _deadline(result: Result) -> str:
+    if result.deadline_s is None:
+        return ""
+    left_s = result.deadline_s - result.actual_jct_s
+    if result.outcome == "done":
+        verdict = f"missed by {duration(-left_s)}" if left_s < 0 else f"met, {duration(left_s)} to spare"
+    else:
+        verdict = f"passed {duration(-left_s)} ago" if left_s < 0 else f"in {duration(left_s)}"
+    return f"; deadline {duration(result.deadline_s)} {verdict}"
+
+
+def tables(result: Result, most_trials: int | None = None) -> list[Table]:
+    """All tables of the report, in order; those with nothing in them are left out. `most_trials`: None is all."""
+    every = [
+        comparison(result),
+        stages(result),
+        paid_time(result),
+        failures(result),
+        incidents(result),
+        trials(result, most_trials),
+    ]
+    return [table for table in every if table.rows]
+
+
+def comparison(result: Result) -> Table:
+    """Time and money: planned, actual, and the limits."""
+    over = result.outcome == "done"
+    decimals = usd_decimals(max(result.actual_cost_usd, result.planned_cost_usd))
+    notes = []
+    if result.profiling_s or result.profiling_cost_usd:
+        took = f"{duration(result.profiling_s)} and {usd(result.profiling_cost_usd)} USD"
+        notes.append(f"Profiling before the start took {took} more; the limits here are what it left.")
+    if result.resumes:
+        notes.append(f"The run was resumed {counted(result.resumes, 'time')}.")
+    return Table(
+        title="Planned against actual",
+        header=("", "planned", "actual", "difference", "limit"),
+        rows=(
+            (
+                "time",
+                duration(result.planned_jct_s),
+                duration(result.actual_jct_s) + ("" if over else " so far"),
+                difference(result.actual_jct_s, result.planned_jct_s) if over else "",
+                _deadline(result).removeprefix("; ") or "no deadline",
+            ),
+            (
+                "cost",
+                f"{usd(result.planned_cost_usd, decimals)} USD",
+                f"{usd(result.actual_cost_usd, decimals)} USD" + ("" if over else " so far"),
+                difference(result.actual_cost_usd, result.planned_cost_usd) if over else "",
+                _max_cost(result, decimals),
+            ),
+        ),
+        words=frozenset({0, 4}),
+        notes=tuple(notes),
+    )
+
+
+def _max_cost(result: Result, decimals: int) -> str:
+    if result.max_cost_usd is None:
+        return "no max_cost"
+    left_usd = result.max_cost_usd - result.actual_cost_usd
+    kept = left_usd > -1e-9
+    verdict = f"kept, {usd(max(0.0, left_usd), decimals)} left" if kept else f"passed by {usd(-left_usd, decimals)}"
+    return f"max_cost {usd(result.max_cost_usd, decimals)} USD {verdict}"
+
+
+def stages(result: Result) -> Table:
+    """One row a stage, and a total to which the rows add up."""
+    begun = [stage for stage in result.stages if stage.actual_s is not None]
+    planned_s, planned = _times([stage.planned_s for stage in result.stages])
+    actual_s, actual = _times([stage.actual_s or 0.0 for stage in begun])
+    decimals = usd_decimals(max(result.actual_cost_usd, result.planned_cost_usd))
+    planned_usd, cost = _amounts([stage.planned_cost_usd for stage in result.stages], decimals)
+    actual_usd, bill = _amounts([stage.actual_cost_usd or 0.0 for stage in begun], decimals)
+    missing = [""] * (len(result.stages) - len(begun))
+    columns = zip(result.stages, planned, [*actual, *missing], cost, [*bill, *missing], strict=True)
+    rows = tuple((*_stage(stage), *figures, _promoted(stage)) for stage, *figures in columns)
+    return Table(
+        title="Stages, planned and actual",
+        header=("stage", "trials", "iterations", "instances", "GPUs per trial", *_FIGURES, "promoted"),
+        rows=rows,
+        total=("total", "", "", "", "", planned_s, actual_s, planned_usd, actual_usd, ""),
+        words=frozenset({0}),
+        notes=(
+            "Instances: most held at once / planned. Time: waiting for instances included. USD: added to the bill.",
+            "Promoted of the last stage: trials that completed it.",
+        ),
+    )
+
+
+_FIGURES = ("time plan", "time", "USD plan", "USD")
+
+
+def _stage(stage: StageResult) -> Row:
+    held = "-" if stage.actual_s is None else str(stage.instances)
+    return (
+        str(stage.stage),
+        str(stage.trials),
+        str(stage.iterations),
+        f"{held} / {stage.planned_instances}",
+        str(stage.gpus_per_trial),
+    )
+
+
+def _promoted(stage: StageResult) -> str:
+    return f"{len(stage.promoted)} of {stage.trials}" if stage.promoted else ""
+
+
+def _times(parts_s: Sequence[float]) -> tuple[str, list[str]]:
+    """Sum and parts as text; the parts as written add up to the sum as written."""
+    steps = rounded(parts_s, time_unit_s(math.fsum(parts_s)))
+    return format_duration(math.fsum(steps)) if steps else "", [format_duration(step) for step in steps]
+
+
+def _amounts(parts_usd: Sequence[float], decimals: int) -> tuple[str, list[str]]:
+    steps = rounded(parts_usd, 10.0**-decimals)
+    return usd(math.fsum(steps), decimals) if steps else "", [usd(step, decimals) for step in steps]
+
+
+def paid_time(result: Result) -> Table:
+    """Where the paid GPU-seconds went; the whole bill is shared out in proportion."""
+    paid = result.paid
+    parts = {
+        "training": paid.training_gpu_s,
+        "start-up of trials": paid.startup_gpu_s,
+        "instances starting up": paid.provisioning_gpu_s,
+        "idle": paid.idle_gpu_s,
+        "billing minimum": paid.minimum_gpu_s,
+    }
+    total_gpu_s = paid.total_gpu_s
+    if total_gpu_s <= 0:
+        return Table(title=_PAID, header=(), rows=())
+    places = 0 if total_gpu_s >= 100 else 2
+    seconds = rounded(list(parts.values()), 10.0**-places)
+    percents = rounded([100.0 * part / total_gpu_s for part in parts.values()], 0.1)
+    decimals = usd_decimals(result.actual_cost_usd)
+    whole_usd, shares = _amounts([result.actual_cost_usd * part / total_gpu_s for part in parts.values()], decimals)
+    return Table(
+        title=_PAID,
+        header=("", "GPU-seconds", "%", "USD"),
+        rows=tuple(
+            (name, f"{gpu_s:,.{places}f}", f"{abs(percent):.1f}", share)
+            for name, gpu_s, percent, share in zip(parts, seconds, percents, shares, strict=True)
+        ),
+        total=("total", f"{math.fsum(seconds):,.{places}f}", f"{math.fsum(percents):.1f}", whole_usd),
+        notes=(
+            "Idle: GPUs held without a trial, such as while others finish. Billing minimum: billed beyond the release.",
+            "USD: the whole bill, shared out in proportion to the GPU-seconds.",
+        ),
+    )
+
+
+_PAID = "Where the paid time went"
+
+
+def failures(result: Result) -> Table:
+    """Trials that failed, by reason; those that failed and were tried again with success are counted."""
+    failed = [trial for trial in result.trials if trial.status == "failed"]
+    recovered = [trial.trial for trial in result.trials if trial.failures and trial.status != "failed"]
+    again = f"Failed and tried again: {counted(len(recovered), 'trial')} ({listed(recovered)})."
+    rows = tuple(
+        (
+            (trial.failure or "").partition(":")[0],
+            str(trial.trial),
+            str(trial.failures),
+            str(trial.iterations),
+            printable((trial.failure or "").partition(": ")[2]),
+        )
+        for trial in sorted(failed, key=lambda trial: ((trial.failure or "").partition(":")[0], trial.trial))
+    )
+    if not rows and recovered:
+        rows = tuple(
+            ("tried again", str(t), str(result.trials[t].failures), "", printable(result.trials[t].failure or ""))
+            for t in recovered
+        )
+    return Table(
+        title=f"Failures: {len(failed)} of {counted(len(result.trials), 'trial')} failed",
+        header=("reason", "trial", "failures", "iterations", "message"),
+        rows=rows,
+        words=frozenset({0, 4}),
+        notes=(again,) if recovered else (),
+    )
+
+
+def incidents(result: Result) -> Table:
+    """Instances that were refused or lost."""
+    struck = [instance for instance in result.instances if instance.reason]
+    decimals = usd_decimals(result.actual_cost_usd)
+    rows = tuple(_incident(instance, decimals) for instance in struck)
+    return Table(
+        title="Instances refused or lost",
+        header=("instance", "what", "at", "USD", "reason"),
+        rows=rows,
+        words=frozenset({0, 1, 4}),
+    )
+
+
+def _incident(instance: InstanceResult, decimals: int) -> Row:
+    refused = instance.running_s is None
+    at_s = instance.requested_s if refused or instance.ended_s is None else instance.ended_s
+    what = "refused" if refused else "lost"
+    return (instance.instance, what, duration(at_s), usd(instance.cost_usd, decimals), printable(instance.reason))
+
+
+def ranked(result: Result) -> list[TrialResult]:
+    """Trials best first: the winner, then by their latest metric; those without one last."""
+    sign = -1.0 if result.mode == "max" else 1.0
+    winner = None if result.best is None else result.best.trial
+
+    def key(trial: TrialResult) -> tuple[bool, bool, float, int]:
+        value = trial.metrics.get(result.metric)
+        known = value is not None and math.isfinite(value)
+        return (trial.trial != winner, not known, sign * value if known and value is not None else 0.0, trial.trial)
+
+    return sorted(result.trials, key=key)
+
+
+def trials(result: Result, most: int | None) -> Table:
+    """Trials best first, with their configurations; those beyond `most` are counted."""
+    order = ranked(result)
+    shown = order[:most]
+    left = len(order) - len(shown)
+    return Table(
+        title=f"Trials, best first: {len(shown)} of {len(order)}" if left else f"Trials, best first: {len(order)}",
+        header=("trial", printable(result.metric), "iterations", "status", "configuration"),
+        rows=tuple(
+            (
+                str(trial.trial),
+                _metric(result, trial),
+                str(trial.iterations),
+                status(result, trial),
+                configuration(trial.configuration),
+            )
+            for trial in shown
+        ),
+        words=frozenset({3, 4}),
+        notes=(f"{counted(left, 'more trial')} not shown.",) if left else (),
+    )
+
+
+def status(result: Result, trial: TrialResult) -> str:
+    """A trial's status in words; what an experiment's end interrupted was cut short."""
+    if result.best is not None and trial.trial == result.best.trial and result.outcome == "done":
+        return "winner"
+    if result.outcome != "unfinished" and trial.status in ("queued", "running", "paused"):
+        return "cut short"
+    return trial.status
+
+
+def _metric(result: Result, trial: TrialResult) -> str:
+    value = trial.metrics.get(result.metric)
+    return "-" if value is None else number(value)
+
+
+def _size(size_bytes: float) -> str:
+    for unit in ("bytes", "KB", "MB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.3g} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.3g} GB"
