@@ -62,6 +62,8 @@ class Measured:
 
     profile: Profile
     points: tuple[Point, ...]
+    held_s: tuple[float, ...]
+    """Seconds for which each instance ran: what measuring cost."""
 
 
 def gpu_counts(gpus_per_instance: int, instances: int, minimum: int, maximum: int) -> list[int]:
@@ -78,18 +80,21 @@ def measure(
     instances: int = 1,
     min_gpus_per_trial: int = 1,
     max_gpus_per_trial: int = 1,
+    num_trials: int | None = None,
     iterations: int = 3,
     warm_up_iterations: int = 1,
     timeout_s: float = 900.0,
     on_point: Callable[[Point], None] = lambda point: None,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Measured:
     """Fill `instances` instances with trials and time them, for every GPU count of `gpu_counts`.
 
-    The backend must know a configuration for each of `instances * gpus_per_instance` trials; trial i is the i-th copy.
-    `timeout_s` is the longest silence that is borne. `on_point` is shown every point as soon as it is measured. The
-    instances are released in the end; the caller closes the backend.
+    Trial i of the backend is the i-th copy; there are `num_trials` of them (None: enough for every slot). `timeout_s`
+    is the longest silence that is borne. `on_point` is shown every point as soon as it is measured; `cancelled` is
+    asked all the time. The instances are released in the end; the caller closes the backend.
 
-    Raises ProviderError where an instance is refused or lost, and RubberbandError where a trial fails or is silent.
+    Raises ProviderError where an instance is refused or lost, and RubberbandError where a trial fails or is silent, or
+    the measurement is cancelled.
     """
     counts = gpu_counts(gpus_per_instance, instances, min_gpus_per_trial, max_gpus_per_trial)
     if not counts:
@@ -97,15 +102,19 @@ def measure(
             f"{instances} instances of {gpus_per_instance} GPUs cannot hold a trial of {min_gpus_per_trial} GPUs; "
             f"raise the number of instances or lower resources.gpus_per_trial.min"
         )
-    session = _Session(backend, timeout_s)
+    session = _Session(backend, timeout_s, cancelled)
     with session.instances([f"profile-{number}" for number in range(instances)]) as names:
         points = []
         for attempt, gpus in enumerate(counts):
-            gangs = _gangs(names, gpus_per_instance, gpus)
+            gangs = _gangs(names, gpus_per_instance, gpus)[:num_trials]
             points.append(session.measure(gangs, attempt, warm_up_iterations, iterations))
             on_point(points[-1])
-        provision_delay_s, init_delay_s = session.provision_delay_s, session.init_delay_s
-    profile = Profile(
+    profile = _profile(points, session.provision_delay_s, session.init_delay_s)
+    return Measured(profile=profile, points=tuple(points), held_s=session.held_s())
+
+
+def _profile(points: Sequence[Point], provision_delay_s: float, init_delay_s: float) -> Profile:
+    return Profile(
         seconds_per_iteration={point.gpus: point.iteration_s for point in points},
         trial_startup_s=statistics.fmean(point.startup_s for point in points),
         trial_cv=statistics.fmean([point.trial_cv for point in points if point.copies > 1] or [0.0]),
@@ -114,7 +123,6 @@ def measure(
         init_delay_s=init_delay_s,
         source="file",
     )
-    return Measured(profile=profile, points=tuple(points))
 
 
 def _gangs(instances: Sequence[str], gpus_per_instance: int, gpus: int) -> list[Gang]:
@@ -131,9 +139,12 @@ def _gangs(instances: Sequence[str], gpus_per_instance: int, gpus: int) -> list[
 class _Session:
     """A conversation with the backend, in which anything unexpected is an error."""
 
-    def __init__(self, backend: Backend, timeout_s: float) -> None:
+    def __init__(self, backend: Backend, timeout_s: float, cancelled: Callable[[], bool]) -> None:
         self._backend = backend
         self._timeout_s = timeout_s
+        self._cancelled = cancelled
+        self._running: dict[str, float] = {}
+        self._ended: dict[str, float] = {}
         self._checkpoints: dict[int, CheckpointRef] = {}
         self._held: set[str] = set()
         self.provision_delay_s = 0.0
@@ -143,7 +154,6 @@ class _Session:
     def instances(self, names: Sequence[str]) -> Iterator[Sequence[str]]:
         """Hold instances while in the block."""
         asked_at = self._backend.now()
-        running: dict[str, float] = {}
         ready: dict[str, float] = {}
         try:
             for name in names:
@@ -151,13 +161,10 @@ class _Session:
                 self._backend.execute(LaunchInstance(instance=name))
             events = self._events("the instances to get ready")
             while len(ready) < len(names):
-                match event := next(events):
-                    case InstanceRunning():
-                        running[event.instance] = event.running_at
-                    case InstanceReady():
-                        ready[event.instance] = event.occurred_at
-            self.provision_delay_s = statistics.fmean(at - asked_at for at in running.values())
-            self.init_delay_s = statistics.fmean(ready[name] - running[name] for name in names)
+                if isinstance(event := next(events), InstanceReady):
+                    ready[event.instance] = event.occurred_at
+            self.provision_delay_s = statistics.fmean(self._running[name] - asked_at for name in names)
+            self.init_delay_s = statistics.fmean(ready[name] - self._running[name] for name in names)
             yield names
         finally:
             self._release()
@@ -173,8 +180,19 @@ class _Session:
                 self._note(event)
 
     def _note(self, event: Event) -> None:
-        if isinstance(event, InstanceReleased | InstanceLost | InstanceRefused):
-            self._held.discard(event.instance)
+        match event:
+            case InstanceRunning():
+                self._running[event.instance] = event.running_at
+            case InstanceReleased() | InstanceLost():
+                self._held.discard(event.instance)
+                self._ended[event.instance] = event.ended_at
+            case InstanceRefused():
+                self._held.discard(event.instance)
+
+    def held_s(self) -> tuple[float, ...]:
+        """How long each instance that ran was held, so far."""
+        now = self._backend.now()
+        return tuple(self._ended.get(name, now) - running_at for name, running_at in self._running.items())
 
     def measure(self, gangs: Sequence[Gang], attempt: int, warm_up: int, iterations: int) -> Point:
         """Train on all gangs at once: `warm_up` iterations that do not count, then `iterations` that do."""
@@ -234,6 +252,8 @@ class _Session:
                 _refuse(event)
                 deadline = event.occurred_at + self._timeout_s
                 yield event
+            if self._cancelled():
+                raise RubberbandError("profiling was cancelled; nothing was saved")
         raise RubberbandError(f"profiling waited {self._timeout_s:.0f} s for {what}; look into the logs")
 
 

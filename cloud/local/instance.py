@@ -145,14 +145,19 @@ def _die_with_parent() -> None:
 def _watch(node: subprocess.Popen[bytes], path: Path, lease: Path, lease_s: float, stop: threading.Event) -> str:
     """Return the reason to end ('': released) as soon as there is one."""
     marker = release_marker(path)
+    looked_at = awake_since = time.time()
     while True:
+        now = time.time()
+        if now - looked_at > lease_s / 2:  # this machine slept, and the driver with it
+            awake_since = now
+        looked_at = now
         if marker.exists():
             return marker.read_text()
         if stop.is_set():
             return "terminated by a signal"
         if node.poll() is not None:
             return f"its Ray node ended (exit status {node.returncode}); see {path.with_suffix('.log')}"
-        if time.time() > lease.stat().st_mtime + lease_s:
+        if now > max(lease.stat().st_mtime, awake_since) + lease_s:
             return "lease expired"
         os.utime(path)  # a sign of life: if this process is killed, the instant of its end
         stop.wait(_POLL_S)

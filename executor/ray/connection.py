@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from rubberband.cloud.cluster import Head
+from rubberband.cloud.cluster import INSTANCE_LABEL, Head
 from rubberband.errors import ProviderError
 
 
@@ -68,6 +68,14 @@ class Connection:
         except Exception as error:
             raise ProviderError(f"the Ray head at {head.address} did not let the driver in: {error}") from error
         self._address = head.address
+
+    def dead_instances(self) -> set[str]:
+        """Instances whose Ray node has stopped answering, as the head sees it."""
+        if self._address is None:
+            return set()
+        shown: list[Any] = ray.nodes()  # type: ignore[no-untyped-call]
+        nodes = [(node["Labels"].get(INSTANCE_LABEL), node["Alive"]) for node in shown]
+        return {name for name, alive in nodes if name and not alive} - {name for name, alive in nodes if alive}
 
     def close(self) -> None:
         """Disconnect for good."""

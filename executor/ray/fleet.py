@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from rubberband.executor.ray.crew import Crew, CrewError
 from rubberband.executor.ray.mailbox import Mailbox
 
 _WATCH_S = 0.25
+_WATCH_NODES_S = 1.0
 _RETRY_S = 2.0
 
 CrewMaker = Callable[[str, Callable[[str, str], None]], Crew]
@@ -67,7 +69,8 @@ class RayFleet:
         self._mutex = threading.RLock()
         self._holds: dict[str, _Hold] = {}
         self._closing = threading.Event()
-        self._threads = [_thread(self._renew, "lease"), _thread(self._watch, "watch")]
+        for work in (self._renew, self._watch, self._watch_nodes):
+            _thread(work, work.__name__)
 
     def crew(self, instance: str) -> Crew | None:
         """The crew of an instance that is held, or None."""
@@ -164,6 +167,14 @@ class RayFleet:
                 held = any(not hold.over for hold in self._holds.values())
             if held:
                 self._look()
+
+    def _watch_nodes(self) -> None:
+        """Give up instances that run, for all that the provider knows, but whose Ray node is frozen or cut off."""
+        while not self._closing.wait(_WATCH_NODES_S):
+            with contextlib.suppress(Exception):  # the head is gone: `_look` will see it
+                for instance in self._connection.dead_instances():
+                    if self.crew(instance) is not None:
+                        self._give_up(instance, "its Ray node stopped answering")
 
     def _look(self) -> None:
         try:

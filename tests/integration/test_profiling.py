@@ -57,6 +57,7 @@ def test_a_virtual_backend_is_measured_exactly_with_every_slot_busy() -> None:
     assert profile.iteration_cv == pytest.approx(0.0, abs=1e-6)
     assert [(point.gpus, point.copies) for point in measured.points] == [(1, 4), (2, 2), (4, 1)]
     assert list(measured.points) == points
+    assert measured.held_s == pytest.approx((7.0 + 3 * 2 * 3.0 + 4 * (4.0 + 2.5 + 1.5),) * 2)
     assert all(status.state == "terminated" for status in backend.provider.describe())
 
 
@@ -73,6 +74,18 @@ def test_what_goes_wrong_is_told_and_everything_released(faults: Faults, message
     backend = virtual(faults)
     with pytest.raises(RubberbandError, match=message):
         measure(backend, gpus_per_instance=2, timeout_s=60.0)
+    assert all(status.state == "terminated" for status in backend.provider.describe())
+
+
+def test_copies_are_no_more_than_the_trials_there_are() -> None:
+    measured = measure(virtual(), gpus_per_instance=2, instances=2, max_gpus_per_trial=2, num_trials=3)
+    assert [(point.gpus, point.copies) for point in measured.points] == [(1, 3), (2, 2)]
+
+
+def test_a_cancelled_measurement_releases_everything() -> None:
+    backend = virtual()
+    with pytest.raises(RubberbandError, match="cancelled"):
+        measure(backend, gpus_per_instance=2, cancelled=lambda: backend.now() > 10.0)
     assert all(status.state == "terminated" for status in backend.provider.describe())
 
 

@@ -193,6 +193,17 @@ def test_a_ray_node_that_dies_is_a_lost_instance_too(talk: Conversation, directo
     assert not [event for event in talk.of_trial(LONG) if isinstance(event, TrialFailed)]
 
 
+def test_a_frozen_ray_node_is_a_lost_instance_too(talk: Conversation, directory: Path) -> None:
+    talk.launch("g")
+    talk.start(LONG, ("g", 0), until=1000)
+    talk.until(TrialStarted, lambda event: event.trial == LONG)
+    for pid in processes_of(directory, "g"):
+        os.kill(pid, signal.SIGSTOP)
+    assert talk.until(InstanceLost).instance == "g"
+    assert not [event for event in talk.of_trial(LONG) if isinstance(event, TrialFailed)]
+    eventually(lambda: processes_of(directory, "g") == [], within_s=10.0)
+
+
 def test_a_refused_instance_is_told(talk: Conversation) -> None:
     talk.backend.execute(LaunchInstance(instance="e"))
     talk.backend.execute(LaunchInstance(instance="f"))
