@@ -51,7 +51,12 @@ def _print_rich(result: Result) -> None:
         console.print(Text(line, style=style))
     for table in tables(result, MOST_TRIALS):
         console.print(Text(f"\n{table.title}", style="bold"))
-        drawn = RichTable(box=box.SIMPLE_HEAD, show_footer=table.total is not None, padding=(0, 1), pad_edge=False)
+        drawn = RichTable(
+            box=box.SIMPLE_HEAD,
+            show_footer=table.total is not None,
+            padding=(0, 1 if console.width >= 100 else 0),
+            pad_edge=False,
+        )
         for column, name in enumerate(table.header):
             words = column in table.words
             cells = [row[column] for row in table.rows] + ([table.total[column]] if table.total else [])

@@ -1,0 +1,60 @@
+"use strict";
+const figures = JSON.parse(document.getElementById("figures").textContent);
+const dark = window.matchMedia("(prefers-color-scheme: dark)");
+const narrow = window.matchMedia("(max-width: 700px)").matches;
+
+// On a phone the legend takes a line for each entry.
+function height(layout) {
+  return layout.height + (narrow ? 100 : 0);
+}
+
+function theme(layout) {
+  const text = dark.matches ? "#e4e8ec" : "#1d2329";
+  const grid = dark.matches ? "#333a42" : "#dde1e6";
+  const themed = {
+    ...layout,
+    height: height(layout),
+    font: { color: text, size: narrow ? 10 : 12, family: "system-ui, sans-serif" },
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    dragmode: narrow ? false : "zoom",
+    hoverlabel: { align: "left" },
+  };
+  for (const name of Object.keys(layout).filter((key) => /^[xy]axis/.test(key))) {
+    themed[name] = { ...layout[name], gridcolor: grid, zerolinecolor: grid, automargin: true };
+  }
+  if (layout.updatemenus) {
+    const button = { bgcolor: dark.matches ? "#1f2429" : "#f4f6f8", bordercolor: grid, font: { color: text } };
+    themed.updatemenus = layout.updatemenus.map((menu) => ({ ...menu, ...button, showactive: false }));
+  }
+  return themed;
+}
+
+function draw() {
+  for (const [name, figure] of Object.entries(figures)) {
+    document.getElementById(name).style.height = `${height(figure.layout)}px`;
+    Plotly.react(name, figure.data, theme(figure.layout), { responsive: true, displayModeBar: false });
+  }
+}
+
+function sortable(table) {
+  const body = table.tBodies[0];
+  const heads = [...table.tHead.rows[0].cells];
+  heads.forEach((head, column) => head.addEventListener("click", () => {
+    const down = head.getAttribute("aria-sort") === "ascending";
+    heads.forEach((other) => other.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", down ? "descending" : "ascending");
+    const cell = (row) => row.cells[column].textContent;
+    const order = (a, b) => cell(a).localeCompare(cell(b), undefined, { numeric: true });
+    const figure = (a, b) => Number(cell(a)) - Number(cell(b));
+    const known = (row) => cell(row) !== "-";
+    const numeric = [...body.rows].filter(known).every((row) => Number.isFinite(Number(cell(row))));
+    const compare = numeric ? figure : order;
+    const rows = [...body.rows].sort((a, b) => known(b) - known(a) || (down ? compare(b, a) : compare(a, b)));
+    body.append(...rows);
+  }));
+}
+
+draw();
+dark.addEventListener("change", draw);
+document.querySelectorAll("table.sortable").forEach(sortable);

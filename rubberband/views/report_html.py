@@ -1,0 +1,190 @@
+"""The report as one page that needs no network: headline figures, charts and tables; light or dark as the reader likes.
+
+Nothing that came from the user is markup: text is escaped, and figures are JSON in which no tag can end.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from importlib import resources
+from typing import Any
+
+from rubberband.errors import InputError
+from rubberband.executor.result import Result
+from rubberband.views.charts import allocation, learning_curves
+from rubberband.views.tables import Table, comparison, failures, headlines, incidents, paid_time, stages, trials
+from rubberband.views.words import difference, duration, number, printable, usd
+
+CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
+
+
+def render_html(result: Result) -> str:
+    """The whole page. Raises InputError if plotly is not installed."""
+    charts = {"curves": learning_curves(result), "allocation": allocation(result)}
+    drawn = {name: figure for name, figure in charts.items() if figure is not None}
+    body = "\n".join(
+        [
+            _header(result),
+            _best(result),
+            _chart("curves", "Learning curves", _CURVES, drawn),
+            _chart("allocation", "Instances and GPUs over time", _ALLOCATION, drawn),
+            _table(comparison(result)),
+            _table(stages(result)),
+            _paid(result),
+            _table(failures(result)),
+            _table(incidents(result)),
+            _table(trials(result, None), sortable=True),
+        ]
+    )
+    return _page(result.name, body, drawn)
+
+
+_CURVES = "Each line is a trial, its colour tells what became of it; click the legend to hide or show, drag to zoom."
+_ALLOCATION = (
+    "Above: instances planned and held. Below: what each GPU did; the number in a bar is the trial, its colour the "
+    "stage. Dotted lines are the ends of stages (SYNC)."
+)
+
+
+def _page(name: str, body: str, figures: dict[str, Any]) -> str:
+    script = f"<script>{_plotly()}</script>" if figures else ""
+    data = f'<script type="application/json" id="figures">{script_json(figures)}</script>'
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{CONTENT_POLICY}">
+<title>{html.escape(name)} - RubberBand report</title>
+<style>{_asset("report.css")}</style>
+{script}
+</head>
+<body>
+<main>
+{body}
+</main>
+{data}
+<script>{_asset("report.js")}</script>
+</body>
+</html>
+"""
+
+
+def _plotly() -> str:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise InputError("the page's charts need plotly; install rubberband[ray], or plotly itself") from None
+    return str(get_plotlyjs())
+
+
+def _asset(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def script_json(value: Any) -> str:
+    """JSON that may stand inside a script element: no tag or comment begins in it. Raises ValueError on NaN."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _header(result: Result) -> str:
+    best = result.best
+    value = None if best is None else best.metrics.get(result.metric)
+    over = result.outcome == "done"
+    cards = [
+        _card(
+            f"best {printable(result.metric)}",
+            "none" if value is None else number(value),
+            "no trial reported" if best is None else f"trial {best.trial}, {best.iterations} iterations",
+        ),
+        _card(
+            "time",
+            duration(result.actual_jct_s),
+            f"planned {duration(result.planned_jct_s)}"
+            + (f" ({difference(result.actual_jct_s, result.planned_jct_s)})" if over else ""),
+        ),
+        _card(
+            "cost",
+            f"{usd(result.actual_cost_usd)} USD",
+            f"planned {usd(result.planned_cost_usd)} USD"
+            + (f" ({difference(result.actual_cost_usd, result.planned_cost_usd)})" if over else ""),
+        ),
+        _card("paid GPU time that trained", f"{100 * result.paid.training_share:.0f} %", "the rest: see below"),
+    ]
+    kind = "late" if result.late and over else result.outcome
+    badge = "done, after the deadline" if kind == "late" else result.outcome
+    answer = html.escape(headlines(result)[0].removeprefix(f"{result.name}: "))
+    return (
+        f'<header><h1>{html.escape(result.name)} <span class="badge {kind}">{badge}</span></h1>\n'
+        f'<p class="answer">{answer}</p>\n<div class="cards">{"".join(cards)}</div></header>'
+    )
+
+
+def _card(name: str, value: str, note: str) -> str:
+    figure = f"<b>{html.escape(value)}</b><small>{html.escape(note)}</small>"
+    return f'<div class="card"><span>{html.escape(name)}</span>{figure}</div>'
+
+
+def _best(result: Result) -> str:
+    best = result.best
+    if best is None:
+        return ""
+    values = json.dumps(dict(best.configuration), indent=2, ensure_ascii=False, default=str)
+    checkpoint = ""
+    if best.checkpoint is not None:
+        checkpoint = f'<p class="note">Checkpoint: <code>{html.escape(best.checkpoint.url)}</code></p>'
+    return (
+        f"<section><h2>Best configuration (trial {best.trial})</h2><pre>{html.escape(values)}</pre>{checkpoint}"
+        "</section>"
+    )
+
+
+def _chart(name: str, title: str, note: str, drawn: dict[str, Any]) -> str:
+    if name not in drawn:
+        return ""
+    height = drawn[name]["layout"]["height"]
+    return (
+        f'<section><h2>{title}</h2><p class="note">{note}</p>'
+        f'<div class="chart" id="{name}" style="height:{height}px"></div></section>'
+    )
+
+
+def _table(table: Table, sortable: bool = False) -> str:
+    if not table.rows:
+        return ""
+    head = "".join(f"<th{_kind(table, i)}>{html.escape(cell)}</th>" for i, cell in enumerate(table.header))
+    rows = "".join(f"<tr>{_cells(table, row)}</tr>" for row in table.rows)
+    total = f"<tfoot><tr>{_cells(table, table.total)}</tr></tfoot>" if table.total else ""
+    notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in table.notes)
+    kind = ' class="sortable"' if sortable else ""
+    return (
+        f'<section><h2>{html.escape(table.title)}</h2><div class="wide"><table{kind}><thead><tr>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody>{total}</table></div>{notes}</section>"
+    )
+
+
+def _cells(table: Table, row: tuple[str, ...]) -> str:
+    return "".join(f"<td{_kind(table, i)}>{html.escape(cell)}</td>" for i, cell in enumerate(row))
+
+
+def _kind(table: Table, column: int) -> str:
+    return ' class="words"' if column in table.words else ""
+
+
+def _paid(result: Result) -> str:
+    """The table of the paid time, under a bar that shows it."""
+    table = paid_time(result)
+    if not table.rows:
+        return ""
+    parts = [(name, float(percent)) for name, _, percent, _ in table.rows]
+    bar = "".join(
+        f'<i class="part{index}" style="width:{percent}%" title="{name}: {percent} %"></i>'
+        for index, (name, percent) in enumerate(parts)
+    )
+    key = "".join(
+        f'<li><i class="part{index}"></i>{name} {percent} %</li>' for index, (name, percent) in enumerate(parts)
+    )
+    shown = f'<div class="paid">{bar}</div><ul class="key">{key}</ul>'
+    return _table(table).replace('<div class="wide">', f'{shown}<div class="wide">', 1)
