@@ -52,10 +52,6 @@ def run_segment(
     finally:
         while runners:
             _close(runners.pop(), segment)
-    if failure is not None:
-        import gc
-
-        gc.collect()
     if failure is not None and segment.num_workers > 1:
         # A cycle among user objects may hold the model's wrapper, and that the connections: they close with it.
         gc.collect()

@@ -1,0 +1,39 @@
+"""A trial that only sleeps, as long as its profile says: for watching wide clusters on a small machine.
+
+An iteration on g GPUs sleeps e(g) seconds, where e is the `profile` of scaling.yaml beside this file, and the "loss"
+follows a curve that depends on the configuration. No GPU, no torch. Run it with `rubberband run examples/scaling.yaml`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import rubberband
+
+
+class ScalingTrial(rubberband.Trial):
+    """Configuration: `floor` (the loss that is reached in the end) and `decay` (how slowly, as a power of 1/t)."""
+
+    def setup(self, config: Mapping[str, Any], context: rubberband.TrialContext) -> None:
+        """Look up e(g) for this gang's size; every worker of the gang sleeps the same."""
+        profile = rubberband.load_experiment(Path(__file__).with_name("scaling.yaml")).loaded_profile()
+        assert profile is not None
+        self._iteration_s = profile.iteration_s(context.num_workers)
+        self._config = config
+        self._iterations = 0
+
+    def iterate(self) -> dict[str, float]:
+        """Sleep e(g) seconds and report the loss after one more iteration."""
+        time.sleep(self._iteration_s)
+        self._iterations += 1
+        return {"loss": self._config["floor"] + self._iterations ** -self._config["decay"]}
+
+    def save(self) -> int:
+        """The iterations done are the whole state."""
+        return self._iterations
+
+    def load(self, state: int) -> None:
+        self._iterations = state
