@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rubberband.cloud.cluster import ClusterProvider
 from rubberband.errors import CheckpointError
@@ -26,6 +26,7 @@ from rubberband.executor.ray.attempt import Attempt
 from rubberband.executor.ray.crew import Crew
 from rubberband.executor.ray.fleet import RayFleet
 from rubberband.executor.ray.mailbox import Mailbox
+from rubberband.executor.ray.worker import Device
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.segment import Segment
 
@@ -45,7 +46,7 @@ class RayBackend:
         metric: str,
         store: CheckpointStore,
         gpus_per_instance: int,
-        device: Literal["cpu", "cuda"] = "cpu",
+        device: Device = "cpu",
         logs: Path | None = None,
         lease_interval_s: float = 2.0,
         ready_timeout_s: float = 180.0,
@@ -70,7 +71,15 @@ class RayBackend:
         self._closed = False
 
         def make_crew(instance: str, on_sick: Callable[[str, str], None]) -> Crew:
-            return Crew(instance, gpus_per_instance, entrypoint, store, timeout_s=ready_timeout_s, on_sick=on_sick)
+            return Crew(
+                instance,
+                gpus_per_instance,
+                entrypoint,
+                store,
+                device=device,
+                timeout_s=ready_timeout_s,
+                on_sick=on_sick,
+            )
 
         self._fleet = RayFleet(
             provider, make_crew, self._mailbox, lease_interval_s=lease_interval_s, on_gone=self._abandon

@@ -73,9 +73,7 @@ class Connection:
         """Instances whose Ray node has stopped answering, as the head sees it."""
         if self._address is None:
             return set()
-        shown: list[Any] = ray.nodes()  # type: ignore[no-untyped-call]
-        nodes = [(node["Labels"].get(INSTANCE_LABEL), node["Alive"]) for node in shown]
-        return {name for name, alive in nodes if name and not alive} - {name for name, alive in nodes if alive}
+        return {instance for instance, alive in ray_nodes().items() if not alive}
 
     def close(self) -> None:
         """Disconnect for good."""
@@ -98,6 +96,16 @@ class Connection:
                 else:
                     os.environ[key] = value
             _read_environment_again()
+
+
+def ray_nodes() -> dict[str, bool]:
+    """Instance -> whether its Ray node answers, for all that the head has ever seen."""
+    nodes: list[Any] = ray.nodes()  # type: ignore[no-untyped-call]
+    found: dict[str, bool] = {}
+    for node in nodes:
+        if (instance := node["Labels"].get(INSTANCE_LABEL)) is not None:
+            found[instance] = found.get(instance, False) or node["Alive"]
+    return found
 
 
 def _read_environment_again() -> None:

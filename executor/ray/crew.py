@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -16,7 +16,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rubberband.cloud.cluster import INSTANCE_LABEL
 from rubberband.executor.checkpoints import CheckpointStore
-from rubberband.executor.ray.worker import SlotWorker
+from rubberband.executor.ray.connection import ray_nodes
+from rubberband.executor.ray.worker import Device, SlotWorker
 from rubberband.executor.training.entrypoint import Entrypoint
 
 Worker = Any
@@ -40,6 +41,7 @@ class Crew:
         entrypoint: Entrypoint,
         store: CheckpointStore,
         *,
+        device: Device,
         timeout_s: float,
         on_sick: Callable[[str, str], None],
     ) -> None:
@@ -48,6 +50,7 @@ class Crew:
         self._gpus = gpus
         self._entrypoint = entrypoint
         self._store = store
+        self._device = device
         self._timeout_s = timeout_s
         self._on_sick = on_sick
         self._mutex = threading.Lock()
@@ -63,9 +66,15 @@ class Crew:
     def assemble(self) -> None:
         """Wait for the Ray node and bring up a warm worker on every slot. Raises CrewError."""
         deadline = time.monotonic() + self._timeout_s
-        group = self._place(deadline)
-        workers = [self._start(group, gpu) for gpu in range(self._gpus)]
-        self._await(lambda: [worker.warm_up.remote() for worker in workers], deadline)
+        try:
+            # A group that must wait for its node keeps the head busy, and fills its memory by the second.
+            self._until(lambda: ray_nodes().get(self._instance, False), deadline)
+            group = self._place(deadline)
+            workers = [self._start(group, gpu) for gpu in range(self._gpus)]
+            self._warm_up(workers, deadline)
+        except BaseException:
+            self.dismiss()
+            raise
         for future, worker in zip(self._slots, workers, strict=True):
             future.set_result(worker)
 
@@ -97,23 +106,24 @@ class Crew:
         group = placement_group([{"GPU": 1}] * self._gpus, strategy="PACK", bundle_label_selector=[label] * self._gpus)
         with self._mutex:
             self._group = group
-        while not group.wait(_LOOK_S):
-            if self.dismissed:
-                raise CrewError("released")
-            if time.monotonic() >= deadline:
-                raise CrewError(
-                    f"its Ray node did not offer {self._gpus} GPUs within {self._timeout_s:.0f} s; see its log"
-                )
+        self._until(lambda: bool(group.wait(_LOOK_S)), deadline)
         return group
+
+    def _until(self, holds: Callable[[], bool], deadline: float) -> None:
+        while not holds():
+            if time.monotonic() >= deadline:
+                raise CrewError(f"its Ray node did not offer {self._gpus} GPUs in {self._timeout_s:.0f} s; see its log")
+            if self._dismissed.wait(_LOOK_S / 5):
+                raise CrewError("released")
 
     def _start(self, group: Any, gpu: int) -> Worker:
         place = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=gpu)
         actor = ray.remote(SlotWorker).options(num_cpus=0, num_gpus=1, max_restarts=0, scheduling_strategy=place)
         return actor.remote(self._entrypoint, self._store)
 
-    def _await(self, submit: Callable[[], list[Any]], deadline: float) -> None:
+    def _warm_up(self, workers: Sequence[Worker], deadline: float) -> None:
+        pending = [worker.warm_up.remote(self._device) for worker in workers]
         try:
-            pending = submit()
             while pending:
                 if self.dismissed:
                     raise CrewError("released")
@@ -138,7 +148,7 @@ class Crew:
             fresh = None
             try:
                 fresh = self._start(group, gpu)
-                self._await(lambda started=fresh: [started.warm_up.remote()], time.monotonic() + self._timeout_s)  # type: ignore[misc]
+                self._warm_up([fresh], time.monotonic() + self._timeout_s)
             except Exception as error:
                 reason = str(error)
                 kill(fresh)

@@ -6,20 +6,24 @@ It runs one thing at a time, on its main thread, so that user code may set signa
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import os
 import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rubberband.errors import EntrypointError
 from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport, SegmentStarted
+from rubberband.executor.training.torch_trial import TorchTrial
 
 if TYPE_CHECKING:
     from rubberband.executor.training.entrypoint import Entrypoint
+
+Device = Literal["cpu", "cuda"]
 
 SegmentItem = SegmentStarted | SegmentReport | SegmentFailure
 """What a worker streams."""
@@ -32,14 +36,14 @@ class SlotWorker:
         self._entrypoint = entrypoint
         self._store = store
 
-    def warm_up(self) -> None:
+    def warm_up(self, device: Device) -> None:
         """Import everything that training needs: most of what a cold start takes."""
-        from rubberband.executor.training import run
-
-        assert run  # imported for its imports
+        importlib.import_module("rubberband.executor.training.run")
         # A broken entry point fails the trials, each with its message; the worker itself is well.
         with contextlib.suppress(EntrypointError):
-            self._entrypoint.load()
+            target = self._entrypoint.load()
+            if isinstance(target, type) and issubclass(target, TorchTrial):
+                _take_a_torch_step(device)
 
     def rendezvous(self) -> str:
         """Where the gang meets, if this worker is its rank 0: `tcp://host:port`."""
@@ -57,6 +61,18 @@ class SlotWorker:
 
         with redirected(log):
             yield from run_segment(self._entrypoint, segment, self._store)
+
+
+def _take_a_torch_step(device: Device) -> None:
+    """Much of torch is imported by the first step of an optimizer, and would be a part of the first trial's startup."""
+    import torch
+
+    importlib.import_module("rubberband.executor.training.gang")
+    importlib.import_module("rubberband.executor.training.loop")
+    model = torch.nn.Linear(1, 1).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    model(torch.zeros(1, 1, device=device)).sum().backward()
+    optimizer.step()
 
 
 @contextlib.contextmanager
