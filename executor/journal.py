@@ -53,17 +53,23 @@ class Header:
 class Journal:
     """The events of one experiment. One writer at a time; readers see what was appended."""
 
-    def __init__(self, url: str, name: str) -> None:
-        """Open (and if needed create) the store at `url`, a SQLAlchemy URL, for the experiment `name`."""
+    def __init__(self, url: str, name: str, *, create: bool = False) -> None:
+        """Open the store at `url`, a SQLAlchemy URL, for the experiment `name`; with `create`, make its tables first.
+
+        Only the writer that begins an experiment creates: a reader that did would get in its way.
+        Raises JournalError if it cannot be opened.
+        """
         self.name = name
         try:
             self._engine = sql.create_engine(url)
             if self._engine.dialect.name == "sqlite":
                 sql.event.listen(self._engine, "connect", _make_durable)
-            _metadata.create_all(self._engine)
+            if create:
+                _metadata.create_all(self._engine)
+            self._next_seq = self._count()
         except SQLAlchemyError as error:
+            self._engine.dispose()
             raise JournalError(f"the journal {url} cannot be opened: {_first_line(error)}") from error
-        self._next_seq = self._count()
 
     def _count(self) -> int:
         with self._engine.connect() as connection:

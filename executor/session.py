@@ -82,7 +82,7 @@ def create(folder: ExperimentFolder, job: Job, setup: Setup) -> None:
     """
     folder.make()
     open_store(setup.checkpoints)
-    journal = Journal(sqlite_url(folder.journal), folder.name)
+    journal = Journal(sqlite_url(folder.journal), folder.name, create=True)
     try:
         journal.create(created_at=time.time(), job=job, setup=setup.to_json())
     finally:

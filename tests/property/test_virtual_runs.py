@@ -93,7 +93,7 @@ def test_with_any_faults_a_run_ends_holds_nothing_and_keeps_every_invariant(
 def test_a_driver_killed_after_any_event_resumes_and_trains_no_acknowledged_iteration_again(
     job: Job, faults: Faults, events_before: int
 ) -> None:
-    journal = Journal("sqlite://", job.name)
+    journal = Journal("sqlite://", job.name, create=True)
     backend = VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, faults=faults)
     try:
         before = Controller(job)

@@ -61,7 +61,7 @@ EVENTS: list[Event] = [
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Journal]:
-    opened = Journal(sqlite_url(tmp_path / "journal.db"), "test")
+    opened = Journal(sqlite_url(tmp_path / "journal.db"), "test", create=True)
     yield opened
     opened.close()
 
@@ -105,7 +105,12 @@ def test_a_taken_name_is_refused_with_the_ways_out(journal: Journal) -> None:
 def test_an_unwritable_place_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(JournalError, match="cannot be opened"):
-        Journal(sqlite_url(tmp_path / "file" / "journal.db"), "test")
+        Journal(sqlite_url(tmp_path / "file" / "journal.db"), "test", create=True)
+
+
+def test_a_reader_creates_nothing(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="cannot be opened"):
+        Journal(sqlite_url(tmp_path / "journal.db"), "test")
 
 
 def test_broken_and_unknown_records_are_refused(journal: Journal) -> None:

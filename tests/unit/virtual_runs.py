@@ -20,7 +20,7 @@ def run_virtual(
 ) -> tuple[Controller, VirtualBackend, Finish]:
     controller = Controller(job)
     backend = backend or VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, faults=faults)
-    own = Journal("sqlite://", job.name) if journal is None else journal
+    own = Journal("sqlite://", job.name, create=True) if journal is None else journal
     try:
         finish = drive(controller, backend, own, observers=[check])
     finally:

@@ -1,0 +1,164 @@
+"""The command line as a user runs it: a process of its own, with a home and a folder of experiment files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rubberband.errors import RubberbandError
+from rubberband.executor import session
+from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.result import Result
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 120.0
+
+TRIALS = '''
+import os, time
+import rubberband
+
+class Sleepy(rubberband.Trial):
+    """Sleeps 0.4 s an iteration on one worker; trial i does what its `behaviour` says."""
+
+    def setup(self, config, context):
+        self.config, self.workers = config, context.num_workers
+        self.iterations, self.trial = context.iterations, context.trial
+
+    def iterate(self):
+        time.sleep(0.4 / self.workers)
+        self.iterations += 1
+        print(f"iteration {self.iterations}", flush=True)
+        score = self.config["x"] * self.iterations
+        match self.config.get("behaviour", "good"):
+            case "raise":
+                raise ValueError("the data is bad")
+            case "nan":
+                score = float("nan")
+            case "hang":
+                time.sleep(1000)
+            case "exit":
+                os._exit(7)
+        return {"score": score}
+
+    def save(self):
+        return self.iterations
+
+    def load(self, state):
+        assert state == self.iterations
+
+class NotATrial:
+    pass
+'''
+
+EXPERIMENT = """
+version: 1
+name: sleepy
+entrypoint: sleepy:Sleepy
+search:
+  space: {x: {type: uniform, lower: 0, upper: 1}}
+  scheduler: {type: stages, stages: [{trials: 4, iterations: 4}, {trials: 2, iterations: 10}]}
+  sampler: {type: random, seed: 3}
+  metric: score
+  mode: max
+constraints: {deadline: 10m}
+resources:
+  provider: local
+  gpus_per_instance: 2
+  gpus_per_trial: {min: 1, max: 1}
+  price_per_hour: 36
+  max_instances: 2
+  minimum_billed: 0s
+  provision_delay: 1s
+  init_delay: 1s
+profile: {seconds_per_iteration: {1: 0.4}, trial_startup: 0.1s}
+"""
+
+
+class CommandLine:
+    """Runs `rubberband` below one folder, and looks into what it keeps."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.home = folder / "home"
+        (folder / "sleepy.py").write_text(TRIALS)
+        (folder / "sleepy.yaml").write_text(EXPERIMENT)
+        search = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._environment = {**os.environ, "RUBBERBAND_HOME": str(self.home), "PYTHONPATH": search}
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start a command and do not wait for it."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "rubberband.cli", *arguments],
+            cwd=self.folder,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, *arguments: str, exit_code: int = 0) -> tuple[str, str]:
+        """Run a command to its end; its stdout and stderr."""
+        with self.start(*arguments) as process:
+            output, errors = process.communicate(timeout=2 * PATIENCE_S)
+        assert process.returncode == exit_code, f"exit {process.returncode}\n{output}\n{errors}"
+        return output, errors
+
+    def refused(self, *arguments: str, exit_code: int = 2) -> str:
+        """Run a command that must be refused in one line; that line."""
+        output, errors = self(*arguments, exit_code=exit_code)
+        lines = [line for line in errors.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1, errors
+        assert "Traceback" not in errors
+        assert output == ""
+        return lines[0]
+
+    def result(self, name: str = "sleepy") -> Result:
+        """The journal's view."""
+        return session.read(ExperimentFolder(home=self.home, name=name))
+
+    def wait_for(self, driver: subprocess.Popen[str], condition: Callable[[Result], bool]) -> Result:
+        """Poll the journal until it shows what is waited for, while the driver runs."""
+        deadline = time.time() + PATIENCE_S
+        while time.time() < deadline:
+            assert driver.poll() is None, driver.communicate()
+            try:
+                result = self.result()
+            except RubberbandError:
+                time.sleep(0.1)
+                continue
+            if condition(result):
+                return result
+            time.sleep(0.1)
+        raise AssertionError("it never came to that")
+
+    def processes(self) -> list[int]:
+        """Processes that carry a tag of this home."""
+        import psutil
+
+        found = []
+        for process in psutil.process_iter():
+            try:
+                tags = [value for key, value in process.environ().items() if key.startswith("RUBBERBAND_")]
+            except (psutil.Error, OSError):
+                continue
+            mine = any(value.startswith(str(self.home.resolve() / "")) for value in tags)
+            if mine and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        return found
+
+    def nothing_left(self, within_s: float) -> bool:
+        """Whether no such process is left, now or soon."""
+        deadline = time.time() + within_s
+        while self.processes() and time.time() < deadline:
+            time.sleep(0.1)
+        return not self.processes()
+
+
+def interrupt(process: subprocess.Popen[str]) -> None:
+    """What Ctrl-C does to the driver."""
+    process.send_signal(signal.SIGINT)

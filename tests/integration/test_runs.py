@@ -1,0 +1,208 @@
+"""Whole runs on real Ray nodes, through the command line: the end, Ctrl-C, kill -9, bad trials, bad input."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rubberband.executor.invariants import validate
+from rubberband.executor.result import Result
+from tests.integration.command_line import CommandLine, interrupt
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(420)]
+
+
+@pytest.fixture
+def command_line(tmp_path: Path) -> CommandLine:
+    return CommandLine(tmp_path)
+
+
+def acknowledged(result: Result) -> dict[int, int]:
+    return {trial.trial: trial.iterations for trial in result.trials}
+
+
+def iterations_trained(command_line: CommandLine, trial: int) -> Counter[int]:
+    output, _ = command_line("logs", "sleepy", str(trial))
+    return Counter(int(line.split()[1]) for line in output.splitlines() if line.startswith("iteration "))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
+    command_line = CommandLine(tmp_path_factory.mktemp("undisturbed"))
+    output, errors = command_line("run", "sleepy.yaml")
+    command_line.output, command_line.errors = output, errors  # type: ignore[attr-defined]
+    return command_line
+
+
+def test_a_run_ends_with_a_report_and_leaves_no_process(undisturbed: CommandLine) -> None:
+    result = undisturbed.result()
+    assert result.outcome == "done"
+    assert undisturbed.nothing_left(within_s=1.0)
+    assert f"trial {result.best.trial}" in undisturbed.output if result.best else False  # type: ignore[attr-defined]
+    assert "score" in undisturbed.output  # type: ignore[attr-defined]
+    stages = [stage.instances for stage in result.stages]
+    assert stages == [stage.planned_instances for stage in result.stages]
+
+
+def test_report_ps_and_logs_tell_of_it(undisturbed: CommandLine, tmp_path: Path) -> None:
+    report = json.loads(undisturbed("report", "sleepy", "-o", "json")[0])
+    assert report["schema"] == "rubberband.report/1"
+    assert report["outcome"] == "done"
+    assert [trial["iterations"] for trial in report["trials"]].count(14) == 2
+    undisturbed("report", "sleepy", "--html", str(tmp_path / "page.html"))
+    assert "<html" in (tmp_path / "page.html").read_text()
+    listed = json.loads(undisturbed("ps", "-o", "json")[0])["experiments"]
+    assert [(row["name"], row["state"], row["iterations"]) for row in listed] == [("sleepy", "done", 4 * 4 + 2 * 10)]
+    assert iterations_trained(undisturbed, report["best"]["trial"]) == Counter(range(1, 15))
+    assert "there is no experiment 'nosuch'" in undisturbed.refused("report", "nosuch")
+    assert "it has 0 to 3" in undisturbed.refused("logs", "sleepy", "4")
+
+
+def test_a_name_can_be_used_once(undisturbed: CommandLine) -> None:
+    before = undisturbed.result()
+    assert "taken by another experiment" in undisturbed.refused("run", "sleepy.yaml")
+    assert undisturbed.result() == before
+
+
+def test_after_kill_9_a_resume_finishes_with_the_same_winner_and_trains_nothing_again(
+    command_line: CommandLine, undisturbed: CommandLine
+) -> None:
+    driver = command_line.start("run", "sleepy.yaml", "-s", "resources.lease=4s")
+    command_line.wait_for(driver, lambda result: sum(acknowledged(result).values()) >= 20)
+    driver.kill()
+    driver.communicate()
+    killed_at = time.time()
+    cut = command_line.result()
+    assert cut.outcome == "unfinished"
+    assert command_line.nothing_left(within_s=4.0 + 3.0), "instances outlived their lease"
+    before = {trial: iterations_trained(command_line, trial) for trial in range(4)}
+    gap_s = time.time() - killed_at
+
+    command_line("resume", "sleepy")
+    result, expected = command_line.result(), undisturbed.result()
+    assert result.outcome == "done"
+    assert result.resumes == 1
+    assert result.best is not None
+    assert expected.best is not None
+    assert (result.best.trial, result.best.metrics) == (expected.best.trial, expected.best.metrics)
+    for trial, iterations in acknowledged(cut).items():
+        trained = iterations_trained(command_line, trial)
+        again = [done for done in before[trial] if trained[done] > before[trial][done] and done <= iterations]
+        assert again == []
+    lost = [instance for instance in result.instances if instance.reason]
+    assert lost, "the instances of the dead driver are on the bill"
+    assert all(cut.actual_jct_s - 1.0 <= (i.ended_s or 0.0) <= cut.actual_jct_s + gap_s + 1.0 for i in lost)
+    assert result.actual_cost_usd == pytest.approx(sum(instance.cost_usd for instance in result.instances))
+    assert command_line.nothing_left(within_s=1.0)
+
+
+def test_a_resume_within_the_lease_adopts_the_instances(command_line: CommandLine) -> None:
+    driver = command_line.start("run", "sleepy.yaml")
+    cut = command_line.wait_for(driver, lambda result: sum(acknowledged(result).values()) >= 6)
+    driver.kill()
+    driver.communicate()
+    command_line("resume", "sleepy")
+    result = command_line.result()
+    assert result.outcome == "done"
+    assert [instance.instance for instance in result.instances] == [instance.instance for instance in cut.instances]
+    assert command_line.nothing_left(within_s=1.0)
+
+
+def test_ctrl_c_ends_cleanly_reports_the_best_so_far_and_can_be_resumed(command_line: CommandLine) -> None:
+    driver = command_line.start("run", "sleepy.yaml")
+    command_line.wait_for(driver, lambda result: sum(acknowledged(result).values()) >= 4)
+    interrupt(driver)
+    output, errors = driver.communicate(timeout=30)
+    assert driver.returncode == 130, errors
+    assert command_line.nothing_left(within_s=1.0)
+    assert command_line.result().outcome == "cancelled"
+    assert "score" in output
+    command_line("resume", "sleepy")
+    assert command_line.result().outcome == "done"
+
+
+def test_ctrl_c_before_anything_is_ready_leaves_nothing(command_line: CommandLine) -> None:
+    driver = command_line.start("run", "sleepy.yaml")
+    command_line.wait_for(driver, lambda result: bool(result.instances))
+    interrupt(driver)
+    driver.communicate(timeout=60)
+    assert driver.returncode == 130
+    assert command_line.nothing_left(within_s=1.0)
+
+
+def test_sweep_ends_what_a_killed_driver_left(command_line: CommandLine) -> None:
+    driver = command_line.start("run", "sleepy.yaml")
+    command_line.wait_for(driver, lambda result: any(instance.running_s is not None for instance in result.instances))
+    assert "nothing was left behind" in command_line("sweep")[0], "a living driver's instances are its own"
+    driver.kill()
+    driver.communicate()
+    assert "i-001 of sleepy" in command_line("sweep")[0]
+    assert command_line.nothing_left(within_s=1.0)
+
+
+def test_bad_trials_cost_only_themselves(command_line: CommandLine) -> None:
+    behaviours = "{type: grid, values: [good, raise, nan, hang, exit]}"
+    command_line(
+        *("run", "sleepy.yaml", "-s", f"search.space={{x: 1.0, behaviour: {behaviours}}}"),
+        *("-s", "search.sampler={type: grid}", "-s", "search.metric=score"),
+        *("-s", "search.scheduler={type: stages, stages: [{trials: 5, iterations: 2}, {trials: 2, iterations: 2}]}"),
+        *("-s", "constraints.iteration_timeout=6s", "-s", "constraints.max_failures=0"),
+    )
+    result = command_line.result()
+    assert result.outcome == "done"
+    good, raised, nan, hung, exited = result.trials
+    assert (good.status, good.iterations) == ("completed", 4)
+    assert [trial.status for trial in (raised, nan, hung, exited)] == ["failed"] * 4
+    assert "ValueError: the data is bad" in (raised.failure or "")
+    assert "not_a_number" in (nan.failure or "")
+    assert "hung" in (hung.failure or "")
+    assert "died" in (exited.failure or "")
+    assert "Traceback" in command_line("logs", "sleepy", "1")[0]
+    assert command_line.nothing_left(within_s=1.0)
+
+
+def test_a_metric_that_no_trial_reports_is_told_at_once(command_line: CommandLine) -> None:
+    _, errors = command_line("run", "sleepy.yaml", "-s", "search.metric=sorce", exit_code=1)
+    assert command_line.result().outcome == "failed"
+    assert "sorce" in command_line.result().reason
+    assert "score" in command_line.result().reason
+    assert command_line.nothing_left(within_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("entrypoint=nosuch:Sleepy", "no module 'nosuch'"),
+        ("entrypoint=sleepy:Slepy", "did you mean 'Sleepy'"),
+        ("entrypoint=sleepy:NotATrial", "a trial is"),
+        ("resources.checkpoints=/dev/null/here", "checkpoints cannot be written"),
+        ("resources.checkpoints=s3://bucket", "not supported yet"),
+        ("constraints.deadline=2s", "deadline 2s cannot be met"),
+        ("resources.gpus_per_trial={min: 3, max: 3}", "no whole multiple"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(command_line: CommandLine, override: str, told: str) -> None:
+    code = 3 if "deadline" in override else 2
+    assert told in command_line.refused("run", "sleepy.yaml", "-s", override, exit_code=code).replace("\n", " ")
+    assert command_line.processes() == []
+    assert not (command_line.home / "experiments" / "sleepy" / "journal.db").exists()
+
+
+def test_the_invariants_hold_over_a_whole_real_history(undisturbed: CommandLine) -> None:
+    from rubberband.executor.controller import Controller
+    from rubberband.executor.folder import ExperimentFolder
+    from rubberband.executor.journal import Journal, sqlite_url
+
+    folder = ExperimentFolder(home=undisturbed.home, name="sleepy")
+    journal = Journal(sqlite_url(folder.journal), folder.name)
+    header = journal.header()
+    assert header is not None
+    controller = Controller(header.job)
+    for _, event in journal.events():
+        controller.handle(event)
+        validate(controller)
+    journal.close()
