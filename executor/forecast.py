@@ -9,8 +9,8 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from rubberband.executor.accounting import bill_usd
-from rubberband.executor.state import Job, Phase, State, TrialState, TrialStatus
+from rubberband.executor.accounting import bill_usd, instance_cost_usd
+from rubberband.executor.state import Job, Phase, State, TrialState
 from rubberband.offer import slots
 from rubberband.plan import total_iterations
 
@@ -35,33 +35,60 @@ def forecast(job: Job, state: State, now: float) -> Forecast:
     due_at = state.stages[-1].started_at + planned.provisioning_s
     waiting_s = max(0.0, due_at - now) if state.phase is Phase.SCALING else 0.0
     left_s = waiting_s + _stage_left_s(job, state, now)
-    held = job.plan.stages[current].instances
     later = job.prediction.stages[current + 1 :]
-    compute_usd = held * job.offer.price_usd_per_s * left_s if job.offer.billing == "per_instance" else 0.0
     return Forecast(
         jct_s=now - state.started_at + left_s + sum(stage.provisioning_s + stage.duration_s for stage in later),
         cost_usd=bill_usd(job, state, now)
-        + compute_usd
+        + _stage_left_usd(job, state, now, left_s)
         + job.offer.head_cost_usd(left_s)
         + sum(stage.cost_usd for stage in later),
     )
 
 
+def _stage_left_usd(job: Job, state: State, now: float, left_s: float) -> float:
+    """What the current stage still adds to the bill: minima that are paid already are used up first."""
+    offer, end = job.offer, now + left_s
+    if offer.billing == "per_function":
+        return _functions_left_usd(job, state, now)
+    held = [record for record in state.live() if record.running_at is not None]
+    growth_usd = sum(instance_cost_usd(record, offer, end) - instance_cost_usd(record, offer, now) for record in held)
+    stage = state.stages[-1]
+    coming = max(0, job.plan.stages[stage.stage].instances - len(held))
+    running_in_s = max(0.0, stage.started_at + offer.provision_delay_s - now)
+    return growth_usd + coming * offer.instance_cost_usd(max(0.0, left_s - running_in_s))
+
+
+def _functions_left_usd(job: Job, state: State, now: float) -> float:
+    chosen = job.plan.stages[state.stages[-1].stage]
+    coming = max(0, chosen.instances - sum(record.running_at is not None for record in state.live()))
+    left_s = _running_left_s(job, state, now) + [_trial_left_s(job, state, trial) for trial in state.queued()]
+    return job.offer.function_cost_usd(chosen.gpus_per_trial, sum(left_s)) + coming * job.offer.instance_cost_usd(0.0)
+
+
 def _stage_left_s(job: Job, state: State, now: float) -> float:
     """Seconds until the current stage's last trial is done: list scheduling on the plan's slots."""
-    stage = state.stages[-1].stage
-    chosen = job.plan.stages[stage]
-    target = total_iterations(job.stages[: stage + 1])
-    iteration_s = job.profile.iteration_s(chosen.gpus_per_trial)
-
-    def left_s(trial: TrialState) -> float:
-        return (target - trial.iterations) * iteration_s
-
-    free_in = [max(0.0, left_s(trial) - (now - trial.progress_at)) for trial in state.running()]
+    chosen = job.plan.stages[state.stages[-1].stage]
+    free_in = _running_left_s(job, state, now)
     num_slots = max(1, slots(chosen.instances, job.offer.gpus, chosen.gpus_per_trial))
     free_in += [0.0] * (num_slots - len(free_in))
     heapq.heapify(free_in)
-    for trial in state.trials:
-        if trial.status is TrialStatus.QUEUED:
-            heapq.heappush(free_in, heapq.heappop(free_in) + job.profile.trial_startup_s + left_s(trial))
+    for trial in state.queued():
+        heapq.heappush(free_in, heapq.heappop(free_in) + _trial_left_s(job, state, trial))
     return max(free_in)
+
+
+def _running_left_s(job: Job, state: State, now: float) -> list[float]:
+    """Seconds that each running trial still takes, what it has done since its start or last report left out."""
+    trained = {use.trial for use in state.allocations if use.ended_at is None and use.training_at is not None}
+    return [
+        max(0.0, _trial_left_s(job, state, trial, starts=trial.trial not in trained) - (now - trial.progress_at))
+        for trial in state.running()
+    ]
+
+
+def _trial_left_s(job: Job, state: State, trial: TrialState, starts: bool = True) -> float:
+    """Seconds from the trial's start, or from its latest report, to the stage's end."""
+    stage = state.stages[-1].stage
+    target = total_iterations(job.stages[: stage + 1])
+    training_s = (target - trial.iterations) * job.profile.iteration_s(job.plan.stages[stage].gpus_per_trial)
+    return training_s + (job.profile.trial_startup_s if starts else 0.0)

@@ -190,7 +190,8 @@ def _stage(job: Job, state: State, index: int, at: float) -> StageResult:
     actual_s = actual_cost_usd = None
     promoted: tuple[int, ...] = ()
     if record is not None:
-        last = index + 1 == len(job.stages) or record.ended_at is None
+        # What is billed after the last SYNC, while instances are given back, is the last begun stage's.
+        last = index + 1 == len(state.stages)
         actual_s = (at if record.ended_at is None else record.ended_at) - record.started_at
         until = at if last or record.ended_at is None else record.ended_at
         # The first stage's cost starts from nothing: an instance may be billed from the very instant of the start.

@@ -29,7 +29,7 @@ CURVES = {
     "stopped": ("#8a8f98", 1.0, 0.45),
     "failed": ("#d62728", 1.2, 0.7),
 }
-_ROW_PX, _STEPS_PX, _AROUND_PX = 22, 130, 150
+_ROW_PX, _SMALL_ROW_PX, _STEPS_PX, _AROUND_PX = 22, 14, 130, 150
 _MANY_POINTS = 2000
 
 
@@ -44,7 +44,7 @@ def allocation(result: Result) -> Figure | None:
     gpus = gpus_per_instance(result)
     rows = [_row(instance.instance, gpu) for instance in rented for gpu in range(gpus)]
     bars = _held_bars(result, rented, gpus, unit_s) + _busy_bars(result.busy, unit_s)
-    gantt_px = _ROW_PX * len(rows) + 10
+    gantt_px = (_ROW_PX if len(rows) <= 40 else _SMALL_ROW_PX) * len(rows) + 10
     share = gantt_px / (gantt_px + _STEPS_PX + 30)
     most = max([len(rented), *(stage.planned_instances for stage in result.stages)])
     layout = {

@@ -103,12 +103,12 @@ class TerminalView:
         if progress is None:
             return Text(f"{self._job.name}: starting")
         now = self._clock()
-        return Group(stage_table(progress, now), *summary(progress, now))
+        return Group(stage_table(progress, now, self._console.width), *summary(progress, now))
 
 
-def stage_table(progress: Progress, now: float) -> Table:
-    """One row a stage: what it does, holds and costs, against the plan."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
+def stage_table(progress: Progress, now: float, width: int) -> Table:
+    """One row a stage: what it does, holds and costs, against the plan; it fits `width` columns from 80 on."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1 if width >= 100 else 0), pad_edge=False, collapse_padding=True)
     table.add_column("stage", justify="right")
     for name in ("run", "wait", "done", "fail"):
         table.add_column(name, justify="right")

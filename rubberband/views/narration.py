@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rubberband.executor.accounting import bill_usd
 from rubberband.executor.controller import Controller
 from rubberband.executor.events import (
@@ -49,7 +51,7 @@ class Narrator:
         said += self._instance(event, state)
         said += self._failed(state)
         said += self._synced(state)
-        said += self._scaled(event, state)
+        said += self._scaled(state)
         said += self._training(state)
         said += self._ended(state)
         self._live = {record.instance for record in state.live()}
@@ -114,33 +116,27 @@ class Narrator:
         line = f"{event.instance} lost ({printable(event.reason)}): {len(self._live)} -> {counted(left, 'instance')}"
         if not hit:
             return line
-        return f"{line}; trial{'s' if len(hit) > 1 else ''} {listed(hit)} will go on from the last checkpoint"
+        return f"{line}; {_trials(hit)} will go on from the last checkpoint"
 
     # Stages
 
-    def _scaled(self, event: Event, state: State) -> list[str]:
+    def _scaled(self, state: State) -> list[str]:
         """The cluster grows or shrinks: a stage begins, or what is missing is asked for again."""
         asked = [record for record in state.instances.values() if record.instance not in self._instances]
         self._instances.update(record.instance for record in asked)
-        before, held = len(state.live()) - len(asked), _held(state)
-        said: list[str] = []
+        launching = f"launching {len(asked)}: {len(state.live()) - len(asked)} -> {_held(state)}"
         if len(state.stages) > self._stages_begun:
             self._stages_begun = len(state.stages)
-            stage = state.stages[-1]
-            going = [r.instance for r in state.instances.values() if r.status is InstanceStatus.RELEASING]
-            said.append(self._stage_begins(stage, before, going, asked=len(asked), held=held))
-        elif asked:
-            said.append(f"launching {counted(len(asked), 'instance')}: {before} -> {held}")
-        return said
+            return [self._stage_begins(state, launching if asked else f"{_held(state)} kept")]
+        return [launching] if asked else []
 
-    def _stage_begins(self, stage: StageRecord, before: int, going: list[str], *, asked: int, held: str) -> str:
+    def _stage_begins(self, state: State, otherwise: str) -> str:
+        stage = state.stages[-1]
         iterations = self._job.stages[stage.stage].iterations
         line = f"stage {stage.stage}: {counted(len(stage.trials), 'trial')} x {counted(iterations, 'iteration')}"
-        if going:
-            return f"{line}; {before + len(going)} -> {held}, releasing {listed(going)}"
-        return (
-            f"{line}; launching {counted(asked, 'instance')}: {before} -> {held}" if asked else f"{line}; {held} kept"
-        )
+        going = [name for name in sorted(self._live) if state.instances[name].status is InstanceStatus.RELEASING]
+        shrinking = f"{len(self._live)} -> {_held(state)}, releasing {listed(going)}"
+        return f"{line}; {shrinking if going else otherwise}"
 
     def _training(self, state: State) -> list[str]:
         if not state.stages or len(state.stages) <= self._stages_trained or state.stages[-1].training_at is None:
@@ -172,7 +168,7 @@ class Narrator:
         if stage.stage + 1 < len(state.stages):
             promoted = stage.ranking[: len(state.stages[stage.stage + 1].trials)]
             stopped = len(stage.ranking) - len(promoted)
-            parts.append(f"promoted {len(promoted)} of {len(stage.trials)} (trials {listed(promoted)})")
+            parts.append(f"promoted {len(promoted)} of {len(stage.trials)} ({_trials(promoted)})")
             parts.append(f"stopped {stopped}" if stopped else "")
         parts.append(f"{failed} failed" if failed else "")
         expected = forecast(job, state, state.now)
@@ -211,12 +207,17 @@ class Narrator:
             found = "no trial reported" if best is None else f"best {self._job.metric}={_metric(self._job, best)}"
             which = "" if best is None else f" (trial {best.trial}, {counted(best.iterations, 'iteration')})"
             cost = format_usd(bill_usd(self._job, state, state.ended_at))
-            said.append(f"{state.outcome}: {found}{which}; {duration(state.ended_at - state.started_at)}, {cost}")
+            how = "stopped to keep the budget" if state.outcome == "budget" else state.outcome
+            said.append(f"{how}: {found}{which}; {duration(state.ended_at - state.started_at)}, {cost}")
         return said
 
 
 def _held(state: State) -> str:
     return counted(len(state.live()), "instance")
+
+
+def _trials(trials: Sequence[int]) -> str:
+    return f"trial{'' if len(trials) == 1 else 's'} {listed(trials)}"
 
 
 def _metric(job: Job, trial: TrialState) -> str:

@@ -83,12 +83,12 @@ def observe(job: Job, state: State) -> Progress:
 
 
 def _copy(job: Job, state: State) -> State:
-    allocations = state.allocations if job.offer.billing == "per_function" else []
+    functions = job.offer.billing == "per_function"
     return replace(
         state,
         trials=[replace(trial, reports=[]) for trial in state.trials],
         instances={name: replace(record) for name, record in state.instances.items()},
-        allocations=[replace(use) for use in allocations],
+        allocations=[replace(use) for use in state.allocations if functions or use.ended_at is None],
         stages=[replace(stage) for stage in state.stages],
     )
 

@@ -1,0 +1,136 @@
+"""The report's page: it needs no network, shows every kind of result, and nothing of the user's becomes markup."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from rubberband.executor.result import Result
+from rubberband.executor.virtual import Faults
+from rubberband.views import report_html
+from rubberband.views.charts import allocation, gpus_per_instance, learning_curves
+from rubberband.views.report_html import render_html, script_json
+from tests.unit.test_views_tables import EVERY_RESULT, a_job, a_result, cut_short
+
+ATTACK = "</script><script>alert(1)</script>"
+
+
+class Page(HTMLParser):
+    """What a browser would make of the page: tags with attributes, and the text of scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1][0] == "script":
+            self.scripts[-1] += data
+        else:
+            self.text += data
+
+
+@pytest.fixture(autouse=True)
+def _small_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five megabytes less to parse in every test."""
+    monkeypatch.setattr(report_html, "_plotly", lambda: "const Plotly = {};")
+
+
+@pytest.mark.parametrize("which", list(EVERY_RESULT))
+def test_any_result_is_a_page_with_all_its_tables(which: str) -> None:
+    result = EVERY_RESULT[which]()
+    page = Page(render_html(result))
+    figures = json.loads(next(script for script in page.scripts if script.startswith("{")))
+    charts = [attrs["id"] for tag, attrs in page.tags if tag == "div" and attrs.get("class") == "chart"]
+    assert charts == [name for name in ("curves", "allocation") if name in figures]
+    assert "Stages, planned and actual" in page.text
+    assert f"Trials, best first: {len(result.trials)}" in page.text
+
+
+def test_the_page_asks_nothing_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    text = render_html(a_result())
+    assert "Plotly" in text
+    assert len(text) > 1_000_000, "plotly is in the page"
+    page = Page(text)
+    assert not [attrs for _, attrs in page.tags if "src" in attrs or "href" in attrs]
+    assert not [tag for tag, _ in page.tags if tag in ("link", "img", "iframe", "base", "object")]
+    own = re.sub(r"<script>/\*.*?</script>", "", text, count=1, flags=re.DOTALL)
+    assert "@import" not in own
+    assert "default-src 'none'" in own
+
+
+def hostile() -> Result:
+    job = dataclasses.replace(a_job(), name=f"x{ATTACK}", metric=f"m{ATTACK}")
+    result = a_result(job, Faults(failures={(3, 1): "not_a_number"}), **{f"k{ATTACK}": ATTACK, "quote": "\"'&<!--"})
+    trials = tuple(
+        dataclasses.replace(trial, failure=f"raised: {ATTACK}") if trial.failure else trial for trial in result.trials
+    )
+    instances = (dataclasses.replace(result.instances[0], reason=ATTACK), *result.instances[1:])
+    return dataclasses.replace(result, trials=trials, instances=instances, outcome="failed", reason=ATTACK)
+
+
+def test_nothing_of_the_user_s_becomes_markup() -> None:
+    harmless, page = Page(render_html(a_result())), Page(render_html(hostile()))
+    assert len(page.scripts) == len(harmless.scripts)
+    assert all("alert" not in script for script in page.scripts if not script.startswith("{"))
+    assert "<script>alert(1)</script>" in page.text, "shown as it was written"
+
+
+def test_json_cannot_leave_its_script() -> None:
+    value: dict[str, Any] = {"a": "</script><!-- &amp;"}
+    assert "<" not in script_json(value)
+    assert json.loads(script_json(value)) == value
+    with pytest.raises(ValueError, match="JSON"):
+        script_json(float("nan"))
+
+
+def test_text_in_charts_is_escaped() -> None:
+    text = json.dumps([learning_curves(hostile()), allocation(hostile())])
+    assert "<script" not in text
+
+
+def test_every_gpu_has_a_row_and_every_attempt_a_bar() -> None:
+    result = a_result()
+    figure = allocation(result)
+    assert figure is not None
+    assert gpus_per_instance(result) == 2
+    assert figure["layout"]["yaxis"]["categoryarray"] == [f"i-00{n} : {gpu}" for n in (1, 2, 3) for gpu in (0, 1)]
+    bars = [bar for bar in figure["data"] if bar["name"].startswith("stage")]
+    assert [bar["name"] for bar in bars] == ["stage 0", "stage 1", "stage 2"]
+    assert sum(len(bar["x"]) for bar in bars) == len(result.busy)
+
+
+def test_the_instances_are_drawn_as_planned_and_as_held() -> None:
+    figure = allocation(a_result())
+    assert figure is not None
+    lines = {line["name"]: line["y"] for line in figure["data"] if line["type"] == "scatter"}
+    assert lines["instances planned"] == [0, 3, 2, 1, 0]
+    assert lines["instances held or asked for"] == [0, 1, 2, 3, 2, 1, 0, 0]
+
+
+def test_the_curves_hold_every_report_and_name_the_winner() -> None:
+    result = a_result()
+    figure = learning_curves(result)
+    assert figure is not None
+    assert [trace["name"] for trace in figure["data"]] == ["stopped (11 trials)", "winner (trial 0)"]
+    drawn = sum(value is not None for trace in figure["data"] for value in trace["y"])
+    assert drawn == sum(len(trial.curve) for trial in result.trials)
+    by_time = figure["layout"]["updatemenus"][0]["buttons"][1]["args"][0]["x"]
+    assert [len(xs) for xs in by_time] == [len(trace["y"]) for trace in figure["data"]]
+
+
+def test_before_the_first_event_s_consequences_there_is_no_curve() -> None:
+    assert learning_curves(cut_short(1, cancel=False)) is None

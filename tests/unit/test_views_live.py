@@ -1,0 +1,203 @@
+"""The live view: a whole run as plain lines, and as a table that shows every stage while the cluster shrinks."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from rich.console import Console
+
+from rubberband.executor.controller import Controller
+from rubberband.executor.driver import Observer, drive
+from rubberband.executor.events import DriverResumed, Event, TrialReported
+from rubberband.executor.journal import Journal
+from rubberband.executor.state import Job
+from rubberband.executor.virtual import Faults, VirtualBackend
+from rubberband.views.live import TerminalView, open_view, stage_table, summary
+from rubberband.views.narration import Narrator
+from rubberband.views.progress import Progress, observe
+from tests.unit.test_views_tables import FAULTS, a_job
+
+WHOLE_RUN = """\
+0s  digits: 12 trials in 3 stages, planned 1m57s and 0.0202 USD; deadline 20m; max_cost 1.00 USD
+0s  stage 0: 12 trials x 1 iteration; launching 3: 0 -> 3 instances
+47s  i-001 ready after 47s (1 of 3 instances)
+47s  i-002 ready after 47s (2 of 3 instances)
+47s  i-003 ready after 47s (3 of 3 instances)
+47s  stage 0: training 12 trials on 3 instances x 2 GPUs, 1 GPU per trial, 6 at once
+1m10s  SYNC 0: best score=0.5 (trial 0); promoted 4 of 12 (trials 0, 1, 2, 3); stopped 8; spent 0.0180 USD; \
+forecast 1m57s, 0.0202 USD
+1m10s  stage 1: 4 trials x 2 iterations; 3 -> 2 instances, releasing i-001
+1m10s  stage 1: training 4 trials on 2 instances x 2 GPUs, 1 GPU per trial, 4 at once
+1m10s  i-001 released; 2 instances held
+1m32s  SYNC 1: best score=0.75 (trial 0); promoted 1 of 4 (trial 0); stopped 3; spent 0.0180 USD; \
+forecast 1m57s, 0.0202 USD
+1m32s  stage 2: 1 trial x 4 iterations; 2 -> 1 instance, releasing i-002
+1m32s  stage 2: training 1 trial on 1 instance x 2 GPUs, 2 GPUs per trial, 1 at once
+1m32s  i-002 released; 1 instance held
+1m57s  SYNC 2: best score=0.875 (trial 0); spent 0.0202 USD
+1m57s  ending: 1 -> 0 instances, releasing i-003
+1m57s  i-003 released; 0 instances held
+1m57s  done: best score=0.875 (trial 0, 7 iterations); 1m57s, 0.0202 USD
+"""
+
+
+def watch(
+    job: Job,
+    observers: Sequence[Observer],
+    faults: Faults | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> None:
+    backend = VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, faults=faults)
+    journal = Journal("sqlite://", job.name, create=True)
+    try:
+        drive(Controller(job), backend, journal, observers=observers, cancelled=cancelled)
+    finally:
+        journal.close()
+
+
+def told(job: Job | None = None, faults: Faults | None = None, cancelled: Callable[[], bool] = lambda: False) -> str:
+    stream, job = io.StringIO(), job or a_job()
+    with open_view(job, lambda: 0.0, stream, is_terminal=False) as view:
+        watch(job, [view], faults, cancelled)
+    return "".join(line.strip() + "\n" for line in stream.getvalue().splitlines())
+
+
+def test_a_whole_run_in_plain_lines() -> None:
+    assert told() == WHOLE_RUN
+
+
+def test_failures_say_why_and_what_follows() -> None:
+    lines = told(faults=FAULTS).splitlines()
+    assert [line for line in lines if " failed, " in line] == [
+        "58s  trial 2 failed, raised: fault; trying again (1 of 1)",
+        "1m10s  trial 7 failed, not_a_number: fault; given up",
+        "1m10s  trial 2 failed, died: fault; given up after 2 failures",
+        "2m44s  trial 5 failed, hung: no report for 115 s; trying again (1 of 1)",
+    ]
+    assert any("stopped 6; 2 failed; spent" in line for line in lines)
+
+
+def test_a_lost_instance_is_told_with_its_trials_and_its_replacement() -> None:
+    text = told(faults=Faults(lost_after_s={"i-002": 20.0}))
+    assert (
+        "55s  i-002 lost (lost): 3 -> 2 instances; trials 2, 3 will go on from the last checkpoint\n"
+        "55s  launching 1: 2 -> 3 instances\n"
+    ) in text
+
+
+def test_a_refused_instance_is_told_with_what_follows() -> None:
+    text = told(faults=Faults(refused={"i-003"}))
+    assert "i-003 refused: no capacity for i-003; asking again in 10s\n10s  launching 1: 2 -> 3 instances\n" in text
+    text = told(faults=Faults(refused={f"i-{number:03d}" for number in range(3, 30)}))
+    assert "; going on with 2 instances\n" in text
+    assert "stage 0: training 12 trials on 2 instances x 2 GPUs" in text
+
+
+def test_an_early_end_says_why_and_gives_everything_back() -> None:
+    turns = iter([False] * 12 + [True] * 9)
+    text = told(cancelled=lambda: next(turns, True))
+    assert "ending (cancelled by the user): 3 -> 0 instances, releasing i-001, i-002, i-003\n" in text
+    assert text.splitlines()[-1].split("  ")[1].startswith("cancelled: best score=0.5 (trial 0, 1 iteration)")
+    assert "stopped to keep the budget: best" in told(a_job(max_cost_usd=0.02))
+    nowhere = told(faults=Faults(refused={f"i-{number:03d}" for number in range(30)}))
+    assert "failed: no trial reported" in nowhere
+
+
+def test_after_a_resume_only_what_is_new_is_told() -> None:
+    job = a_job()
+    controller, backend = Controller(job), VirtualBackend("digits", a_job().offer, a_job().profile, metric="score")
+    journal = Journal("sqlite://", job.name, create=True)
+    seen: list[Event] = []
+
+    def die(event: Event, _controller: Controller) -> None:
+        seen.append(event)
+        if sum(isinstance(past, TrialReported) for past in seen) == 13:
+            raise KeyboardInterrupt
+
+    try:
+        drive(controller, backend, journal, observers=[die])
+    except KeyboardInterrupt:
+        stream = io.StringIO()
+        again = Controller(job)
+        with open_view(job, backend.now, stream, is_terminal=False) as view:
+            drive(again, backend, journal, observers=[view])
+    finally:
+        journal.close()
+    lines = [line.strip() for line in stream.getvalue().splitlines()]
+    assert lines[0] == "1m22s  resuming digits: 2 instances held, 4 trials to go on with, 0.0180 USD spent"
+    assert not any("SYNC 0" in line or "stage 0" in line or "launching" in line for line in lines)
+    assert any("SYNC 1" in line for line in lines)
+
+
+def test_an_event_of_an_unknown_past_is_told_too() -> None:
+    job = a_job()
+    controller = Controller(job)
+    event = DriverResumed(occurred_at=5.0, live=(), ended=())
+    controller.handle(event)
+    assert Narrator(job).lines(event, controller)[0].startswith("digits: 12 trials in 3 stages")
+
+
+def pictures(job: Job, faults: Faults | None = None) -> list[tuple[float, Progress]]:
+    taken: list[tuple[float, Progress]] = []
+    watch(job, [lambda event, controller: taken.append((event.occurred_at, observe(job, controller.state)))], faults)
+    return taken
+
+
+def drawn(progress: Progress, now: float, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    with console.capture() as capture:
+        console.print(stage_table(progress, now, width), *summary(progress, now), sep="\n")
+    return capture.get()
+
+
+def test_the_table_shows_every_stage_at_every_moment_within_80_columns() -> None:
+    for now, progress in pictures(a_job(), FAULTS):
+        text = drawn(progress, now)
+        assert "…" not in text
+        assert "0.0" in text
+        assert "elapsed" in text
+    assert [stage.standing for stage in progress.stages] == ["done", "done", "done"]
+    assert [(stage.done, stage.failed) for stage in progress.stages] == [(10, 2), (4, 0), (1, 0)]
+    assert [stage.instances for stage in progress.stages] == [3, 2, 1]
+
+
+def test_the_stages_money_adds_up_to_what_is_spent() -> None:
+    for now, progress in pictures(a_job(), FAULTS):
+        begun = [stage for stage in progress.stages if stage.started_s is not None]
+        for before, after in pairwise(begun):
+            assert before.ended_usd == after.before_usd
+        assert begun[0].before_usd == 0.0
+        assert progress.spent_usd(now) >= begun[-1].before_usd
+
+
+def test_time_and_money_go_on_between_events_and_stop_at_the_end() -> None:
+    taken = pictures(a_job())
+    now, training = next((now, p) for now, p in taken if p.stages[1].running)
+    assert training.elapsed_s(now + 7.0) == training.elapsed_s(now) + 7.0
+    assert training.spent_usd(now + 3600.0) > training.spent_usd(now)
+    assert training.expected(now + 3600.0).jct_s > 3600.0
+    now, over = taken[-1]
+    assert over.elapsed_s(now + 99.0) == over.elapsed_s(now)
+    assert over.spent_usd(now + 99.0) == over.spent_usd(now)
+
+
+def test_a_picture_does_not_change_with_the_state() -> None:
+    taken = pictures(a_job())
+    now, first = taken[0]
+    assert first.stages[0].standing == "current"
+    assert first.spent_usd(now) == 0.0
+    assert first.elapsed_s(now) == 0.0
+
+
+def test_on_a_terminal_the_table_and_the_lines_are_shown() -> None:
+    job, stream = a_job(), io.StringIO()
+    console = Console(file=stream, width=100, force_terminal=True, color_system=None)
+    with TerminalView(job, lambda: 117.0, stream, console) as view:
+        watch(job, [view])
+    text = stream.getvalue()
+    assert "SYNC 0: best score=0.5 (trial 0)" in text
+    assert "3 -> 2 instances, releasing i-001" in text
+    assert "12/12" in text
+    assert "best     score=0.875 (trial 0)" in text

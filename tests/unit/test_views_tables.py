@@ -1,0 +1,245 @@
+"""The report's tables and text: the answer comes first, figures add up, failures are named with their reasons."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from rubberband.executor.controller import Controller
+from rubberband.executor.driver import drive
+from rubberband.executor.events import Event
+from rubberband.executor.journal import Journal
+from rubberband.executor.result import Result, summarise
+from rubberband.executor.state import Job
+from rubberband.executor.virtual import Faults, VirtualBackend
+from rubberband.offer import Offer
+from rubberband.plan import Plan, Stage, StagePlan
+from rubberband.planner.model import predict
+from rubberband.profile import Profile
+from rubberband.views import words
+from rubberband.views.report_text import MOST_TRIALS, render
+from rubberband.views.tables import failures, headlines, incidents, paid_time, ranked, stages, tables, trials
+from tests.unit.test_journal import JOB
+from tests.unit.virtual_runs import run_virtual
+
+FAULTS = Faults(failures={(2, 1): "raised", (2, 2): "died", (5, 1): "hung", (7, 1): "not_a_number"})
+
+
+def a_job(**changes: Any) -> Job:
+    offer = Offer(
+        instance_type="test",
+        gpus=2,
+        price_usd_per_hour=0.36,
+        max_instances=4,
+        provision_delay_s=35.0,
+        init_delay_s=12.0,
+    )
+    profile = Profile(seconds_per_iteration={1: 10.0, 2: 6.0}, trial_startup_s=1.5)
+    job_stages = (Stage(trials=12, iterations=1), Stage(trials=4, iterations=2), Stage(trials=1, iterations=4))
+    chosen = ((3, 1), (2, 1), (1, 2))
+    plan = Plan(stages=tuple(StagePlan(instances=k, gpus_per_trial=g) for k, g in chosen))
+    job = Job(
+        name="digits",
+        stages=job_stages,
+        plan=plan,
+        prediction=predict(job_stages, plan, profile, offer),
+        offer=offer,
+        profile=profile,
+        metric="score",
+        mode="max",
+        deadline_s=1200.0,
+        max_cost_usd=1.0,
+    )
+    return dataclasses.replace(job, **changes)
+
+
+def configurations(job: Job, **values: Any) -> dict[str, Any]:
+    return {"configurations": [{"lr": 0.1 / (n + 1), "n": n, **values} for n in range(job.stages[0].trials)]}
+
+
+def a_result(job: Job | None = None, faults: Faults | None = None, **values: Any) -> Result:
+    job = job or a_job()
+    controller, backend, _ = run_virtual(job, faults)
+    return summarise(job, controller.state, configurations(job, **values), backend.now())
+
+
+def cut_short(after_events: int, job: Job | None = None, cancel: bool = True) -> Result:
+    """A run that is cancelled (or looked at) after so many events."""
+    job = job or a_job()
+    controller, seen = Controller(job), []
+    backend = VirtualBackend(job.name, job.offer, job.profile, metric=job.metric)
+    looked: list[Result] = []
+
+    def look(_event: Event, controller: Controller) -> None:
+        seen.append(1)
+        if len(seen) == after_events:
+            looked.append(summarise(job, controller.state, configurations(job), backend.now()))
+
+    journal = Journal("sqlite://", job.name, create=True)
+    try:
+        drive(controller, backend, journal, observers=[look], cancelled=lambda: cancel and len(seen) >= after_events)
+    finally:
+        journal.close()
+    return summarise(job, controller.state, configurations(job), backend.now()) if cancel else looked[0]
+
+
+def figures(result: Result, table: str) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
+    found = next(t for t in tables(result) if t.title.startswith(table))
+    assert found.total is not None
+    return list(found.rows), found.total
+
+
+def money(cells: list[str]) -> float:
+    return sum(float(cell) for cell in cells if cell)
+
+
+EVERY_RESULT = {
+    "done": lambda: a_result(),
+    "faults": lambda: a_result(faults=FAULTS),
+    "lost": lambda: a_result(faults=Faults(lost_after_s={"i-001": 20.0}, refused={"i-002"})),
+    "late": lambda: a_result(a_job(deadline_s=60.0)),
+    "no limits": lambda: a_result(a_job(deadline_s=None, max_cost_usd=None)),
+    "budget": lambda: a_result(a_job(max_cost_usd=0.02)),
+    "all failed": lambda: a_result(faults=Faults(failures={(t, 1): "not_a_number" for t in range(12)})),
+    "no instance": lambda: a_result(faults=Faults(refused={f"i-{n:03d}" for n in range(30)})),
+    "cancelled": lambda: cut_short(15),
+    "cancelled at once": lambda: cut_short(1),
+    "nothing yet": lambda: cut_short(1, cancel=False),
+    "unfinished": lambda: cut_short(20, cancel=False),
+    "per function": lambda: a_result(
+        a_job(offer=dataclasses.replace(a_job().offer, billing="per_function"), max_cost_usd=None)
+    ),
+}
+
+
+@pytest.fixture(params=list(EVERY_RESULT))
+def any_result(request: pytest.FixtureRequest) -> Result:
+    return EVERY_RESULT[request.param]()
+
+
+def test_any_result_is_told_in_text_and_is_json(any_result: Result) -> None:
+    text = render(any_result)
+    assert text.startswith("digits: ")
+    assert "nan" not in text
+    assert "-0.00" not in text
+    assert json.loads(json.dumps(any_result.to_json(), allow_nan=False))["name"] == "digits"
+
+
+def test_stage_rows_add_up_to_the_total_and_the_total_is_the_bill(any_result: Result) -> None:
+    rows, total = figures(any_result, "Stages")
+    decimals = words.usd_decimals(max(any_result.actual_cost_usd, any_result.planned_cost_usd))
+    for column, whole_usd in ((7, any_result.planned_cost_usd), (8, any_result.actual_cost_usd)):
+        assert money([row[column] for row in rows]) == pytest.approx(money([total[column]]))
+        assert total[column] in ("", words.usd(whole_usd, decimals))
+
+
+def test_paid_time_adds_up(any_result: Result) -> None:
+    if any_result.paid.total_gpu_s == 0:
+        assert not paid_time(any_result).rows
+        return
+    rows, total = figures(any_result, "Where the paid time went")
+    for column in (1, 2, 3):
+        parts = [row[column].replace(",", "") for row in rows]
+        assert money(parts) == pytest.approx(money([total[column].replace(",", "")]))
+    assert total[2] == "100.0"
+    assert float(total[3]) == pytest.approx(any_result.actual_cost_usd, abs=1e-4)
+
+
+def test_the_first_three_lines_are_the_answer() -> None:
+    first = render(a_result()).splitlines()[:3]
+    assert first[0].startswith("digits: done in 1m57s for 0.0202 USD (planned 1m57s for 0.0202 USD); deadline 20m met,")
+    assert first[1] == "best: score=0.875 (trial 0, 7 iterations)"
+    assert first[2] == "configuration: lr=0.1 n=0"
+
+
+@pytest.mark.parametrize(
+    ("which", "said"),
+    [
+        ("late", "deadline 1m missed by 57s"),
+        ("budget", "stopped to keep the budget after"),
+        ("all failed", "every trial of stage 0 failed; the first one not_a_number: fault"),
+        ("no instance", "failed after"),
+        ("cancelled", "cancelled after"),
+        ("nothing yet", "not finished: 0s for 0.00 USD so far"),
+        ("unfinished", "deadline 20m in "),
+    ],
+)
+def test_the_first_line_says_how_it_ended(which: str, said: str) -> None:
+    assert said in headlines(EVERY_RESULT[which]())[0]
+
+
+def test_failed_trials_are_named_with_their_reasons() -> None:
+    table = failures(a_result(faults=FAULTS))
+    assert table.title == "Failures: 2 of 12 trials failed"
+    assert [(row[0], row[1], row[2], row[4]) for row in table.rows] == [
+        ("died", "2", "2", "fault"),
+        ("not_a_number", "7", "1", "fault"),
+    ]
+    assert table.notes == ("Failed and tried again: 1 trial (5).",)
+
+
+def test_lost_and_refused_instances_are_named() -> None:
+    table = incidents(EVERY_RESULT["lost"]())
+    assert [row[:2] for row in table.rows] == [("i-001", "lost"), ("i-002", "refused")]
+
+
+def test_trials_come_best_first_and_the_rest_is_counted() -> None:
+    result = a_result()
+    table = trials(result, MOST_TRIALS)
+    assert [row[0] for row in table.rows[:3]] == ["0", "1", "2"]
+    assert table.rows[0][3] == "winner"
+    assert len(table.rows) == MOST_TRIALS
+    assert table.notes == ("2 more trials not shown.",)
+    assert len(trials(result, None).rows) == 12
+
+
+def test_with_a_metric_to_minimise_the_lowest_comes_first() -> None:
+    result = dataclasses.replace(a_result(), mode="min", best=None)
+    values = [trial.metrics["score"] for trial in ranked(result)]
+    assert values == sorted(values)
+
+
+def test_a_stage_that_has_not_begun_shows_its_plan_only() -> None:
+    rows = stages(cut_short(15)).rows
+    assert rows[0][3] == "3 / 3"
+    assert (rows[2][3], rows[2][6], rows[2][8]) == ("- / 1", "", "")
+
+
+def test_profiling_and_resumes_are_told() -> None:
+    result = dataclasses.replace(a_result(), profiling_s=31.0, profiling_cost_usd=0.0123, resumes=2)
+    text = render(result)
+    assert "Profiling before the start took 31s and 0.0123 USD more" in text
+    assert "resumed 2 times" in text
+
+
+def test_text_from_a_user_cannot_steer_the_terminal() -> None:
+    result = a_result(JOB, note="\x1b[2J\nfake line", tags=["[bold]", "\x07"])
+    assert "\x1b" not in render(result)
+    assert "\x07" not in render(result)
+    assert not any(line.startswith("fake") for line in render(result).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("amount_usd", "text"),
+    [
+        (0.0, "0.00"),
+        (1234.5, "1,234.50"),
+        (2.8449, "2.84"),
+        (0.0134, "0.0134"),
+        (0.00042, "0.000420"),
+        (0.12, "0.1200"),
+    ],
+)
+def test_small_bills_keep_their_digits(amount_usd: float, text: str) -> None:
+    assert words.usd(amount_usd) == text
+
+
+@pytest.mark.parametrize(
+    ("actual", "planned", "text"),
+    [(1.1, 1.0, "+10 %"), (0.97, 1.0, "-3.0 %"), (1.0, 1.0, "0 %"), (1.0001, 1.0, "0 %"), (1.0, 0.0, "")],
+)
+def test_differences_are_in_percent(actual: float, planned: float, text: str) -> None:
+    assert words.difference(actual, planned) == text
