@@ -22,6 +22,7 @@ WAITING, STARTING, IDLE, STARTUP = "rgba(128,128,128,0.10)", "#b9a44c", "rgba(12
 PLANNED, LOST = "#9aa0a8", "#d62728"
 CURVES = {
     "winner": ("#e08a1e", 3.5, 1.0),
+    "best so far": ("#e08a1e", 3.5, 1.0),
     "completed": ("#2a9d6f", 1.8, 0.9),
     "running": ("#3b82c4", 1.4, 0.8),
     "waiting": ("#7a6fd0", 1.2, 0.7),
@@ -253,7 +254,8 @@ def _marks(result: Result, horizon_s: float, unit_s: float) -> Figure:
         if stage.actual_s > 0.07 * horizon_s:
             names.append(_note((at_s + stage.actual_s / 2) / unit_s, f"stage {stage.stage}"))
         at_s += stage.actual_s
-        lines.append((at_s, "dot"))
+        if stage.promoted:
+            lines.append((at_s, "dot"))
     if result.deadline_s is not None and result.deadline_s <= horizon_s * 1.02:
         lines.append((result.deadline_s, "solid"))
         names.append(_note(result.deadline_s / unit_s, "deadline") | {"font": {"color": LOST}, "xanchor": "right"})
@@ -282,23 +284,25 @@ def learning_curves(result: Result) -> Figure | None:
     fates: dict[str, list[TrialResult]] = {}
     for trial in result.trials:
         if trial.curve:
-            fate = status(result, trial)
-            fates.setdefault("waiting" if fate in ("queued", "paused") else fate, []).append(trial)
+            fates.setdefault(_fate_of(result, trial), []).append(trial)
     if not fates:
         return None
     unit, unit_s = _unit(result.actual_jct_s)
     points = sum(len(trial.curve) for trial in result.trials)
     order = [fate for fate in reversed(CURVES) if fate in fates]
-    traces = [_fate(result, fate, fates[fate], points < _MANY_POINTS) for fate in order]
+    traces = [_trace(result, fate, fates[fate], points < _MANY_POINTS) for fate in order]
     by_time = [_joined(fates[fate], lambda point: point[0] / unit_s) for fate in order]
     by_iterations = [trace["x"] for trace in traces]
+    most = max(trial.iterations for trial in result.trials)
+    step = 1 if most <= 15 else None
     buttons = [
-        _button("over iterations", by_iterations, "iterations"),
-        _button("over time", by_time, f"time since the start ({unit})"),
+        _button("over iterations", by_iterations, "iterations", step),
+        _button("over time", by_time, f"time since the start ({unit})", None),
     ]
     layout = {
         "height": 460,
-        "xaxis": {"title": {"text": "iterations"}, "rangemode": "tozero"},
+        "showlegend": True,
+        "xaxis": {"title": {"text": "iterations"}, "rangemode": "tozero", "dtick": step},
         "yaxis": {"title": {"text": html.escape(printable(result.metric))}},
         "updatemenus": [
             {
@@ -326,7 +330,14 @@ def _joined(trials: Iterable[TrialResult], value: Callable[[Point], Any]) -> lis
     return [item for trial in trials for item in [*(value(point) for point in trial.curve), None]]
 
 
-def _fate(result: Result, fate: str, trials: Sequence[TrialResult], dots: bool) -> Figure:
+def _fate_of(result: Result, trial: TrialResult) -> str:
+    if result.outcome != "done" and result.best is not None and trial.trial == result.best.trial:
+        return "best so far"
+    fate = status(result, trial)
+    return "waiting" if fate in ("queued", "paused") else fate
+
+
+def _trace(result: Result, fate: str, trials: Sequence[TrialResult], dots: bool) -> Figure:
     colour, width, opacity = CURVES[fate]
 
     def metric(point: Point) -> float | None:
@@ -337,7 +348,8 @@ def _fate(result: Result, fate: str, trials: Sequence[TrialResult], dots: bool) 
     times = _joined(trials, lambda point: duration(point[0]))
     iterations = _joined(trials, lambda point: point[1])
     labels = [[*name, done, at] for name, done, at in zip(names, iterations, times, strict=True)]
-    name = f"winner (trial {trials[0].trial})" if fate == "winner" else f"{fate} ({counted(len(trials), 'trial')})"
+    alone = fate in ("winner", "best so far")
+    name = f"{fate} ({f'trial {trials[0].trial}' if alone else counted(len(trials), 'trial')})"
     return {
         "type": "scatter",
         "mode": "lines+markers" if dots else "lines",
@@ -348,10 +360,11 @@ def _fate(result: Result, fate: str, trials: Sequence[TrialResult], dots: bool) 
         "hovertemplate": "trial %{customdata[0]}: %{y:.6g}<br>%{customdata[1]} iterations, at %{customdata[2]}"
         f"<extra>{fate}</extra>",
         "line": {"color": colour, "width": width},
-        "marker": {"color": colour, "size": 6 if fate == "winner" else 4},
+        "marker": {"color": colour, "size": 6 if alone else 4},
         "opacity": opacity,
     }
 
 
-def _button(label: str, xs: list[list[Any]], title: str) -> Figure:
-    return {"label": label, "method": "update", "args": [{"x": xs}, {"xaxis.title.text": title}]}
+def _button(label: str, xs: list[list[Any]], title: str, step: int | None) -> Figure:
+    axis = {"xaxis.title.text": title, "xaxis.dtick": step}
+    return {"label": label, "method": "update", "args": [{"x": xs}, axis]}

@@ -14,7 +14,7 @@ from rubberband.errors import InputError
 from rubberband.executor.result import Result
 from rubberband.views.charts import allocation, learning_curves
 from rubberband.views.tables import Table, comparison, failures, headlines, incidents, paid_time, stages, trials
-from rubberband.views.words import difference, duration, number, printable, usd
+from rubberband.views.words import counted, difference, duration, number, printable, usd
 
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 
@@ -97,7 +97,7 @@ def _header(result: Result) -> str:
         _card(
             f"best {printable(result.metric)}",
             "none" if value is None else number(value),
-            "no trial reported" if best is None else f"trial {best.trial}, {best.iterations} iterations",
+            "no trial reported" if best is None else f"trial {best.trial}, {counted(best.iterations, 'iteration')}",
         ),
         _card(
             "time",

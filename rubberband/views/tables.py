@@ -74,7 +74,9 @@ def _deadline(result: Result) -> str:
     if result.deadline_s is None:
         return ""
     left_s = result.deadline_s - result.actual_jct_s
-    if result.outcome == "done":
+    if result.outcome not in ("done", "unfinished"):
+        verdict = f"passed by {duration(-left_s)}" if left_s < 0 else "not reached"
+    elif result.outcome == "done":
         verdict = f"missed by {duration(-left_s)}" if left_s < 0 else f"met, {duration(left_s)} to spare"
     else:
         verdict = f"passed {duration(-left_s)} ago" if left_s < 0 else f"in {duration(left_s)}"
@@ -96,7 +98,7 @@ def tables(result: Result, most_trials: int | None = None) -> list[Table]:
 
 def comparison(result: Result) -> Table:
     """Time and money: planned, actual, and the limits."""
-    over = result.outcome == "done"
+    done, so_far = result.outcome == "done", " so far" if result.outcome == "unfinished" else ""
     decimals = usd_decimals(max(result.actual_cost_usd, result.planned_cost_usd))
     notes = []
     if result.profiling_s or result.profiling_cost_usd:
@@ -111,15 +113,15 @@ def comparison(result: Result) -> Table:
             (
                 "time",
                 duration(result.planned_jct_s),
-                duration(result.actual_jct_s) + ("" if over else " so far"),
-                difference(result.actual_jct_s, result.planned_jct_s) if over else "",
+                duration(result.actual_jct_s) + so_far,
+                difference(result.actual_jct_s, result.planned_jct_s) if done else "",
                 _deadline(result).removeprefix("; ") or "no deadline",
             ),
             (
                 "cost",
                 f"{usd(result.planned_cost_usd, decimals)} USD",
-                f"{usd(result.actual_cost_usd, decimals)} USD" + ("" if over else " so far"),
-                difference(result.actual_cost_usd, result.planned_cost_usd) if over else "",
+                f"{usd(result.actual_cost_usd, decimals)} USD{so_far}",
+                difference(result.actual_cost_usd, result.planned_cost_usd) if done else "",
                 _max_cost(result, decimals),
             ),
         ),

@@ -134,3 +134,12 @@ def test_the_curves_hold_every_report_and_name_the_winner() -> None:
 
 def test_before_the_first_event_s_consequences_there_is_no_curve() -> None:
     assert learning_curves(cut_short(1, cancel=False)) is None
+
+
+def test_of_a_run_that_was_cut_off_the_best_so_far_stands_out_and_no_stage_is_drawn_as_ended() -> None:
+    result = cut_short(20, cancel=False)
+    curves, gantt = learning_curves(result), allocation(result)
+    assert curves is not None
+    assert gantt is not None
+    assert curves["data"][-1]["name"] == "best so far (trial 0)"
+    assert gantt["layout"]["shapes"] == []

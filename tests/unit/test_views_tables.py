@@ -243,3 +243,17 @@ def test_small_bills_keep_their_digits(amount_usd: float, text: str) -> None:
 )
 def test_differences_are_in_percent(actual: float, planned: float, text: str) -> None:
     assert words.difference(actual, planned) == text
+
+
+@pytest.mark.parametrize(
+    ("which", "actual", "limit"),
+    [
+        ("done", "1m57s", "deadline 20m met, 18m3s to spare"),
+        ("cancelled", "58s", "deadline 20m not reached"),
+        ("unfinished", "1m so far", "deadline 20m in 19m"),
+        ("no limits", "1m57s", "no deadline"),
+    ],
+)
+def test_only_what_goes_on_is_so_far(which: str, actual: str, limit: str) -> None:
+    row = tables(EVERY_RESULT[which]())[0].rows[0]
+    assert (row[2], row[4]) == (actual, limit)
