@@ -54,17 +54,7 @@ def allocation(result: Result) -> Figure | None:
         "bargap": 0.15,
         "uniformtext": {"minsize": 8, "mode": "hide"},
         "xaxis": {"title": {"text": f"time since the start ({unit})"}, "range": [0, horizon_s * 1.02 / unit_s]},
-        "yaxis": {
-            "domain": [0, share],
-            "type": "category",
-            "categoryorder": "array",
-            "categoryarray": rows,
-            "range": [len(rows) - 0.5, -0.5],
-            "fixedrange": True,
-            "title": {"text": "instance : GPU", "standoff": 14},
-            "tickmode": "array",
-            "tickvals": rows,
-        },
+        "yaxis": _gpu_axis(rows) | {"domain": [0, share]},
         "yaxis2": {
             "domain": [share + (1 - share) * 0.2, 1],
             "title": {"text": "instances", "standoff": 14},
@@ -77,6 +67,20 @@ def allocation(result: Result) -> Figure | None:
         **_LEGEND,
     }
     return {"data": [*bars, *_lost(result, rented, gpus, unit_s), *_steps(result, rented, unit_s)], "layout": layout}
+
+
+def _gpu_axis(rows: list[str]) -> Figure:
+    """A line for each GPU, from above."""
+    return {
+        "type": "category",
+        "categoryorder": "array",
+        "categoryarray": rows,
+        "range": [len(rows) - 0.5, -0.5],
+        "fixedrange": True,
+        "title": {"text": "instance : GPU", "standoff": 14},
+        "tickmode": "array",
+        "tickvals": rows,
+    }
 
 
 _LEGEND: Figure = {
@@ -279,6 +283,17 @@ def _note(x: float, text: str) -> Figure:
     return {"x": x, "xref": "x", "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, "text": text}
 
 
+_SWITCH: Figure = {
+    "type": "buttons",
+    "direction": "right",
+    "x": 0,
+    "xanchor": "left",
+    "y": 1.02,
+    "yanchor": "bottom",
+    "pad": {"b": 4},
+}
+
+
 def learning_curves(result: Result) -> Figure | None:
     """Every trial's metric over iterations (or time), a colour for each fate; None before the first report."""
     fates: dict[str, list[TrialResult]] = {}
@@ -304,18 +319,7 @@ def learning_curves(result: Result) -> Figure | None:
         "showlegend": True,
         "xaxis": {"title": {"text": "iterations"}, "rangemode": "tozero", "dtick": step},
         "yaxis": {"title": {"text": html.escape(printable(result.metric))}},
-        "updatemenus": [
-            {
-                "type": "buttons",
-                "direction": "right",
-                "buttons": buttons,
-                "x": 0,
-                "xanchor": "left",
-                "y": 1.02,
-                "yanchor": "bottom",
-                "pad": {"b": 4},
-            }
-        ],
+        "updatemenus": [_SWITCH | {"buttons": buttons}],
         **_LEGEND,
         "margin": {"l": 10, "r": 10, "t": 50, "b": 90},
     }
