@@ -51,6 +51,7 @@ from rubberband.executor.state import (
 )
 from rubberband.offer import gang_sizes, slots
 from rubberband.plan import total_iterations
+from rubberband.units import format_usd
 
 RETRY_DELAY_S = 10.0
 """Before a refused launch is tried again; doubled each time."""
@@ -218,7 +219,8 @@ class Controller:
                 self._fail(trial, "hung", f"no report for {limit_s:.0f} s")
         if ticked and self.state.now >= self._stop_at():
             spent_usd = accounting.bill_usd(self.job, self.state, self.state.now)
-            self._end("budget", f"max_cost={self.job.max_cost_usd:.2f} USD is reached ({spent_usd:.2f} USD spent)")
+            cap = format_usd(self.job.max_cost_usd or 0.0)
+            self._end("budget", f"max_cost={cap} is reached ({format_usd(spent_usd)} spent)")
 
     def _hang_s(self, trial: TrialState) -> float:
         if self.job.iteration_timeout_s is not None:

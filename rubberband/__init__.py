@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         ProviderError,
         RubberbandError,
     )
+    from rubberband.executor.result import Result
     from rubberband.executor.training.torch_trial import TorchTrial
     from rubberband.executor.training.trial import Trial, TrialContext, get_checkpoint, report
     from rubberband.experiment import Experiment
@@ -51,6 +52,7 @@ __all__ = [
     "NameTakenError",
     "ProfileMissingError",
     "ProviderError",
+    "Result",
     "RubberbandError",
     "TorchTrial",
     "Trial",
@@ -83,6 +85,7 @@ _MODULES = {
     ),
     "rubberband.executor.training.torch_trial": "TorchTrial",
     "rubberband.executor.training.trial": "Trial TrialContext get_checkpoint report",
+    "rubberband.executor.result": "Result",
     "rubberband.experiment": "Experiment",
     "rubberband.files": "load_experiment",
     "rubberband.space": (

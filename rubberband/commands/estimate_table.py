@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rubberband.commands.show import rounded
 from rubberband.experiment import Experiment
 from rubberband.offer import Offer
 from rubberband.planner.estimate import USER_PLAN, Estimate
 from rubberband.profile import Profile
 from rubberband.units import format_duration, format_usd
+from rubberband.views.words import rounded
 
 Row = tuple[str, ...]
 HEADER: Row = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -26,17 +25,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows as lines whose columns line up on the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-
-
-def rounded(parts: Sequence[float], unit: float) -> list[float]:
-    """`parts` as multiples of `unit`, so that they add up to their rounded sum (each is off by less than one unit)."""
-    steps, so_far, sum_so_far = [], 0, 0.0
-    for part in parts:
-        sum_so_far = math.fsum((sum_so_far, part))
-        reached = round(sum_so_far / unit)
-        steps.append((reached - so_far) * unit)
-        so_far = reached
-    return steps
 
 
 def _print_rich(header: Sequence[str], rows: Sequence[Sequence[str]], total: Sequence[str] | None) -> None:

@@ -166,7 +166,7 @@ def test_bad_trials_cost_only_themselves(command_line: CommandLine) -> None:
 
 
 def test_a_metric_that_no_trial_reports_is_told_at_once(command_line: CommandLine) -> None:
-    _, errors = command_line("run", "sleepy.yaml", "-s", "search.metric=sorce", exit_code=1)
+    command_line("run", "sleepy.yaml", "-s", "search.metric=sorce", exit_code=1)
     assert command_line.result().outcome == "failed"
     assert "sorce" in command_line.result().reason
     assert "score" in command_line.result().reason

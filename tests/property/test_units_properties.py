@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.commands.show import rounded
 from rubberband.errors import InputError
 from rubberband.units import MAX_DURATION_S, format_duration, parse_deadline, parse_duration
+from rubberband.views.words import rounded
 
 
 @given(st.floats(0, MAX_DURATION_S - 60))

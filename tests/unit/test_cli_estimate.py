@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rubberband import cli
-from rubberband.commands.show import aligned, rounded
+from rubberband.commands.show import aligned
+from rubberband.views.words import rounded
 from tests.unit.experiment_words import EXAMPLE
 
 DEADLINE = "constraints.deadline=30m"

@@ -18,6 +18,7 @@ NAMES = [
     "NameTakenError",
     "ProfileMissingError",
     "ProviderError",
+    "Result",
     "RubberbandError",
     "TorchTrial",
     "Trial",
