@@ -10,10 +10,10 @@ import contextlib
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rubberband.errors import ProviderError, RubberbandError
+from rubberband.errors import Cancelled, ProviderError, RubberbandError
 from rubberband.executor.backend import Backend
 from rubberband.executor.events import (
     CheckpointRef,
@@ -89,12 +89,12 @@ def measure(
 ) -> Measured:
     """Fill `instances` instances with trials and time them, for every GPU count of `gpu_counts`.
 
-    Trial i of the backend is the i-th copy; there are `num_trials` of them (None: enough for every slot). `timeout_s`
-    is the longest silence that is borne. `on_point` is shown every point as soon as it is measured; `cancelled` is
-    asked all the time. The instances are released in the end; the caller closes the backend.
+    The backend knows `num_trials` trials (None: enough for every slot); the first ones are measured. `timeout_s` is the
+    longest silence that is borne. `on_point` is shown every point as soon as it is measured; `cancelled` is asked all
+    the time. The instances are released in the end; the caller closes the backend.
 
-    Raises ProviderError where an instance is refused or lost, and RubberbandError where a trial fails or is silent, or
-    the measurement is cancelled.
+    Trials that fail are done without, so a few bad configurations do no harm. Raises ProviderError where an instance is refused or lost, RubberbandError where every trial fails, one is silent, or none
+    reports the metric, and Cancelled.
     """
     counts = gpu_counts(gpus_per_instance, instances, min_gpus_per_trial, max_gpus_per_trial)
     if not counts:
@@ -102,12 +102,13 @@ def measure(
             f"{instances} instances of {gpus_per_instance} GPUs cannot hold a trial of {min_gpus_per_trial} GPUs; "
             f"raise the number of instances or lower resources.gpus_per_trial.min"
         )
-    session = _Session(backend, timeout_s, cancelled)
+    num_copies = instances * gpus_per_instance if num_trials is None else num_trials
+    session = _Session(backend, num_copies, timeout_s, cancelled)
     with session.instances([f"profile-{number}" for number in range(instances)]) as names:
         points = []
-        for attempt, gpus in enumerate(counts):
-            gangs = _gangs(names, gpus_per_instance, gpus)[:num_trials]
-            points.append(session.measure(gangs, attempt, warm_up_iterations, iterations))
+        for gpus in counts:
+            gangs = _gangs(names, gpus_per_instance, gpus)
+            points.append(session.measure(gangs, warm_up_iterations, iterations))
             on_point(points[-1])
     profile = _profile(points, session.provision_delay_s, session.init_delay_s)
     return Measured(profile=profile, points=tuple(points), held_s=session.held_s())
@@ -139,14 +140,17 @@ def _gangs(instances: Sequence[str], gpus_per_instance: int, gpus: int) -> list[
 class _Session:
     """A conversation with the backend, in which anything unexpected is an error."""
 
-    def __init__(self, backend: Backend, timeout_s: float, cancelled: Callable[[], bool]) -> None:
+    def __init__(self, backend: Backend, num_trials: int, timeout_s: float, cancelled: Callable[[], bool]) -> None:
         self._backend = backend
         self._timeout_s = timeout_s
         self._cancelled = cancelled
+        self._trials = list(range(num_trials))
+        """Those that have not failed."""
         self._running: dict[str, float] = {}
         self._ended: dict[str, float] = {}
         self._checkpoints: dict[int, CheckpointRef] = {}
         self._held: set[str] = set()
+        self._attempt = 0
         self.provision_delay_s = 0.0
         self.init_delay_s = 0.0
 
@@ -194,49 +198,65 @@ class _Session:
         now = self._backend.now()
         return tuple(self._ended.get(name, now) - running_at for name, running_at in self._running.items())
 
-    def measure(self, gangs: Sequence[Gang], attempt: int, warm_up: int, iterations: int) -> Point:
+    def measure(self, gangs: Sequence[Gang], warm_up: int, iterations: int) -> Point:
         """Train on all gangs at once: `warm_up` iterations that do not count, then `iterations` that do."""
-        self._train(gangs, 2 * attempt, 0, warm_up)
-        startups, times = self._train(gangs, 2 * attempt + 1, warm_up, warm_up + iterations)
+        warm: dict[int, list[float]] = {}
+        while not warm:
+            warm = self._train(dict(zip(self._trials, gangs, strict=False)), 0, warm_up)
+        timed = self._train(dict(zip(warm, gangs, strict=False)), warm_up, warm_up + iterations)
+        if not timed:
+            return self.measure(gangs, warm_up, iterations)
+        times = [[after - before for before, after in itertools.pairwise(trial[1:])] for trial in timed.values()]
         mean_s = statistics.fmean(time for trial in times for time in trial)
         within = statistics.fmean(statistics.variance(trial) if len(trial) > 1 else 0.0 for trial in times)
         means = [statistics.fmean(trial) for trial in times]
         between = (statistics.variance(means) if len(means) > 1 else 0.0) - within / iterations
         return Point(
             gpus=len(gangs[0]),
-            copies=len(gangs),
+            copies=len(timed),
             iteration_s=mean_s,
             iteration_cv=math.sqrt(within) / mean_s,
             trial_cv=math.sqrt(max(0.0, between)) / mean_s,
-            startup_s=statistics.fmean(startups),
+            startup_s=statistics.fmean(trial[1] - trial[0] for trial in timed.values()),
         )
 
-    def _train(
-        self, gangs: Sequence[Gang], attempt: int, start: int, until: int
-    ) -> tuple[list[float], list[list[float]]]:
-        """One segment on every gang: the seconds until each trial's first step, and those of each iteration."""
-        ordered_at = self._backend.now()
-        for trial, gang in enumerate(gangs):
+    def _train(self, gangs: Mapping[int, Gang], start: int, until: int) -> dict[int, list[float]]:
+        """One segment of every trial on its gang; the instants of those that did not fail.
+
+        An instant for the order to start, one for the first step, and one for the end of every iteration.
+        """
+        self._attempt += 1
+        for trial, gang in gangs.items():
             self._backend.execute(
                 StartTrial(
                     trial=trial,
-                    attempt=attempt,
+                    attempt=self._attempt,
                     gang=gang,
                     from_iterations=start,
                     until_iterations=until,
                     checkpoint=self._checkpoints.get(trial) if start else None,
                 )
             )
-        instants: list[list[float]] = [[] for _ in gangs]
+        instants = {trial: [self._backend.now()] for trial in gangs}
         events = self._events("a trial to report an iteration")
-        while any(len(trial) < until - start + 1 for trial in instants):
+        while any(len(trial) < until - start + 2 for trial in instants.values()):
             match event := next(events):
                 case TrialStarted() | TrialReported():
                     instants[event.trial].append(event.occurred_at)
+                case TrialFailed():
+                    del instants[event.trial]
+                    self._give_up(event)
             if isinstance(event, TrialReported):
                 self._keep(event.trial, event.checkpoint)
-        pairs = [itertools.pairwise(trial) for trial in instants]
-        return [trial[0] - ordered_at for trial in instants], [[b - a for a, b in pair] for pair in pairs]
+        return instants
+
+    def _give_up(self, failed: TrialFailed) -> None:
+        """Do without a trial that failed. Raises RubberbandError if no other is left, or would do better."""
+        self._trials.remove(failed.trial)
+        if failed.kind == "no_metric":
+            raise RubberbandError(failed.message)
+        if not self._trials:
+            raise RubberbandError(f"every trial that was measured failed; the last one {failed.kind}: {failed.message}")
 
     def _keep(self, trial: int, checkpoint: CheckpointRef) -> None:
         if (old := self._checkpoints.get(trial)) is not None:
@@ -253,7 +273,7 @@ class _Session:
                 deadline = event.occurred_at + self._timeout_s
                 yield event
             if self._cancelled():
-                raise RubberbandError("profiling was cancelled; nothing was saved")
+                raise Cancelled("measuring the profile was cancelled; nothing was saved")
         raise RubberbandError(f"profiling waited {self._timeout_s:.0f} s for {what}; look into the logs")
 
 
@@ -263,7 +283,3 @@ def _refuse(event: Event) -> None:
             raise ProviderError(f"profiling needs instance {event.instance}, which was refused: {event.reason}")
         case InstanceLost():
             raise ProviderError(f"profiling lost instance {event.instance}: {event.reason}; start it again")
-        case TrialFailed():
-            raise RubberbandError(
-                f"profiling stopped, as the trial failed ({event.kind}): {event.message}\n{event.details}".rstrip()
-            )

@@ -6,6 +6,7 @@ RubberbandError                 exit 1: something failed while working
 │   ├── ProfileMissingError     planning needs a profile and there is none
 │   └── NameTakenError          another experiment has this name
 ├── InfeasibleError             exit 3: no plan meets the constraints; carries the nearest one
+├── Cancelled                   exit 130: the user asked for an end
 ├── ProviderError               the cloud (or this machine as one) refused or broke
 ├── CheckpointError             a checkpoint could not be written, or read back whole
 └── JournalError                the journal could not be read or written
@@ -52,6 +53,12 @@ class InfeasibleError(RubberbandError):
         super().__init__(message)
         self.shortest_jct_s = shortest_jct_s
         self.cheapest_usd = cheapest_usd
+
+
+class Cancelled(RubberbandError):
+    """The user asked for an end before there was a result."""
+
+    exit_code = 130
 
 
 class ProviderError(RubberbandError):

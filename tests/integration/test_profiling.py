@@ -65,7 +65,8 @@ def test_a_virtual_backend_is_measured_exactly_with_every_slot_busy() -> None:
     ("faults", "message"),
     [
         (Faults(refused=("profile-0",)), "refused"),
-        (Faults(failures={(1, 0): "raised"}), r"the trial failed \(raised\)"),
+        (Faults(failures={(0, 1): "raised", (1, 1): "not_a_number"}), "every trial that was measured failed"),
+        (Faults(failures={(1, 1): "no_metric"}), "fault"),
         (Faults(failures={(0, 1): "hung"}), "waited 60 s"),
         (Faults(lost_after_s={"profile-0": 8.0}), "lost instance"),
     ],
@@ -80,6 +81,13 @@ def test_what_goes_wrong_is_told_and_everything_released(faults: Faults, message
 def test_copies_are_no_more_than_the_trials_there_are() -> None:
     measured = measure(virtual(), gpus_per_instance=2, instances=2, max_gpus_per_trial=2, num_trials=3)
     assert [(point.gpus, point.copies) for point in measured.points] == [(1, 3), (2, 2)]
+
+
+def test_a_few_bad_trials_do_no_harm() -> None:
+    faults = Faults(failures={(0, 1): "not_a_number", (2, 2): "raised"})
+    measured = measure(virtual(faults), gpus_per_instance=2, instances=2, max_gpus_per_trial=2, num_trials=8)
+    assert measured.profile.seconds_per_iteration == pytest.approx({1: 4.0, 2: 2.5})
+    assert [(point.gpus, point.copies) for point in measured.points] == [(1, 2), (2, 2)]
 
 
 def test_a_cancelled_measurement_releases_everything() -> None:
