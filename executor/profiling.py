@@ -93,8 +93,8 @@ def measure(
     longest silence that is borne. `on_point` is shown every point as soon as it is measured; `cancelled` is asked all
     the time. The instances are released in the end; the caller closes the backend.
 
-    Trials that fail are done without, so a few bad configurations do no harm. Raises ProviderError where an instance is refused or lost, RubberbandError where every trial fails, one is silent, or none
-    reports the metric, and Cancelled.
+    Trials that fail are done without, so a few bad configurations do no harm. Raises ProviderError where an instance is
+    refused or lost, RubberbandError where every trial fails, one is silent, or none reports the metric, and Cancelled.
     """
     counts = gpu_counts(gpus_per_instance, instances, min_gpus_per_trial, max_gpus_per_trial)
     if not counts:
