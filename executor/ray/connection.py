@@ -57,6 +57,7 @@ class Connection:
         os.environ.update(head.environment)
         _read_environment_again()
         _silence_raylet_messages()
+        _forbid_clusters_of_its_own()
         try:
             ray.init(
                 address=head.address,
@@ -114,6 +115,14 @@ def _read_environment_again() -> None:
         core: Any = ray._raylet
         core.Config.initialize("")
         core.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _forbid_clusters_of_its_own() -> None:
+    """Ray starts a whole cluster when it is called while unconnected, as our threads may do when the head has died."""
+    from ray._private import auto_init_hook
+
+    if hasattr(auto_init_hook, "enable_auto_connect"):
+        auto_init_hook.enable_auto_connect = False
 
 
 def _silence_raylet_messages() -> None:

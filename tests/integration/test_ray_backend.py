@@ -38,7 +38,7 @@ WELL, LONG, EXITS, RAISES, HANGS, OTHER_RANK_EXITS, SLOW = range(7)
 CONFIGURATIONS = (
     {},
     {"sleep_s": 0.1},
-    {"fault": "exit"},
+    {"fault": "exit", "sleep_s": 0.2},
     {"fault": "raise"},
     {"fault": "hang"},
     {"fault": "exit", "rank": 1, "sleep_s": 0.05},

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import ray
 
 from rubberband.cloud.local import LocalProvider
 from rubberband.cloud.local.instance import load
@@ -78,6 +79,8 @@ def test_a_new_driver_adopts_what_it_knows_and_releases_the_rest(tmp_path: Path)
     finally:
         talk.backend.close()
         talk.backend.close()
+    with pytest.raises(Exception, match="Ray has not been started"):
+        ray.nodes()  # and not: Ray starts a cluster of its own, which nobody would end
     assert processes_of(tmp_path) == []
 
 
