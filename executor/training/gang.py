@@ -34,12 +34,13 @@ _log = logging.getLogger(__name__)
 
 
 class Gang:
-    """This worker's membership in the gang; `leave` must be called in the end."""
+    """This worker's membership in the gang; `close` must be called in the end (and see there when)."""
 
     def __init__(self, rank: int, num_workers: int, store: Store | None) -> None:
         self.rank = rank
         self.num_workers = num_workers
         self._store = store
+        self._group = None if store is None else dist.group.WORLD
         self._round = 0
 
     @classmethod
@@ -106,8 +107,13 @@ class Gang:
                 _log.warning("rank %d: the gang did not part in order", self.rank, exc_info=True)
         self._destroy()
 
-    def leave(self) -> None:
-        """Leave at once, wherever the others are: their collectives break. Harmless when repeated or after `part`."""
+    def close(self) -> None:
+        """Leave at once, wherever the others are: their collectives break. Harmless when repeated or after `part`.
+
+        The caller must have dropped every DistributedDataParallel: the group's threads may wait for Python's global
+        lock when it is destroyed, which dropping `_group` releases, but dropping DDP's reducer, as its last owner,
+        does not.
+        """
         if self._store is not None and self.rank == 0:
             # Objects of torch may keep the store, and so the others' connection to it, alive for a while.
             self._store.set(f"agreed-{self._round + 1}", _ABANDONED)
@@ -118,6 +124,7 @@ class Gang:
             self._store = None
             if dist.is_initialized():
                 dist.destroy_process_group()
+            self._group = None
 
 
 def _open_store(rendezvous: str, rank: int, num_workers: int) -> Store:

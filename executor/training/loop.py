@@ -15,8 +15,10 @@ The learning curve does not depend on the gang, up to the order of floating-poin
 
 from __future__ import annotations
 
+import gc
 import io
 import math
+import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -141,11 +143,16 @@ class TorchRunner:
 
     def part(self) -> None:
         """Part from the gang in order."""
+        self.close()
         self._gang.part()
 
     def close(self) -> None:
-        """Destroy the process group."""
-        self._gang.leave()
+        """Drop the model and all that refers to it, as the gang demands before it is left."""
+        wrapped = weakref.ref(self._wrapped) if hasattr(self, "_wrapped") else None
+        for name in ("_wrapped", "_module", "_optimizer", "_scheduler", "_trial", "_collate", "_loader"):
+            self.__dict__.pop(name, None)
+        if wrapped is not None and wrapped() is not None:
+            gc.collect()
 
     def _train(self, until_samples: int) -> float:
         """Train until that many samples are done since the first epoch began; the mean loss over those trained on."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 from collections.abc import Iterator
+from typing import Protocol
 
 from rubberband.errors import CheckpointError, EntrypointError
 from rubberband.executor.checkpoints import CheckpointStore
@@ -18,6 +18,10 @@ from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.trial import Trial
 
 _log = logging.getLogger(__name__)
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
 
 
 def warm_up(entrypoint: Entrypoint) -> None:
@@ -41,30 +45,27 @@ def run_segment(
     user code, `SystemExit` included, are turned into one. KeyboardInterrupt passes. However it ends, closing the
     iterator early included, the process group is destroyed and the process can run another segment.
     """
-    runners: list[Runner] = []
+    resources: list[_Closable] = []
     failure: SegmentFailure | None = None
     try:
-        yield from _train(entrypoint, segment, store, runners)
+        yield from _train(entrypoint, segment, store, resources)
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
         failure = describe(error, in_gang=segment.num_workers > 1)
     finally:
-        while runners:
-            _close(runners.pop(), segment)
-    if failure is not None and segment.num_workers > 1:
-        # A cycle among user objects may hold the model's wrapper, and that the connections: they close with it.
-        gc.collect()
+        while resources:
+            _close(resources.pop(), segment)
     # Told only when the process group is gone: until then the other workers could hang in a collective.
     if failure is not None:
         yield failure
 
 
 def _train(
-    entrypoint: Entrypoint, segment: Segment, store: CheckpointStore, runners: list[Runner]
+    entrypoint: Entrypoint, segment: Segment, store: CheckpointStore, resources: list[_Closable]
 ) -> Iterator[SegmentStarted | SegmentReport]:
-    runner = _make_runner(entrypoint, segment)
-    runners.append(runner)
+    runner = _make_runner(entrypoint, segment, resources)
+    resources.append(runner)
     if segment.from_iterations > 0:
         if segment.checkpoint is None:
             raise CheckpointError(
@@ -87,19 +88,19 @@ def _train(
         runner.part()
 
 
-def _make_runner(entrypoint: Entrypoint, segment: Segment) -> Runner:
+def _make_runner(entrypoint: Entrypoint, segment: Segment, resources: list[_Closable]) -> Runner:
     target = entrypoint.load()
     if not isinstance(target, type):
         if segment.num_workers > 1:
             raise ValueError(f"{entrypoint} is a function and trains on one worker, not {segment.num_workers}")
         return FunctionRunner(target, segment)
     if issubclass(target, TorchTrial):
-        return _make_torch_runner(target, segment)
+        return _make_torch_runner(target, segment, resources)
     assert issubclass(target, Trial)
     return TrialRunner(target, segment)
 
 
-def _make_torch_runner(trial_class: type[TorchTrial], segment: Segment) -> Runner:
+def _make_torch_runner(trial_class: type[TorchTrial], segment: Segment, resources: list[_Closable]) -> Runner:
     import torch
 
     from rubberband.executor.training.gang import Gang
@@ -112,15 +113,12 @@ def _make_torch_runner(trial_class: type[TorchTrial], segment: Segment) -> Runne
     gang = Gang.join(
         rank=segment.rank, num_workers=segment.num_workers, rendezvous=segment.rendezvous, device=segment.device
     )
-    try:
-        return TorchRunner(trial_class(), segment, gang)
-    except BaseException:
-        gang.leave()
-        raise
+    resources.append(gang)
+    return TorchRunner(trial_class(), segment, gang)
 
 
-def _close(runner: Runner, segment: Segment) -> None:
+def _close(resource: _Closable, segment: Segment) -> None:
     try:
-        runner.close()
+        resource.close()
     except Exception:
         _log.warning("trial %d: closing it after its segment failed", segment.trial, exc_info=True)

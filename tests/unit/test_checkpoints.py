@@ -102,7 +102,7 @@ def test_a_failed_write_is_a_checkpoint_error_and_leaves_nothing(tmp_path, monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(CheckpointError, match="trial 3 after 12 iterations.*No space left"):
+    with pytest.raises(CheckpointError, match=r"trial 3 after 12 iterations.*No space left"):
         store.save(3, 12, b"bytes")
     assert list(tmp_path.iterdir()) == []
 
@@ -110,7 +110,7 @@ def test_a_failed_write_is_a_checkpoint_error_and_leaves_nothing(tmp_path, monke
 def test_where_nothing_can_be_written_opening_fails(tmp_path):
     (tmp_path / "file").write_text("")
     for url in (str(tmp_path / "file"), str(tmp_path / "file" / "below"), "/proc/checkpoints"):
-        with pytest.raises(InputError, match="cannot be written.*name another directory"):
+        with pytest.raises(InputError, match=r"cannot be written.*name another directory"):
             open_store(url)
 
 

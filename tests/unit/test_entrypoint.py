@@ -81,7 +81,7 @@ def test_what_is_no_trial_is_refused_in_one_line(parse, attribute, message):
 
 
 def test_a_function_trains_on_one_gpu_only(parse):
-    with pytest.raises(EntrypointError, match="gpus_per_trial.max is 2; set it to 1"):
+    with pytest.raises(EntrypointError, match=r"gpus_per_trial\.max is 2; set it to 1"):
         parse("train").check(2)
 
 

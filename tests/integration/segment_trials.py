@@ -1,0 +1,74 @@
+"""Trials for the tests of segments, small enough to train in milliseconds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import TensorDataset
+
+import rubberband
+
+NUM_SAMPLES = 50
+
+
+class Regression(rubberband.TorchTrial):
+    """A small network on random data; `dtype` and what goes wrong come from the configuration."""
+
+    batch_size = 16
+
+    def build_model(self, config: Mapping[str, Any]) -> torch.nn.Module:
+        self.config = config
+        self.batches = 0
+        model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        return model.to(getattr(torch, config.get("dtype", "float64")))
+
+    def build_optimizer(self, config: Mapping[str, Any], model: torch.nn.Module) -> torch.optim.Optimizer:
+        if config.get("optimizer") == "adam":
+            return torch.optim.AdamW(model.parameters(), lr=0.01)
+        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
+
+    def build_scheduler(self, config: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> Any:
+        if config.get("scheduler") == "plateau":
+            return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        if config.get("scheduler") == "none":
+            return None
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=8)
+
+    def train_dataset(self, config: Mapping[str, Any]) -> TensorDataset:
+        inputs = torch.randn(NUM_SAMPLES, 5, dtype=torch.float64)
+        targets = inputs.sum(dim=1, keepdim=True).sin() + 0.1 * torch.randn(NUM_SAMPLES, 1, dtype=torch.float64)
+        dtype = getattr(torch, config.get("dtype", "float64"))
+        return TensorDataset(inputs.to(dtype), targets.to(dtype))
+
+    def eval_dataset(self, config: Mapping[str, Any]) -> TensorDataset:
+        return self.train_dataset(config)
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        self.batches += 1
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        if self.batches == 6 and self.config.get("raise_on_rank") == rank:
+            raise ArithmeticError("no more")
+        if self.batches == 6 and self.config.get("exit_on_rank") == rank:
+            os._exit(3)
+        inputs, targets = batch
+        if self.config.get("noise"):
+            inputs = inputs + 0.1 * torch.randn_like(inputs)
+        return torch.nn.functional.mse_loss(model(inputs), targets)
+
+    def evaluate(self, model: torch.nn.Module, loader: Any) -> dict[str, Any]:
+        if self.config.get("evaluate") == "raise":
+            raise ArithmeticError("cannot evaluate")
+        if self.config.get("evaluate") == "nan":
+            return {"loss": float("nan")}
+        assert not model.training
+        assert not torch.is_grad_enabled()
+        return {**super().evaluate(model, loader), "text": "left out"}
+
+
+class Accumulating(Regression):
+    """The same in micro-batches of at most three samples."""
+
+    max_batch_size_per_gpu = 3

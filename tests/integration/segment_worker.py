@@ -1,0 +1,114 @@
+"""A worker process that stays warm, as a slot's does, and runs the segments that it is sent; and its client.
+
+The protocol is pickles on stdin and on what was stdout; the process itself needs nothing but this repository.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rubberband.executor.checkpoints import CheckpointStore
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.run import run_segment
+from rubberband.executor.training.segment import Segment
+
+ROOT = Path(__file__).parents[2]
+
+Shares = Sequence[Sequence[int]]
+
+
+def run_unequal(entrypoint: Entrypoint, segment: Segment, shares: Shares) -> tuple[list[float], dict[str, Any]]:
+    """Train with the given shares, step by step; train losses and the weights in the end."""
+    from rubberband.executor.training.gang import Gang
+    from rubberband.executor.training.loop import TorchRunner
+
+    gang = Gang.join(
+        rank=segment.rank, num_workers=segment.num_workers, rendezvous=segment.rendezvous, device=segment.device
+    )
+    steps = 0
+
+    def policy(batch_size: int, num_workers: int) -> Sequence[int]:
+        nonlocal steps
+        steps += 1
+        wanted = shares[(steps - 1) % len(shares)] if num_workers > 1 else [16]
+        assert sum(wanted) == 16
+        return wanted
+
+    runner = TorchRunner(entrypoint.load()(), segment, gang, shares=policy)
+    metrics = [runner.iterate(iterations) for iterations in range(1, segment.until_iterations + 1)]
+    weights = {name: weight.clone() for name, weight in runner._module.state_dict().items()}
+    runner.part()
+    return [values.get("train_loss", 0.0) for values in metrics], weights
+
+
+class Worker:
+    """A warm worker in another process."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+
+    def send(self, *job: Any) -> None:
+        """Let it run `run_segment(*job)`, or `run_unequal` where the third argument is a list."""
+        assert self._process.stdin is not None
+        pickle.dump(job, self._process.stdin)
+        self._process.stdin.flush()
+
+    def receive(self) -> Any:
+        """What came of it; EOFError where the process ended."""
+        assert self._process.stdout is not None
+        return pickle.load(self._process.stdout)
+
+    def stop(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def run_gang(
+    workers: Sequence[Worker], entrypoint: Entrypoint, segment: Segment, last: CheckpointStore | Shares
+) -> list[Any]:
+    """Run one segment on all the workers; what each of them got, None for one whose process ended."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        rendezvous = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+    for rank, worker in enumerate(workers):
+        worker.send(entrypoint, replace(segment, rank=rank, num_workers=len(workers), rendezvous=rendezvous), last)
+    results = []
+    for worker in workers:
+        try:
+            results.append(worker.receive())
+        except EOFError:
+            results.append(None)
+    return results
+
+
+def main() -> None:
+    """Serve jobs until stdin ends."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    while True:
+        try:
+            entrypoint, segment, last = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        run = run_unequal if isinstance(last, list) else run_segment
+        result = run(entrypoint, segment, last)
+        pickle.dump(result if isinstance(result, tuple) else list(result), answers)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

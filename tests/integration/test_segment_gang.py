@@ -1,0 +1,155 @@
+"""Gangs of real processes: a trial learns the same on any number of workers, and its failures are told apart."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.run import run_segment
+from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport, SegmentStarted
+from tests.integration.segment_worker import Worker, run_gang, run_unequal
+
+REGRESSION = Entrypoint.parse("segment_trials:Regression", [Path(__file__).parent])
+ACCUMULATING = Entrypoint.parse("segment_trials:Accumulating", [Path(__file__).parent])
+SEGMENT = Segment(
+    trial=4,
+    attempt=1,
+    config={},
+    seed=11,
+    metric="loss",
+    rank=0,
+    num_workers=1,
+    rendezvous=None,
+    device="cpu",
+    from_iterations=0,
+    until_iterations=6,
+    checkpoint=None,
+)
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[list[Worker]]:
+    started = [Worker() for _ in range(3)]
+    yield started
+    for worker in started:
+        worker.stop()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return open_store(str(tmp_path))
+
+
+def reports(items: list[Any]) -> list[SegmentReport]:
+    assert isinstance(items[0], SegmentStarted), items
+    assert all(isinstance(item, SegmentReport) for item in items[1:]), items
+    return items[1:]
+
+
+def content(store: CheckpointStore, report: SegmentReport) -> dict[str, Any]:
+    loaded: dict[str, Any] = torch.load(io.BytesIO(store.load(report.checkpoint)), weights_only=False)
+    return loaded
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "config", "tolerance"),
+    [
+        (REGRESSION, {"dtype": "float64"}, 1e-10),
+        (REGRESSION, {"dtype": "float32"}, 1e-4),
+        (ACCUMULATING, {"optimizer": "adam", "scheduler": "plateau"}, 1e-10),
+    ],
+)
+def test_a_resized_trial_learns_what_one_never_resized_learns(workers, store, entrypoint, config, tolerance):
+    whole = reports(list(run_segment(entrypoint, replace(SEGMENT, config=config), store)))
+
+    parts: list[SegmentReport] = []
+    for num_workers, until in ((1, 2), (2, 4), (3, 5), (1, 6)):
+        before = parts[-1] if parts else None
+        segment = replace(
+            SEGMENT,
+            config=config,
+            from_iterations=len(parts),
+            until_iterations=until,
+            checkpoint=before and before.checkpoint,
+        )
+        if num_workers == 1:
+            parts += reports(list(run_segment(entrypoint, segment, store)))
+        else:
+            first, *others = run_gang(workers[:num_workers], entrypoint, segment, store)
+            parts += reports(first)
+            assert others == [[]] * (num_workers - 1)
+
+    assert [report.iterations for report in parts] == [1, 2, 3, 4, 5, 6]
+    for straight, resized in zip(whole, parts, strict=True):
+        assert set(resized.metrics) == {"loss", "train_loss"}
+        assert resized.metrics == pytest.approx(dict(straight.metrics), rel=tolerance)
+    expected, got = content(store, whole[-1]), content(store, parts[-1])
+    for name, weight in expected["model"].items():
+        torch.testing.assert_close(got["model"][name], weight, rtol=tolerance, atol=tolerance)
+    assert got["sampler"] == expected["sampler"] == (6, 0)
+
+
+@pytest.mark.parametrize("entrypoint", [REGRESSION, ACCUMULATING], ids=str)
+@pytest.mark.parametrize(
+    "shares",
+    [
+        [[11, 4, 1], [0, 9, 7], [16, 0, 0], [5, 0, 11]],
+        [[0, 0, 16]],
+        [[1, 1, 14], [14, 1, 1]],
+    ],
+)
+def test_unequal_workers_equal_a_single_process(workers, shares, entrypoint):
+    segment = replace(SEGMENT, until_iterations=3)
+    losses, weights = run_unequal(REGRESSION, segment, shares)
+    results = run_gang(workers, entrypoint, segment, shares)
+    assert results[0][0] == pytest.approx(losses, rel=1e-12)
+    for _, got in results:
+        for name, weight in weights.items():
+            torch.testing.assert_close(got[name], weight, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_that_raises_fails_and_the_others_echo_it(workers, store, rank):
+    results = run_gang(workers[:2], REGRESSION, replace(SEGMENT, config={"raise_on_rank": rank}), store)
+    failure, echo = results[rank][-1], results[1 - rank][-1]
+    assert (failure.kind, failure.message, failure.secondary) == ("raised", "ArithmeticError: no more", False)
+    assert "segment_trials.py" in failure.details
+    assert isinstance(echo, SegmentFailure)
+    assert echo.secondary
+    assert len(reports(run_gang(workers[:2], REGRESSION, SEGMENT, store)[0])) == 6, "the workers stay warm"
+
+
+@pytest.mark.parametrize(("evaluate", "kind"), [("raise", "raised"), ("nan", "not_a_number")])
+def test_a_failing_evaluation_fails_every_rank(workers, store, evaluate, kind):
+    results = run_gang(workers[:2], REGRESSION, replace(SEGMENT, config={"evaluate": evaluate}), store)
+    assert isinstance(results[0][0], SegmentStarted)
+    assert (results[0][1].kind, results[0][1].secondary) == (kind, False)
+    assert [failure.secondary for failure in results[1]] == [True]
+
+
+def test_a_checkpoint_that_a_gang_cannot_read_fails_every_rank_by_itself(workers, store, tmp_path):
+    (report,) = reports(list(run_segment(REGRESSION, replace(SEGMENT, until_iterations=1), store)))
+    for file in tmp_path.iterdir():
+        file.write_bytes(file.read_bytes()[:-1])
+    segment = replace(SEGMENT, from_iterations=1, checkpoint=report.checkpoint)
+    for (failure,) in run_gang(workers[:2], REGRESSION, segment, store):
+        assert failure.kind == "checkpoint"
+
+
+def test_a_worker_whose_process_ends_leaves_an_echo(store):
+    workers = [Worker(), Worker()]
+    try:
+        survivor, dead = run_gang(workers, REGRESSION, replace(SEGMENT, config={"exit_on_rank": 1}), store)
+    finally:
+        for worker in workers:
+            worker.stop()
+    assert dead is None
+    assert survivor[-1].secondary
