@@ -5,12 +5,10 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import TypeVar
 
 from rubberband.executor.events import Event
 
 _LONGEST_WAIT_S = 0.5
-E_co = TypeVar("E_co", bound=Event)
 
 
 class Mailbox:
