@@ -1,0 +1,298 @@
+"""The torch loop on one worker: exact restores, accumulation, what an iteration is, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+import rubberband
+from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.events import CheckpointRef
+from rubberband.executor.training.data import EvalLoader, fetch
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.run import run_segment
+from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport, SegmentStarted
+
+SEGMENT = Segment(
+    trial=4,
+    attempt=1,
+    config={},
+    seed=11,
+    metric="loss",
+    rank=0,
+    num_workers=1,
+    rendezvous=None,
+    device="cpu",
+    from_iterations=0,
+    until_iterations=4,
+    checkpoint=None,
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return open_store(str(tmp_path))
+
+
+class Noisy(rubberband.TorchTrial):
+    """Dropout, noise from NumPy and Python's own dropout: everything random there is."""
+
+    batch_size = 8
+
+    def build_model(self, config):
+        return torch.nn.Sequential(
+            torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Dropout(0.2), torch.nn.Linear(6, 1)
+        )
+
+    def build_optimizer(self, config, model):
+        if config.get("optimizer") == "adam":
+            return torch.optim.Adam(model.parameters(), lr=0.01)
+        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
+
+    def build_scheduler(self, config, optimizer):
+        if config.get("scheduler") == "plateau":
+            return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=100)
+
+    def train_dataset(self, config):
+        inputs = torch.randn(20, 4)
+        return TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
+
+    def eval_dataset(self, config):
+        return self.train_dataset(config)
+
+    def loss(self, model, batch):
+        inputs, targets = batch
+        noise = torch.from_numpy(np.random.normal(size=inputs.shape)).float()
+        return torch.nn.functional.mse_loss(model(inputs + 0.1 * noise), targets)
+
+
+class EveryBatch(Noisy):
+    """The schedule steps after every batch, and an iteration is less than an epoch."""
+
+    scheduler_step = "batch"
+    samples_per_iteration = 13
+
+
+class Exact(Noisy):
+    """Nothing random and nothing that depends on the micro-batch, in float64."""
+
+    def build_model(self, config):
+        return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1)).double()
+
+    def loss(self, model, batch):
+        inputs, targets = batch
+        return torch.nn.functional.mse_loss(model(inputs.double()), targets.double())
+
+
+class Accumulating(Exact):
+    """Micro-batches of at most three."""
+
+    max_batch_size_per_gpu = 3
+
+
+def train(trial: type, store: CheckpointStore, **changes: Any) -> list[Any]:
+    return list(run_segment(Entrypoint.from_object(trial), replace(SEGMENT, **changes), store))
+
+
+def reports(items: list[Any]) -> list[SegmentReport]:
+    assert isinstance(items[0], SegmentStarted), items
+    assert all(isinstance(item, SegmentReport) for item in items[1:]), items
+    return items[1:]
+
+
+def failure(items: list[Any]) -> SegmentFailure:
+    assert isinstance(items[-1], SegmentFailure), items
+    return items[-1]
+
+
+def content(store: CheckpointStore, ref: CheckpointRef) -> dict[str, Any]:
+    loaded: dict[str, Any] = torch.load(io.BytesIO(store.load(ref)), weights_only=False)
+    return loaded
+
+
+def assert_identical(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for name in one:
+            assert_identical(one[name], other[name])
+    elif isinstance(one, (list, tuple)):
+        for left, right in zip(one, other, strict=True):
+            assert_identical(left, right)
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize(
+    ("trial", "config"),
+    [(Noisy, {}), (Noisy, {"optimizer": "adam", "scheduler": "plateau"}), (EveryBatch, {})],
+)
+def test_restoring_after_every_iteration_equals_a_straight_run_bit_for_bit(store, trial, config):
+    straight = reports(train(trial, store, config=config))
+    before: SegmentReport | None = None
+    for iterations in range(4):
+        torch.manual_seed(iterations)  # what the process did before must not matter
+        (before,) = reports(
+            train(
+                trial,
+                store,
+                config=config,
+                from_iterations=iterations,
+                until_iterations=iterations + 1,
+                checkpoint=before and before.checkpoint,
+            )
+        )
+        assert before.metrics == straight[iterations].metrics
+        assert_identical(content(store, before.checkpoint), content(store, straight[iterations].checkpoint))
+
+
+def test_another_seed_is_another_curve(store):
+    assert reports(train(Noisy, store))[0].metrics != reports(train(Noisy, store, seed=12))[0].metrics
+
+
+def test_accumulation_changes_nothing(store):
+    whole, parts = reports(train(Exact, store)), reports(train(Accumulating, store))
+    for one, other in zip(whole, parts, strict=True):
+        assert other.metrics == pytest.approx(dict(one.metrics), rel=1e-12)
+
+
+def test_an_iteration_is_an_epoch_or_as_many_samples_as_asked_for(store):
+    assert [content(store, r.checkpoint)["sampler"] for r in reports(train(Noisy, store))] == [
+        (1, 0),
+        (2, 0),
+        (3, 0),
+        (4, 0),
+    ]
+    positions = [content(store, report.checkpoint)["sampler"] for report in reports(train(EveryBatch, store))]
+    done = [epoch * 20 + position for epoch, position in positions]
+    assert done == [16, 28, 40, 56]  # at least 13, 26, 39 and 52, in whole batches of 8, 8 and 4
+
+
+def test_without_an_evaluation_set_the_train_loss_is_the_metric(store):
+    class Blind(Noisy):
+        def eval_dataset(self, config):
+            return None
+
+    assert set(reports(train(Blind, store, metric="train_loss"))[0].metrics) == {"train_loss"}
+
+
+def test_the_global_batch_size_may_come_from_the_configuration(store):
+    class Configured(Exact):
+        def global_batch_size(self, config):
+            return config["batch"]
+
+    small, large = (reports(train(Configured, store, config={"batch": size}))[0] for size in (2, 20))
+    assert small.metrics != large.metrics
+    bad = failure(train(Configured, store, config={"batch": 0}))
+    assert bad.message == "ValueError: global_batch_size() must be a positive integer, not 0"
+
+
+class Items(Dataset[Any]):
+    def __getitem__(self, index):
+        return {"x": torch.tensor([float(index)])}
+
+    def __len__(self):
+        return 7
+
+
+class Batches(Items):
+    def __getitems__(self, indices):
+        return [{"x": torch.tensor([float(index)])} for index in indices]
+
+    def __getitem__(self, index):
+        raise AssertionError("asked one by one")
+
+
+@pytest.mark.parametrize("dataset", [Items(), Batches()])
+def test_datasets_are_collated(dataset):
+    assert fetch(dataset, np.array([3, 5]), None)["x"].tolist() == [[3.0], [5.0]]
+    assert fetch(dataset, np.array([3, 5]), len) == 2
+
+
+def test_subsets_of_tensors_are_indexed_at_once():
+    tensors = TensorDataset(torch.arange(10), torch.arange(10) * 2)
+    nested = Subset(Subset(tensors, [9, 7, 5, 3]), [0, 2, 3])
+    assert [part.tolist() for part in fetch(nested, np.array([2, 0]), None)] == [[3, 9], [6, 18]]
+
+
+def test_the_evaluation_loader_walks_in_order_as_often_as_asked():
+    loader = EvalLoader(Items(), batch_size=3, device=torch.device("cpu"), collate=None)
+    assert (len(loader), loader.sizes) == (3, [3, 3, 1])
+    for _ in range(2):
+        assert [batch["x"].flatten().tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (
+            iter([1]),
+            "TypeError: train_dataset() returned list_iterator, which is not a map-style dataset (len and [i])",
+        ),
+        ([], "ValueError: train_dataset() returned an empty dataset"),
+    ],
+)
+def test_unusable_datasets_are_refused(store, dataset, message):
+    class Unusable(Noisy):
+        def train_dataset(self, config):
+            return dataset
+
+    assert failure(train(Unusable, store)).message == message
+
+
+def test_a_model_that_changed_does_not_take_the_checkpoint(store):
+    last = reports(train(Noisy, store))[-1]
+    refused = failure(train(Exact, store, from_iterations=4, until_iterations=5, checkpoint=last.checkpoint))
+    assert refused.kind == "checkpoint"
+    assert "does not fit the trial" in refused.message
+    assert "\n" not in refused.message
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"), [(lambda p: p[:-9], "bytes instead of"), (lambda p: b"x" * len(p), "SHA")]
+)
+def test_a_damaged_checkpoint_is_told(store, tmp_path, damage, message):
+    last = reports(train(Noisy, store))[-1]
+    for file in tmp_path.iterdir():
+        file.write_bytes(damage(file.read_bytes()))
+    refused = failure(train(Noisy, store, from_iterations=4, until_iterations=5, checkpoint=last.checkpoint))
+    assert (refused.kind, refused.secondary) == ("checkpoint", False)
+    assert message in refused.message
+
+
+def test_a_checkpoint_of_other_iterations_is_refused(store):
+    last = reports(train(Noisy, store))[-1]
+    refused = failure(train(Noisy, store, from_iterations=3, checkpoint=last.checkpoint))
+    assert (refused.kind, refused.message) == ("checkpoint", "the checkpoint holds 4 iterations, not 3")
+    assert failure(train(Noisy, store, from_iterations=3)).kind == "checkpoint"
+
+
+def test_a_loss_that_is_not_finite_fails_by_its_metric(store):
+    class Diverging(Noisy):
+        def build_optimizer(self, config, model):
+            return torch.optim.SGD(model.parameters(), lr=1e30)
+
+        def build_scheduler(self, config, optimizer):
+            return None
+
+    assert failure(train(Diverging, store)).kind == "not_a_number"

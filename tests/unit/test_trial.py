@@ -1,0 +1,288 @@
+"""Plain trials and function trials, without torch: their calls, their checkpoints, and every kind of failure."""
+
+from __future__ import annotations
+
+import math
+import random
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rubberband
+from rubberband.errors import CheckpointError
+from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.run import run_segment, warm_up
+from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport, SegmentStarted
+
+SEGMENT = Segment(
+    trial=4,
+    attempt=1,
+    config={},
+    seed=11,
+    metric="loss",
+    rank=0,
+    num_workers=1,
+    rendezvous=None,
+    device="cpu",
+    from_iterations=0,
+    until_iterations=3,
+    checkpoint=None,
+)
+
+calls: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def no_calls() -> None:
+    calls.clear()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return open_store(str(tmp_path))
+
+
+class Counting(rubberband.Trial):
+    """Counts, and does what the configuration says at its second iteration."""
+
+    def setup(self, config, context):
+        calls.append(("setup", context.rank, context.num_workers, context.iterations))
+        self.config = config
+        self.count = 0
+
+    def iterate(self):
+        self.count += 1
+        if self.count == 2 and "raise" in self.config:
+            raise self.config["raise"]
+        if self.count == 2 and "metrics" in self.config:
+            return self.config["metrics"]
+        return {"loss": 1 / self.count, "draw": random.random() + np.random.rand()}
+
+    def save(self):
+        return self.config.get("state", self.count)
+
+    def load(self, state):
+        calls.append(("load", state))
+        self.count = state
+
+    def close(self):
+        calls.append("close")
+
+
+def run(trial: Any, store: CheckpointStore, **changes: Any) -> list[Any]:
+    return list(run_segment(Entrypoint.from_object(trial), replace(SEGMENT, **changes), store))
+
+
+def reports(items: list[Any]) -> list[SegmentReport]:
+    assert isinstance(items[0], SegmentStarted), items
+    assert all(isinstance(item, SegmentReport) for item in items[1:]), items
+    return items[1:]
+
+
+def failure(items: list[Any]) -> SegmentFailure:
+    assert isinstance(items[-1], SegmentFailure), items
+    assert "\n" not in items[-1].message
+    return items[-1]
+
+
+def test_a_trial_goes_on_where_it_was_saved(store):
+    straight = reports(run(Counting, store))
+    assert [report.iterations for report in straight] == [1, 2, 3]
+    assert calls == [("setup", 0, 1, 0), "close"]
+    calls.clear()
+    resumed = run(Counting, store, from_iterations=1, checkpoint=straight[0].checkpoint, num_workers=2)
+    assert [report.metrics for report in reports(resumed)] == [report.metrics for report in straight[1:]]
+    assert calls == [("setup", 0, 2, 1), ("load", 1), "close"]
+
+
+def test_other_ranks_iterate_and_say_nothing(store, tmp_path):
+    assert run(Counting, store, rank=1, num_workers=2, config={"metrics": None}) == []
+    assert list(tmp_path.iterdir()) == []
+    assert calls == [("setup", 1, 2, 0), "close"]
+    assert failure(run(Counting, store, rank=1, num_workers=2, config={"raise": ValueError("x")})).secondary is False
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ValueError("no\nmore"), "ValueError: no more"),
+        (SystemExit(2), "SystemExit: 2"),
+        (KeyError(), "KeyError"),
+        (MemoryError("x" * 999), "MemoryError: " + "x" * 286 + "…"),
+    ],
+)
+def test_whatever_a_trial_raises_is_a_failure(store, error, message):
+    items = run(Counting, store, config={"raise": error})
+    assert isinstance(items[1], SegmentReport)
+    assert (failure(items).kind, failure(items).message) == ("raised", message)
+    assert "test_trial.py" in failure(items).details
+    assert calls[-1] == "close"
+
+
+def test_a_keyboard_interrupt_passes(store):
+    with pytest.raises(KeyboardInterrupt):
+        run(Counting, store, config={"raise": KeyboardInterrupt()})
+    assert calls[-1] == "close"
+
+
+def test_a_segment_that_is_not_walked_to_its_end_closes_the_trial(store):
+    walk = run_segment(Entrypoint.from_object(Counting), SEGMENT, store)
+    assert isinstance(next(walk), SegmentStarted)
+    walk.close()  # type: ignore[attr-defined]
+    assert calls[-1] == "close"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "kind", "message"),
+    [
+        (
+            {"los": 1.0, "accuracy": 2},
+            "no_metric",
+            "'loss' is missing; the trial reported 'accuracy', 'los'; did you mean",
+        ),
+        ({}, "no_metric", "the trial reported no metrics"),
+        (None, "no_metric", "the trial reported nothing where a mapping"),
+        ({"loss": "low"}, "no_metric", "'loss' is a value of type str, which is not a number"),
+        ({"loss": np.zeros(2)}, "no_metric", "type ndarray"),
+        ({"loss": math.nan}, "not_a_number", "the metric 'loss' is nan"),
+        ({"loss": np.float32(-math.inf)}, "not_a_number", "the metric 'loss' is -inf"),
+    ],
+)
+def test_the_metric_must_be_there_and_finite(store, metrics, kind, message):
+    failed = failure(run(Counting, store, config={"metrics": metrics}))
+    assert failed.kind == kind
+    assert message in failed.message
+
+
+def test_metrics_become_floats(store):
+    import torch
+
+    metrics = {
+        "loss": np.int64(3),
+        "torch": torch.tensor([2.5]),
+        "bool": True,
+        "numpy": np.array(0.5),
+        "text": "left out",
+        "several": torch.zeros(2),
+        "nan": math.nan,
+    }
+    report = reports(run(Counting, store, config={"metrics": metrics}))[1]
+    assert report.metrics == {"loss": 3.0, "torch": 2.5, "bool": 1.0, "numpy": 0.5}
+    assert {type(value) for value in report.metrics.values()} == {float}
+
+
+def test_a_state_that_cannot_be_pickled_is_a_checkpoint_failure(store):
+    failed = failure(run(Counting, store, config={"state": threading.Lock()}))
+    assert failed.kind == "checkpoint"
+    assert "cannot be pickled" in failed.message
+
+
+def test_a_store_that_fails_is_a_checkpoint_failure(store):
+    class Full:
+        def save(self, trial: int, iterations: int, payload: bytes) -> Any:
+            raise CheckpointError("no space")
+
+    failed = failure(run(Counting, Full()))  # type: ignore[arg-type]
+    assert (failed.kind, failed.message) == ("checkpoint", "no space")
+
+
+def test_an_entry_point_that_does_not_load_is_a_failure(store):
+    entrypoint = Entrypoint.parse("nowhere_at_all:Trial")
+    warm_up(entrypoint)
+    assert failure(list(run_segment(entrypoint, SEGMENT, store))).kind == "raised"
+
+
+def learn(config: dict[str, Any]) -> None:
+    done = rubberband.get_checkpoint() or 0
+    calls.append(("start", done))
+    try:
+        while True:
+            done += 1
+            every = config.get("every", 1)
+            checkpoint = done if every and done % every == 0 else None
+            rubberband.report({"loss": 1 / done}, checkpoint=checkpoint)
+    finally:
+        calls.append(("end", done))
+
+
+def test_a_function_reports_its_iterations_and_is_ended(store):
+    before = threading.active_count()
+    straight = reports(run(learn, store))
+    assert [report.metrics["loss"] for report in straight] == [1, 1 / 2, 1 / 3]
+    assert calls == [("start", 0), ("end", 3)]
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(("every", "start"), [(1, 3), (2, 2)])
+def test_a_function_goes_on_from_its_checkpoint_and_repeats_what_came_after(store, every, start):
+    config = {"every": every}
+    first = reports(run(learn, store, config=config))
+    calls.clear()
+    resumed = reports(
+        run(learn, store, config=config, from_iterations=3, until_iterations=5, checkpoint=first[-1].checkpoint)
+    )
+    assert [(report.iterations, report.metrics["loss"]) for report in resumed] == [(4, 1 / 4), (5, 1 / 5)]
+    assert calls == [("start", start), ("end", 5)]
+    again = reports(
+        run(learn, store, config=config, from_iterations=5, until_iterations=6, checkpoint=resumed[-1].checkpoint)
+    )
+    assert again[0].metrics["loss"] == 1 / 6
+
+
+def test_a_function_without_a_checkpoint_cannot_go_on(store):
+    config = {"every": 0}
+    last = reports(run(learn, store, config=config))[-1]
+    failed = failure(
+        run(learn, store, config=config, from_iterations=3, until_iterations=4, checkpoint=last.checkpoint)
+    )
+    assert failed.kind == "checkpoint"
+    assert "never passed a checkpoint" in failed.message
+    assert "report(metrics, checkpoint=...)" in failed.message
+
+
+def test_a_function_that_returns_early_fails(store):
+    def short(config: dict[str, Any]) -> None:
+        rubberband.report({"loss": 1.0})
+
+    failed = failure(run(short, store))
+    assert failed.kind == "raised"
+    assert failed.message.startswith("the function returned before iteration 2")
+
+
+@pytest.mark.parametrize("error", [ValueError("no more"), SystemExit("no more")])
+def test_what_a_function_raises_is_a_failure(store, error):
+    def broken(config: dict[str, Any]) -> None:
+        rubberband.report({"loss": 1.0})
+        raise error
+
+    items = run(broken, store)
+    assert isinstance(items[1], SegmentReport)
+    assert failure(items).message == f"{type(error).__name__}: no more"
+    assert "in broken" in failure(items).details
+
+
+def test_a_function_trains_on_one_worker(store):
+    assert "trains on one worker, not 2" in failure(run(learn, store, num_workers=2)).message
+
+
+def test_outside_a_function_trial_there_is_nothing_to_report_to():
+    with pytest.raises(RuntimeError, match=r"rubberband\.report\(\) works inside a function trial"):
+        rubberband.report({"loss": 1.0})
+    with pytest.raises(RuntimeError, match=r"rubberband\.get_checkpoint\(\)"):
+        rubberband.get_checkpoint()
+
+
+def test_trials_need_no_torch():
+    code = """
+import sys, rubberband, rubberband.executor.training.run
+rubberband.Trial, rubberband.TorchTrial, rubberband.report
+assert not {"torch", "ray"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(Path(__file__).parents[2])})
