@@ -6,7 +6,6 @@ It runs one thing at a time, on its main thread, so that user code may set signa
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import os
 import socket
@@ -15,10 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rubberband.errors import EntrypointError
 from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport, SegmentStarted
-from rubberband.executor.training.torch_trial import TorchTrial
 
 if TYPE_CHECKING:
     from rubberband.executor.training.entrypoint import Entrypoint
@@ -38,12 +35,9 @@ class SlotWorker:
 
     def warm_up(self, device: Device) -> None:
         """Import everything that training needs: most of what a cold start takes."""
-        importlib.import_module("rubberband.executor.training.run")
-        # A broken entry point fails the trials, each with its message; the worker itself is well.
-        with contextlib.suppress(EntrypointError):
-            target = self._entrypoint.load()
-            if isinstance(target, type) and issubclass(target, TorchTrial):
-                _take_a_torch_step(device)
+        from rubberband.executor.training.run import warm_up
+
+        warm_up(self._entrypoint, device)
 
     def rendezvous(self) -> str:
         """Where the gang meets, if this worker is its rank 0: `tcp://host:port`."""
@@ -61,18 +55,6 @@ class SlotWorker:
 
         with redirected(log):
             yield from run_segment(self._entrypoint, segment, self._store)
-
-
-def _take_a_torch_step(device: Device) -> None:
-    """Much of torch is imported by the first step of an optimizer, and would be a part of the first trial's startup."""
-    import torch
-
-    importlib.import_module("rubberband.executor.training.gang")
-    importlib.import_module("rubberband.executor.training.loop")
-    model = torch.nn.Linear(1, 1).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    model(torch.zeros(1, 1, device=device)).sum().backward()
-    optimizer.step()
 
 
 @contextlib.contextmanager

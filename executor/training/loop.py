@@ -210,3 +210,11 @@ def _positive(name: str, value: int) -> int:
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be a positive integer, not {value!r}")
     return int(value)
+
+
+def first_step(device: str) -> None:
+    """Take a step of a tiny model: much of torch is imported by the first one, and would delay the first trial."""
+    model = torch.nn.Linear(1, 1).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    model(torch.zeros(1, 1, device=device)).sum().backward()
+    optimizer.step()

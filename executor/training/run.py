@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Literal, Protocol
 
 from rubberband.errors import CheckpointError, EntrypointError
 from rubberband.executor.checkpoints import CheckpointStore
@@ -24,15 +24,17 @@ class _Closable(Protocol):
     def close(self) -> None: ...
 
 
-def warm_up(entrypoint: Entrypoint) -> None:
+def warm_up(entrypoint: Entrypoint, device: Literal["cpu", "cuda"]) -> None:
     """Import everything that training needs, so that the first segment starts as fast as the later ones.
 
-    An entry point that does not load is left for `run_segment` to report.
+    An entry point that does not load is left for `run_segment` to report: it fails the trials, and the worker is well.
     """
     with contextlib.suppress(EntrypointError):
         target = entrypoint.load()
         if isinstance(target, type) and issubclass(target, TorchTrial):
-            import rubberband.executor.training.loop  # noqa: F401
+            from rubberband.executor.training.loop import first_step
+
+            first_step(device)
 
 
 def run_segment(

@@ -195,7 +195,7 @@ def test_a_store_that_fails_is_a_checkpoint_failure(store):
 
 def test_an_entry_point_that_does_not_load_is_a_failure(store):
     entrypoint = Entrypoint.parse("nowhere_at_all:Trial")
-    warm_up(entrypoint)
+    warm_up(entrypoint, "cpu")
     assert failure(list(run_segment(entrypoint, SEGMENT, store))).kind == "raised"
 
 
