@@ -55,7 +55,8 @@ class Constraints(Words):
     """The whole bill never passes this, in US dollars."""
     confidence: Annotated[float, Field(strict=True, gt=0, lt=1)] = 0.95
     """P(deadline and budget hold) that a plan must reach when the profile is noisy."""
-    objective: Annotated[Literal["min_cost", "min_time"], supported("min_cost")] = "min_cost"
+    objective: Literal["min_cost", "min_time"] = "min_cost"
+    """The cheapest plan within the deadline, or the fastest within the budget; both limits hold either way."""
     iteration_timeout_s: Annotated[Duration, Field(gt=0)] | None = Field(None, alias="iteration_timeout")
     """A trial that reports nothing for so long is taken to hang; by default it follows from the profile."""
     max_failures: Tally = 1

@@ -225,7 +225,7 @@ def plan_job(
     used = spent or Spent()
     rented = offer(experiment.resources, profile)
     constraints = _left(experiment.planning_constraints(time.time() - used.seconds, rented.gpus), used)
-    planned = plan(experiment.stages(), profile, rented, constraints, policy)
+    planned = plan(experiment.stages(), profile, rented, constraints, policy, experiment.constraints.objective)
     return _job(experiment, profile, rented, constraints, planned)
 
 

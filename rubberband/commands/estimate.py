@@ -92,7 +92,10 @@ def _estimate(experiment: Experiment, profile: Profile, offer: Offer, policy: Po
     stages, name = experiment.stages(), experiment.name
     if plan is not None:
         return estimate_plan(stages, plan, profile, offer, constraints, name, baselines=["static"])
-    return estimate_best(stages, profile, offer, constraints, policy.value, name, clock=time.perf_counter)
+    objective = experiment.constraints.objective
+    return estimate_best(
+        stages, profile, offer, constraints, policy.value, name, clock=time.perf_counter, objective=objective
+    )
 
 
 def _read_plan(path: Path) -> Plan:

@@ -133,7 +133,6 @@ def test_bad_input_is_one_line_with_the_key_path_and_the_remedy(change: dict[str
             {"resources__init_delay": {"mean": "9s", "cv": 1}},
             "resources.init_delay: a distribution {mean, cv} is not supp",
         ),
-        ({"constraints__objective": "min_time"}, "constraints.objective: min_time is not supported yet; use min_cost"),
     ],
 )
 def test_what_is_to_come_is_refused(change: dict[str, Any], message: str) -> None:
