@@ -27,9 +27,9 @@ def bill_usd(job: Job, state: State, at: float) -> float:
     """What everything had cost by `at`, in US dollars: instances, data, functions, head node."""
     offer = job.offer
     instances = sum(instance_cost_usd(record, offer, at) for record in state.instances.values())
+    uses = state.allocations if offer.billing == "per_function" else ()
     functions = sum(
-        offer.function_cost_usd(len(use.gang), max(0.0, _by(use.ended_at, at) - use.started_at))
-        for use in state.allocations
+        offer.function_cost_usd(len(use.gang), max(0.0, _by(use.ended_at, at) - use.started_at)) for use in uses
     )
     return instances + functions + offer.head_cost_usd(max(0.0, _by(state.ended_at, at) - state.started_at))
 

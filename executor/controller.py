@@ -37,6 +37,7 @@ from rubberband.executor.events import (
 )
 from rubberband.executor.placement import place
 from rubberband.executor.ranking import rank
+from rubberband.executor.rules import affordable, gang_size, hang_limit_s, stop_at, target_iterations
 from rubberband.executor.state import (
     Allocation,
     InstanceRecord,
@@ -49,14 +50,11 @@ from rubberband.executor.state import (
     TrialState,
     TrialStatus,
 )
-from rubberband.offer import gang_sizes, slots
-from rubberband.plan import total_iterations
+from rubberband.offer import slots
 from rubberband.units import format_usd
 
 RETRY_DELAY_S = 10.0
 """Before a refused launch is tried again; doubled each time."""
-SHORTEST_HANG_S = 60.0
-"""A trial is never taken to hang before this long without a report, unless the user set a timeout."""
 FINAL_FAILURES: frozenset[FailureKind] = frozenset({"not_a_number", "no_metric"})
 """Failures that another try would only repeat."""
 
@@ -85,16 +83,12 @@ class Controller:
         state = self.state
         if state.phase in (Phase.NEW, Phase.FINISHED, Phase.ENDING):
             return None
-        instants = [trial.progress_at + self._hang_s(trial) for trial in state.running()]
+        instants = [trial.progress_at + hang_limit_s(self.job, state, trial) for trial in state.running()]
         if state.relaunch_at > state.now:
             instants.append(state.relaunch_at)
-        instants.append(self._stop_at())
+        instants.append(stop_at(self.job, state))
         earliest = min(instants)
         return earliest if math.isfinite(earliest) else None
-
-    def _stop_at(self) -> float:
-        """When everything must be given back for the bill to stay within max_cost."""
-        return accounting.budget_ends_at(self.job, self.state) - self.job.release_margin_s
 
     # What happened
 
@@ -145,7 +139,7 @@ class Controller:
         match event:
             case TrialStarted():
                 trial.progress_at = event.occurred_at
-                self._allocation(trial).training_at = event.occurred_at
+                self.state.allocation(trial).training_at = event.occurred_at
             case TrialReported():
                 self._note_report(trial, event)
             case TrialFailed():
@@ -160,7 +154,7 @@ class Controller:
         trial.reports.append(
             Report(reported_at=event.occurred_at, iterations=event.iterations, metrics=event.metrics, stage=stage)
         )
-        if trial.iterations >= self._target():
+        if trial.iterations >= target_iterations(self.job, self.state):
             self._free(trial)
             trial.status = TrialStatus.PAUSED
 
@@ -168,7 +162,7 @@ class Controller:
         state = self.state
         last_progress = max((trial.progress_at for trial in state.trials), default=state.started_at)
         for trial in state.running():
-            self._free(trial, at=max(last_progress, self._allocation(trial).started_at))
+            self._free(trial, at=max(last_progress, self.state.allocation(trial).started_at))
             trial.status = TrialStatus.QUEUED
         live = {found.instance: found for found in event.live}
         ended = {found.instance: found for found in event.ended}
@@ -185,6 +179,8 @@ class Controller:
             elif record.instance in ended:
                 record.running_at = ended[record.instance].running_at
                 self._lose(record, ended[record.instance].ended_at, "ended while no driver watched")
+            elif record.status is InstanceStatus.RELEASING and record.running_at is None:
+                record.status, record.reason = InstanceStatus.REFUSED, "given up before it ran"
             elif record.running_at is None:
                 self._commands.append(LaunchInstance(instance=record.instance))
             else:
@@ -213,20 +209,14 @@ class Controller:
         if self.state.phase not in (Phase.SCALING, Phase.TRAINING):
             return
         for trial in self.state.running():
-            limit_s = self._hang_s(trial)
+            limit_s = hang_limit_s(self.job, self.state, trial)
             if self.state.now >= trial.progress_at + limit_s:
                 self._commands.append(StopTrial(trial=trial.trial, attempt=trial.attempt))
                 self._fail(trial, "hung", f"no report for {limit_s:.0f} s")
-        if ticked and self.state.now >= self._stop_at():
+        if ticked and self.state.now >= stop_at(self.job, self.state):
             spent_usd = accounting.bill_usd(self.job, self.state, self.state.now)
             cap = format_usd(self.job.max_cost_usd or 0.0)
             self._end("budget", f"max_cost={cap} is reached ({format_usd(spent_usd)} spent)")
-
-    def _hang_s(self, trial: TrialState) -> float:
-        if self.job.iteration_timeout_s is not None:
-            return self.job.iteration_timeout_s
-        expected_s = self.job.profile.trial_startup_s + self.job.profile.iteration_s(len(trial.gang))
-        return max(SHORTEST_HANG_S, 10.0 * expected_s)
 
     # What is to be done
 
@@ -267,21 +257,12 @@ class Controller:
             return
         state.launches_left -= 1
         for _ in range(missing):
-            if not self._affordable():
+            if not affordable(self.job, self.state):
                 break
             name = f"i-{len(state.instances) + 1:03d}"
             state.instances[name] = InstanceRecord(instance=name, requested_at=state.now)
             self._commands.append(LaunchInstance(instance=name))
         stage.widest = max(stage.widest, len(state.live()))
-
-    def _affordable(self) -> bool:
-        """Whether one more instance may be asked for: its minimum fits beside all that is committed."""
-        if self.job.max_cost_usd is None:
-            return True
-        new_usd = self.job.offer.instance_cost_usd(0.0)
-        requested = sum(record.status is InstanceStatus.REQUESTED for record in self.state.instances.values())
-        committed_usd = accounting.bill_usd(self.job, self.state, self.state.now) + requested * new_usd
-        return committed_usd + new_usd <= self.job.max_cost_usd + 1e-9
 
     def _awaited(self) -> bool:
         """Whether an instance of this stage may still come before its trials start."""
@@ -299,22 +280,14 @@ class Controller:
             stage.training_at = self.state.now
         stage.widest = max(stage.widest, len(self.state.live()))
 
-    def _gang_size(self) -> int:
-        """GPUs per trial: as planned, or the widest gang that fits what there is; 0 if none does."""
-        planned = self.job.plan.stages[self.state.stages[-1].stage].gpus_per_trial
-        ready = len(self.state.ready())
-        per_instance = self.job.offer.gpus
-        sizes = [size for size in gang_sizes(per_instance, 1, planned) if slots(ready, per_instance, size) > 0]
-        return max(sizes, default=0)
-
     def _train(self) -> None:
         state = self.state
-        size = self._gang_size()
+        size = gang_size(self.job, self.state)
         if state.queued() and size > 0:
             self._fill_slots(size)
         elif state.queued() and not state.live() and not self._more_may_come():
             reasons = [record.reason for record in state.instances.values() if record.reason]
-            outcome: Outcome = "failed" if self._affordable() else "budget"
+            outcome: Outcome = "failed" if affordable(self.job, self.state) else "budget"
             self._end(
                 outcome, f"no instance to train on: {reasons[-1] if reasons else 'max_cost leaves room for none'}"
             )
@@ -348,14 +321,10 @@ class Controller:
                 attempt=trial.attempt,
                 gang=gang,
                 from_iterations=trial.iterations,
-                until_iterations=self._target(),
+                until_iterations=target_iterations(self.job, self.state),
                 checkpoint=trial.checkpoint,
             )
         )
-
-    def _target(self) -> int:
-        """Iterations in all that a trial has done at the current stage's end."""
-        return total_iterations(self.job.stages[: self.state.stages[-1].stage + 1])
 
     def _sync(self) -> None:
         """Rank the stage's trials; promote the best, stop the rest; go to the next stage or end."""
@@ -381,11 +350,8 @@ class Controller:
 
     # Ends
 
-    def _allocation(self, trial: TrialState) -> Allocation:
-        return next(use for use in reversed(self.state.allocations) if use.trial == trial.trial)
-
     def _free(self, trial: TrialState, at: float | None = None) -> None:
-        self._allocation(trial).ended_at = self.state.now if at is None else at
+        self.state.allocation(trial).ended_at = self.state.now if at is None else at
 
     def _fail(self, trial: TrialState, kind: FailureKind, message: str) -> None:
         self._free(trial)

@@ -118,6 +118,13 @@ class Journal:
             for row in connection.execute(query):
                 yield row.seq, decode_event(row.kind, row.body)
 
+    def last_event_at(self) -> float | None:
+        """The latest instant in the journal; None if nothing has happened yet."""
+        latest = sql.select(sql.func.max(_events.c.occurred_at)).where(_events.c.experiment == self.name)
+        with self._engine.connect() as connection:
+            found: float | None = connection.execute(latest).scalar()
+        return found
+
     def _write(self, statement: sql.Insert, rows: list[dict[str, Any]]) -> None:
         try:
             with self._engine.begin() as connection:

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import InputError
 from rubberband.executor.backend import Backend
 from rubberband.executor.checkpoints import open_store
@@ -98,8 +99,11 @@ def run(
     """Drive an experiment to its end, from its beginning or from where its journal stops.
 
     `view` is given the job, the clock and a stack that is left at the end, and returns observers. Every instance is
-    released before this returns or raises.
+    released before this returns or raises. One that has ended, other than by being cancelled, is only read.
     """
+    settled = read(folder)
+    if settled.outcome not in ("unfinished", "cancelled"):
+        return settled
     with ExitStack() as stack:
         stack.enter_context(folder.driving())
         journal, header = _open(folder)
@@ -107,7 +111,7 @@ def run(
         controller = Controller(header.job)
         setup = Setup.from_json(header.setup)
         with ExitStack() as views:
-            backend = make_backend(folder, setup, header.job)
+            backend = make_backend(folder, setup, header.job, journal.last_event_at())
             views.callback(backend.close)
             observers = view(header.job, backend.now, views)
             drive(controller, backend, journal, observers=observers, cancelled=cancelled)
@@ -151,10 +155,11 @@ def _open(folder: ExperimentFolder) -> tuple[Journal, Header]:
     return journal, header
 
 
-def make_backend(folder: ExperimentFolder, setup: Setup, job: Job) -> Backend:
-    """The backend that carries `job` out on the experiment's provider."""
+def make_backend(folder: ExperimentFolder, setup: Setup, job: Job, last_event_at: float | None) -> Backend:
+    """The backend that carries `job` out on the experiment's provider; a virtual clock goes on where it stopped."""
     if setup.provider == "virtual":
-        return VirtualBackend(job.name, job.offer, job.profile, metric=job.metric)
+        clock = VirtualClock(last_event_at or 0.0)
+        return VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, clock=clock)
     widest = max(stage.instances for stage in job.plan.stages)
     return make_ray_backend(folder, setup, gpus_per_instance=job.offer.gpus, num_instances=widest, metric=job.metric)
 

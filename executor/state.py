@@ -194,6 +194,10 @@ class State:
         """Trials that train now."""
         return [trial for trial in self.trials if trial.status is TrialStatus.RUNNING]
 
+    def allocation(self, trial: TrialState) -> Allocation:
+        """The trial's latest stretch on a gang; it has had one."""
+        return next(use for use in reversed(self.allocations) if use.trial == trial.trial)
+
     def queued(self) -> list[TrialState]:
         """Trials of the current stage that wait for a slot, in the order in which they get one."""
         return [trial for trial in self.trials if trial.status is TrialStatus.QUEUED]

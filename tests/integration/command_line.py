@@ -99,6 +99,7 @@ class CommandLine:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
 
     def __call__(self, *arguments: str, exit_code: int = 0) -> tuple[str, str]:
@@ -160,5 +161,5 @@ class CommandLine:
 
 
 def interrupt(process: subprocess.Popen[str]) -> None:
-    """What Ctrl-C does to the driver."""
-    process.send_signal(signal.SIGINT)
+    """What Ctrl-C on a terminal does: a signal to the driver and all else in its process group."""
+    os.killpg(process.pid, signal.SIGINT)

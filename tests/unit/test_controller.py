@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from rubberband.executor.controller import Controller
 from rubberband.executor.events import (
     CancelRequested,
@@ -24,9 +26,12 @@ from rubberband.executor.events import (
     Tick,
     TrialFailed,
     TrialReported,
+    TrialStarted,
 )
 from rubberband.executor.invariants import validate
 from rubberband.executor.state import Job, TrialStatus
+from rubberband.plan import Plan, StagePlan
+from rubberband.profile import Profile
 from tests.unit.test_journal import JOB
 
 
@@ -224,6 +229,37 @@ def test_a_new_driver_adopts_what_lives_and_asks_again_for_what_is_not_seen() ->
     live = (LiveInstance(instance="i-001", running_at=101.5),)
     assert story.tell(DriverResumed, live=live, ended=()) == [LaunchInstance(instance="i-002")]
     assert "StartTrial" in kinds(story.ready("i-001", "i-002"))
+
+
+def test_what_was_given_up_before_it_ran_is_not_asked_for_again() -> None:
+    story = Story()
+    story.tell(Started)
+    assert kinds(story.tell(CancelRequested)) == ["ReleaseInstance"] * 2
+    commands = story.tell(DriverResumed, live=(), ended=())
+    assert commands == [LaunchInstance(instance="i-003"), LaunchInstance(instance="i-004")]
+
+
+def test_before_its_first_step_a_trial_has_a_minute_whatever_the_timeout() -> None:
+    story = begun(dataclasses.replace(JOB, iteration_timeout_s=5.0))
+    began_at = story.at
+    assert story.controller.wake_at() == began_at + 60.0
+    for trial in range(4):
+        story.tell(TrialStarted, trial=trial, attempt=1)
+    assert story.controller.wake_at() == began_at + 1.0 + 5.0
+
+
+def test_a_gang_is_never_narrower_than_was_profiled() -> None:
+    profile = Profile(seconds_per_iteration={2: 6.0, 4: 4.0})
+    offer = dataclasses.replace(JOB.offer, gpus=1, max_instances=4)
+    plan = Plan(stages=(StagePlan(instances=4, gpus_per_trial=4), StagePlan(instances=2, gpus_per_trial=2)))
+    job = dataclasses.replace(JOB, profile=profile, plan=plan, offer=offer)
+    story = Story(job)
+    story.tell(Started)
+    story.ready("i-001", "i-002", "i-003", "i-004")
+    for instance in ("i-001", "i-002", "i-003"):
+        commands = story.tell(InstanceLost, instance=instance, ended_at=story.at, reason="died")
+        starts = [len(command.gang) for command in commands if isinstance(command, StartTrial)]
+        assert starts in ([], [2], [3]), "one GPU was not profiled"
 
 
 def test_a_finished_experiment_stays_finished() -> None:

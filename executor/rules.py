@@ -1,0 +1,52 @@
+"""The limits that the controller keeps: when a trial hangs, how wide its gang is, what may still be launched. Pure."""
+
+from __future__ import annotations
+
+from rubberband.executor import accounting
+from rubberband.executor.state import InstanceStatus, Job, State, TrialState
+from rubberband.offer import gang_sizes, slots
+from rubberband.plan import total_iterations
+
+SHORTEST_HANG_S = 60.0
+"""A trial is never taken to hang before this long without a report, unless the user set a timeout; and before its first
+step (its worker may have to be started again) not even then."""
+
+
+def hang_limit_s(job: Job, state: State, trial: TrialState) -> float:
+    """Seconds without a report after which a running trial is taken to hang."""
+    starting = state.allocation(trial).training_at is None
+    if job.iteration_timeout_s is not None:
+        return max(job.iteration_timeout_s, SHORTEST_HANG_S) if starting else job.iteration_timeout_s
+    expected_s = job.profile.trial_startup_s + job.profile.iteration_s(len(trial.gang))
+    return max(SHORTEST_HANG_S, 10.0 * expected_s)
+
+
+def stop_at(job: Job, state: State) -> float:
+    """When everything must be given back for the bill to stay within max_cost."""
+    return accounting.budget_ends_at(job, state) - job.release_margin_s
+
+
+def affordable(job: Job, state: State) -> bool:
+    """Whether one more instance may be asked for: its minimum fits beside all that is committed."""
+    if job.max_cost_usd is None:
+        return True
+    new_usd = job.offer.instance_cost_usd(0.0)
+    requested = sum(record.status is InstanceStatus.REQUESTED for record in state.instances.values())
+    committed_usd = accounting.bill_usd(job, state, state.now) + requested * new_usd
+    return committed_usd + new_usd <= job.max_cost_usd + 1e-9
+
+
+def gang_size(job: Job, state: State) -> int:
+    """GPUs per trial: as planned, or the widest gang that fits what there is; 0 if none does.
+
+    Never fewer than were profiled: a trial may not fit there.
+    """
+    planned = job.plan.stages[state.stages[-1].stage].gpus_per_trial
+    ready = len(state.ready())
+    allowed = gang_sizes(job.offer.gpus, job.profile.smallest_gpus, planned)
+    return max((size for size in allowed if slots(ready, job.offer.gpus, size) > 0), default=0)
+
+
+def target_iterations(job: Job, state: State) -> int:
+    """Iterations in all that a trial has done at the current stage's end."""
+    return total_iterations(job.stages[: state.stages[-1].stage + 1])

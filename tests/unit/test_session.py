@@ -1,0 +1,110 @@
+"""Experiments on disk: created, driven, cut off, driven again, read. On the virtual clock."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from rubberband.errors import InputError, NameTakenError
+from rubberband.executor import session
+from rubberband.executor.controller import Controller
+from rubberband.executor.driver import Observer
+from rubberband.executor.events import Event
+from rubberband.executor.folder import ExperimentFolder, folders
+from rubberband.executor.session import Setup
+from rubberband.executor.state import Job
+from tests.unit.test_journal import JOB
+
+
+def setup(**changes: object) -> Setup:
+    plain: dict[str, object] = {
+        "provider": "virtual",
+        "configurations": [{"x": trial} for trial in range(4)],
+        "seeds": [0, 1, 2, 3],
+        "entrypoint": None,
+        "checkpoints": "",
+        "lease_s": 60.0,
+        "experiment": {},
+    }
+    return Setup(**{**plain, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ExperimentFolder:
+    made = ExperimentFolder(home=tmp_path / "a home", name="test")
+    session.create(made, JOB, setup(checkpoints=str(made.checkpoints)))
+    return made
+
+
+class Killed(Exception):
+    """Stands for kill -9."""
+
+
+def dying_after(num_events: int) -> Callable[[Job, Callable[[], float], ExitStack], Sequence[Observer]]:
+    left = [num_events]
+
+    def observe(_event: Event, _controller: Controller) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Killed
+
+    return lambda *_: [observe]
+
+
+def test_a_run_ends_and_can_be_read_again(folder: ExperimentFolder) -> None:
+    result = session.run(folder)
+    assert result.outcome == "done"
+    assert session.read(folder) == result
+    assert [found.name for found in folders(folder.home)] == ["test"]
+
+
+@pytest.mark.parametrize("num_events", [0, 1, 3, 6, 9])
+def test_a_virtual_run_that_was_cut_off_goes_on_at_its_own_time(folder: ExperimentFolder, num_events: int) -> None:
+    with contextlib.suppress(Killed):
+        session.run(folder, view=dying_after(num_events))
+    cut = session.read(folder)
+    assert cut.outcome == "unfinished"
+    result = session.run(folder)
+    assert result.outcome == "done"
+    assert result.actual_jct_s >= cut.actual_jct_s
+    assert result.resumes == 1
+
+
+def test_what_has_ended_is_only_read(folder: ExperimentFolder) -> None:
+    result = session.run(folder)
+    assert session.run(folder, view=dying_after(0)) == result
+
+
+def test_a_cancelled_run_can_be_resumed(folder: ExperimentFolder) -> None:
+    assert session.run(folder, cancelled=lambda: True).outcome == "cancelled"
+    assert session.run(folder).outcome == "done"
+
+
+def test_there_is_one_driver_at_a_time(folder: ExperimentFolder) -> None:
+    assert not folder.driven
+    with folder.driving():
+        assert folder.driven
+        with pytest.raises(InputError, match="another driver is at work"):
+            session.run(folder)
+
+
+def test_a_taken_name_is_refused_and_loses_nothing(folder: ExperimentFolder) -> None:
+    result = session.run(folder)
+    with pytest.raises(NameTakenError, match="rubberband resume test"):
+        session.create(folder, JOB, setup())
+    assert session.read(folder) == result
+
+
+def test_an_experiment_that_is_not_there_is_told_with_those_that_are(folder: ExperimentFolder) -> None:
+    with pytest.raises(InputError, match=r"no experiment 'nosuch' in .*; there are: test"):
+        session.read(ExperimentFolder(home=folder.home, name="nosuch"))
+
+
+def test_a_home_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="set RUBBERBAND_HOME"):
+        session.create(ExperimentFolder(home=tmp_path / "file", name="test"), JOB, setup())
