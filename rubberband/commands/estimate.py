@@ -49,7 +49,10 @@ def estimate(
     ] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Plan an experiment: instances and GPUs per trial for every stage, the time and the cost."""
+    """Predict what an experiment takes and costs.
+
+    Finds the plan (instances and GPUs per trial for every stage) and spends nothing.
+    """
     from rubberband.cloud import catalogue
     from rubberband.errors import InfeasibleError
     from rubberband.files import load_experiment

@@ -24,7 +24,11 @@ def profile(
     ] = 3,
     overrides: Overrides = None,
 ) -> None:
-    """Run a trial for a few iterations at 1, 2, 4, ... GPUs and write the profile that planning needs."""
+    """Measure the profile that planning needs.
+
+    Runs trials for a few iterations at 1, 2, 4 and more GPUs, on instances of its own: their speed, their start-up,
+    and how long instances take to start.
+    """
     from rubberband.executor.folder import ExperimentFolder
     from rubberband.executor.session import cancel_on_signals
     from rubberband.files import default_profile_path, load_experiment

@@ -30,7 +30,11 @@ def report(
         typer.Option("--html", metavar="FILE", help="Write one self-contained page to FILE.", show_default=False),
     ] = None,
 ) -> None:
-    """Trials, the best configuration, stages, time and cost planned against actual, and where the paid time went."""
+    """Print an experiment's result.
+
+    The best configuration, stages, time and cost planned against actual, where the paid time went, and the trials;
+    also while it runs.
+    """
     from rubberband.executor import session
 
     result = session.read(_folder(name))
@@ -51,7 +55,7 @@ def report(
 def ps(
     output: Annotated[Output, typer.Option("--output", "-o", help="Print text or JSON.")] = Output.text,
 ) -> None:
-    """The experiments on this machine: their state, progress and cost."""
+    """List the experiments on this machine."""
     from rubberband.commands.show import print_json, print_table
     from rubberband.executor.folder import folders
     from rubberband.tuning import default_home
@@ -119,7 +123,7 @@ def logs(
     name: Name,
     trial: Annotated[int | None, typer.Argument(metavar="[TRIAL]", help="One trial only.", show_default=False)] = None,
 ) -> None:
-    """What the trials printed, and why those that failed did."""
+    """Print what the trials printed, and why some failed."""
     from rubberband.errors import InputError
     from rubberband.executor import session
 

@@ -25,9 +25,10 @@ def run(
     ] = Policy.optimal,
     overrides: Overrides = None,
 ) -> None:
-    """Plan an experiment, run it and report: the best configuration, and the bill, planned against actual.
+    """Plan an experiment, run it, and report.
 
-    Without a profile one is measured first. Ctrl-C ends the run cleanly: instances are given back, the best so far is
+    The report tells the best configuration and the bill, planned against actual. Without a profile one is measured
+    first. Ctrl-C ends the run cleanly: instances are given back, the best so far is
     reported, and `rubberband resume` goes on with it.
     """
     from rubberband.executor.folder import ExperimentFolder
@@ -52,7 +53,10 @@ def run(
 def resume(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The experiment's name.", show_default=False)],
 ) -> None:
-    """Go on with an experiment that was cancelled, or whose driver died, from its last reported iterations."""
+    """Go on with an experiment that was cut off.
+
+    It may have been cancelled, or its driver may have died; no reported iteration is trained again.
+    """
     from rubberband.executor import session
     from rubberband.executor.folder import ExperimentFolder
     from rubberband.tuning import default_home

@@ -12,9 +12,9 @@ def sweep(
         str | None, typer.Argument(metavar="[NAME]", help="Only this experiment.", show_default=False)
     ] = None,
 ) -> None:
-    """End the instances of experiments whose driver is dead. Those of a living driver are left alone.
+    """End what dead drivers left running.
 
-    Nothing is lost: `rubberband resume` starts new ones and goes on from the last reported iterations.
+    Instances of a living driver are left alone. Nothing is lost: `rubberband resume` starts new ones and goes on from the last reported iterations.
     """
     from rubberband.cloud.local.sweeping import sweep as sweep_local
     from rubberband.tuning import default_home
