@@ -14,7 +14,8 @@ def sweep(
 ) -> None:
     """End what dead drivers left running.
 
-    Instances of a living driver are left alone. Nothing is lost: `rubberband resume` starts new ones and goes on from the last reported iterations.
+    Instances of a living driver are left alone. Nothing is lost: `rubberband resume` starts new ones and goes on from
+    the last reported iterations.
     """
     from rubberband.cloud.local.sweeping import sweep as sweep_local
     from rubberband.tuning import default_home
