@@ -48,13 +48,17 @@ class ExperimentFolder:
         """Whether the experiment was created."""
         return self.journal.exists()
 
-    def make(self) -> None:
-        """Make the folder. Raises NameTakenError if the experiment is here, InputError if it cannot be made."""
+    def require_free(self) -> None:
+        """Raise NameTakenError, naming the ways out, if the experiment is here."""
         if self.exists:
             raise NameTakenError(
                 f"the name {self.name!r} is taken by another experiment ({self.path}); go on with it by "
                 f"`rubberband resume {self.name}`, or run this one under another name: -s name={self.name}-2"
             )
+
+    def make(self) -> None:
+        """Make the folder. Raises NameTakenError if the experiment is here, InputError if it cannot be made."""
+        self.require_free()
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:

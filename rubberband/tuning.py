@@ -74,8 +74,7 @@ def run_experiment(
     """
     started_at = time.time()
     entrypoint = find_entrypoint(experiment, search_path)
-    if folder.exists:
-        folder.make()  # raises, before anything is measured
+    folder.require_free()
     with cancel_on_signals() as cancelled:
         profile = experiment.loaded_profile()
         cost_usd = 0.0
