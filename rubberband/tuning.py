@@ -76,14 +76,15 @@ def run_experiment(
     entrypoint = find_entrypoint(experiment, search_path)
     folder.require_free()
     with cancel_on_signals() as cancelled:
-        profile = experiment.loaded_profile()
-        cost_usd = 0.0
+        profile, spent = experiment.loaded_profile(), Spent()
         if profile is None:
             announce("no profile yet: measuring one first")
             measured = measure_profile(experiment, entrypoint, folder, announce=announce, cancelled=cancelled)
-            measured.save(profile_path or folder.home / "profiling" / f"{experiment.name}.profile.json")
-            profile, cost_usd = measured.profile, measured.cost_usd
-        spent = Spent(seconds=time.time() - started_at if cost_usd else 0.0, cost_usd=cost_usd)
+            kept = profile_path or folder.home / "profiling" / f"{experiment.name}.profile.json"
+            measured.save(kept)
+            announce(f"the profile is kept in {kept}")
+            profile = measured.profile
+            spent = Spent(seconds=time.time() - started_at, cost_usd=measured.cost_usd)
         job = plan_job(experiment, profile, policy, spent=spent)
         announce(_plan_line(job))
         create(folder, job, _setup(experiment, entrypoint, folder, spent))
@@ -232,7 +233,7 @@ def _left(constraints: Constraints, spent: Spent) -> Constraints:
     deadline_s, max_cost_usd = constraints.deadline_s, constraints.max_cost_usd
     return replace(
         constraints,
-        deadline_s=None if deadline_s is None else deadline_s - spent.seconds,
+        deadline_s=None if deadline_s is None else max(0.0, deadline_s - spent.seconds),
         max_cost_usd=None if max_cost_usd is None else max(0.0, max_cost_usd - spent.cost_usd),
     )
 

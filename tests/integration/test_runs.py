@@ -206,3 +206,45 @@ def test_the_invariants_hold_over_a_whole_real_history(undisturbed: CommandLine)
         controller.handle(event)
         validate(controller)
     journal.close()
+
+
+def test_a_run_without_a_profile_measures_one_and_says_so(command_line: CommandLine) -> None:
+    _, errors = command_line("run", "sleepy.yaml", "-s", "profile=null", "-s", "resources.max_instances=1")
+    assert "measuring one first" in errors
+    kept = command_line.folder / "sleepy.profile.json"
+    assert str(kept.name) in errors
+    profile = json.loads(kept.read_text())
+    assert profile["schema"] == "rubberband.profile/1"
+    assert list(profile["seconds_per_iteration"]) == ["1"]
+    assert min(profile["provision_delay_s"], profile["init_delay_s"], profile["trial_startup_s"]) > 0
+    result = command_line.result()
+    assert result.outcome == "done"
+    assert result.profiling_cost_usd > 0
+    assert command_line.nothing_left(within_s=1.0)
+
+
+def test_profile_says_what_it_measured_and_estimate_uses_it(command_line: CommandLine) -> None:
+    text = (command_line.folder / "sleepy.yaml").read_text()
+    without = "\n".join(line for line in text.splitlines() if not line.startswith("profile:"))
+    (command_line.folder / "sleepy.yaml").write_text(without)
+    assert "rubberband profile sleepy.yaml" in command_line.refused("estimate", "sleepy.yaml")
+    output, errors = command_line("profile", "sleepy.yaml", "--iterations", "2", "-s", "resources.gpus_per_trial.max=2")
+    assert "1 GPU: " in output
+    assert "2 GPU: " in output
+    assert "sleepy.profile.json" in errors
+    assert json.loads(command_line("estimate", "sleepy.yaml", "-o", "json")[0])["feasible"]
+    assert command_line.nothing_left(within_s=1.0)
+
+
+def test_interrupted_while_measuring_it_saves_nothing_and_leaves_nothing(command_line: CommandLine) -> None:
+    driver = command_line.start("run", "sleepy.yaml", "-s", "profile=null")
+    deadline = time.time() + 60.0
+    while not command_line.processes() and time.time() < deadline:
+        time.sleep(0.1)
+    time.sleep(2.0)  # into the start of the head or the instances
+    interrupt(driver)
+    _, errors = driver.communicate(timeout=60)
+    assert driver.returncode == 130, errors
+    assert "cancelled" in errors
+    assert not (command_line.folder / "sleepy.profile.json").exists()
+    assert command_line.nothing_left(within_s=1.0)
