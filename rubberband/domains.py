@@ -51,7 +51,7 @@ class Domain:
 
     def draw(self, u: float) -> Any:
         """The value at `u` in (0, 1) of the distribution."""
-        raise NotImplementedError
+        raise AssertionError(f"{self.kind} is enumerated, not drawn")
 
     def _check_bounds(self, lower: float, upper: float, *, whole: bool = False, inclusive: bool = False) -> None:
         for name, value in (("lower", lower), ("upper", upper)):

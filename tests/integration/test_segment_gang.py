@@ -14,25 +14,13 @@ import torch
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport, SegmentStarted
+from rubberband.executor.training.segment import SegmentFailure, SegmentReport, SegmentStarted
+from tests import segments
 from tests.integration.segment_worker import Worker, run_gang, run_unequal
 
 REGRESSION = Entrypoint.parse("segment_trials:Regression", [Path(__file__).parent])
 ACCUMULATING = Entrypoint.parse("segment_trials:Accumulating", [Path(__file__).parent])
-SEGMENT = Segment(
-    trial=4,
-    attempt=1,
-    config={},
-    seed=11,
-    metric="loss",
-    rank=0,
-    num_workers=1,
-    rendezvous=None,
-    device="cpu",
-    from_iterations=0,
-    until_iterations=6,
-    checkpoint=None,
-)
+SEGMENT = replace(segments.SEGMENT, until_iterations=6)
 
 
 @pytest.fixture(scope="module")

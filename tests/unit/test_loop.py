@@ -19,22 +19,10 @@ from rubberband.executor.events import CheckpointRef
 from rubberband.executor.training.data import EvalLoader, fetch
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport, SegmentStarted
+from rubberband.executor.training.segment import SegmentFailure, SegmentReport, SegmentStarted
+from tests import segments
 
-SEGMENT = Segment(
-    trial=4,
-    attempt=1,
-    config={},
-    seed=11,
-    metric="loss",
-    rank=0,
-    num_workers=1,
-    rendezvous=None,
-    device="cpu",
-    from_iterations=0,
-    until_iterations=4,
-    checkpoint=None,
-)
+SEGMENT = segments.SEGMENT
 
 
 @pytest.fixture(autouse=True, scope="module")

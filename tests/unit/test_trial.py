@@ -19,22 +19,10 @@ from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment, warm_up
-from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport, SegmentStarted
+from rubberband.executor.training.segment import SegmentFailure, SegmentReport, SegmentStarted
+from tests import segments
 
-SEGMENT = Segment(
-    trial=4,
-    attempt=1,
-    config={},
-    seed=11,
-    metric="loss",
-    rank=0,
-    num_workers=1,
-    rendezvous=None,
-    device="cpu",
-    from_iterations=0,
-    until_iterations=3,
-    checkpoint=None,
-)
+SEGMENT = replace(segments.SEGMENT, until_iterations=3)
 
 calls: list[Any] = []
 
