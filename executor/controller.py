@@ -50,7 +50,6 @@ from rubberband.executor.state import (
     TrialState,
     TrialStatus,
 )
-from rubberband.offer import slots
 from rubberband.units import format_usd
 
 RETRY_DELAY_S = 10.0
@@ -299,7 +298,10 @@ class Controller:
         state = self.state
         running = {trial.trial: trial.gang for trial in state.running()}
         gpus = {record.instance: self.job.offer.gpus for record in state.ready()}
-        waiting = state.queued()[: slots(len(gpus), self.job.offer.gpus, size)]
+        free_gpus = sum(gpus.values()) - sum(len(gang) for gang in running.values())
+        waiting = state.queued()[: free_gpus // size]
+        if not waiting:
+            return
         allocation = {trial: len(gang) for trial, gang in running.items()} | {t.trial: size for t in waiting}
         placed = place(allocation, running | {t.trial: t.gang for t in waiting}, gpus, locked=running)
         for trial in waiting:

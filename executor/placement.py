@@ -36,7 +36,7 @@ def place(
         if best is None:
             displaced = nodes.make_space(allocation[trial], fixed, allocation)
             for other in displaced:
-                nodes.free(placement.pop(other))
+                nodes.free(other, placement.pop(other))
             waiting = sorted([*waiting, *displaced], key=lambda t: (-allocation[t], t))
             best = nodes.best_fit(allocation[trial])
         if best is not None:
@@ -51,48 +51,52 @@ class _Nodes:
 
     def __init__(self, instances: Mapping[str, int]) -> None:
         self._gpus = dict(instances)
-        self._owner: dict[Slot, int] = {}
-
-    def _free_slots(self, instance: str) -> list[Slot]:
-        every = (Slot(instance=instance, gpu=gpu) for gpu in range(self._gpus[instance]))
-        return [slot for slot in every if slot not in self._owner]
+        self._largest = max(instances.values(), default=0)
+        self._free = {instance: set(range(gpus)) for instance, gpus in instances.items()}
+        self._held: dict[str, dict[int, int]] = {instance: {} for instance in instances}
+        """Instance -> trial -> how many of its GPUs the trial has."""
 
     def can_keep(self, gang: Gang) -> bool:
         """Whether every slot of `gang` exists, is free, and the gang is packed as a new one would be."""
-        if any(slot.gpu >= self._gpus.get(slot.instance, 0) or slot in self._owner for slot in gang):
+        if any(slot.gpu not in self._free.get(slot.instance, ()) for slot in gang):
             return False
         held = {slot.instance for slot in gang}
         return len(held) == 1 or len(gang) == sum(self._gpus[instance] for instance in held)
 
     def take(self, trial: int, gang: Gang) -> None:
-        self._owner.update(dict.fromkeys(gang, trial))
-
-    def free(self, gang: Gang) -> None:
         for slot in gang:
-            del self._owner[slot]
+            self._free[slot.instance].remove(slot.gpu)
+            held = self._held[slot.instance]
+            held[trial] = held.get(trial, 0) + 1
+
+    def free(self, trial: int, gang: Gang) -> None:
+        for slot in gang:
+            self._free[slot.instance].add(slot.gpu)
+            self._held[slot.instance].pop(trial, None)
+
+    def _some(self, instance: str, gpus: int) -> Gang:
+        return tuple(Slot(instance=instance, gpu=gpu) for gpu in sorted(self._free[instance])[:gpus])
 
     def best_fit(self, gpus: int) -> Gang | None:
         """The fullest instance that still holds `gpus`, else as few wholly free instances as make up `gpus` exactly."""
-        free = {instance: self._free_slots(instance) for instance in self._gpus}
-        fitting = [instance for instance in free if len(free[instance]) >= gpus]
-        if fitting:
-            chosen = min(fitting, key=lambda instance: (len(free[instance]), instance))
-            return tuple(free[chosen][:gpus])
-        if gpus <= max(self._gpus.values(), default=0):
-            return None
-        whole = sorted(instance for instance in free if len(free[instance]) == self._gpus[instance])
-        gang: list[Slot] = []
-        for instance in whole:
-            if len(gang) + len(free[instance]) <= gpus:
-                gang += free[instance]
-        return tuple(gang) if len(gang) == gpus else None
+        if gpus <= self._largest:
+            fitting = [instance for instance, free in self._free.items() if len(free) >= gpus]
+            if not fitting:
+                return None
+            return self._some(min(fitting, key=lambda instance: (len(self._free[instance]), instance)), gpus)
+        gang: Gang = ()
+        for instance in sorted(self._gpus):
+            own = self._gpus[instance]
+            if len(self._free[instance]) == own and len(gang) + own <= gpus:
+                gang += self._some(instance, own)
+        return gang if len(gang) == gpus else None
 
     def make_space(self, gpus: int, fixed: set[int], allocation: Mapping[int, int]) -> list[int]:
         """The narrower trials to displace so that a gang of `gpus` fits; empty if that cannot be had."""
-        by_space = sorted(self._gpus, key=lambda instance: (-len(self._free_slots(instance)), instance))
+        by_space = sorted(self._gpus, key=lambda instance: (-len(self._free[instance]), instance))
         displaced: list[int] = []
         missing = gpus
-        wide = gpus > max(self._gpus.values(), default=0)
+        wide = gpus > self._largest
         for instance in by_space:
             victims = self._displaceable(instance, self._gpus[instance] if wide else gpus, gpus, fixed, allocation)
             if victims is None:
@@ -111,11 +115,8 @@ class _Nodes:
         """Trials narrower than `gpus` on `instance` whose GPUs, with the free ones, make `wanted`; None if too few."""
         if wanted > self._gpus[instance]:
             return None
-        held: dict[int, int] = {}
-        for slot, trial in self._owner.items():
-            if slot.instance == instance:
-                held[trial] = held.get(trial, 0) + 1
-        room = len(self._free_slots(instance))
+        held = self._held[instance]
+        room = len(self._free[instance])
         victims: list[int] = []
         for trial in sorted(held, key=lambda trial: (held[trial], trial)):
             if room >= wanted:
