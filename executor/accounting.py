@@ -31,7 +31,8 @@ def bill_usd(job: Job, state: State, at: float) -> float:
     functions = sum(
         offer.function_cost_usd(len(use.gang), max(0.0, _by(use.ended_at, at) - use.started_at)) for use in uses
     )
-    return instances + functions + offer.head_cost_usd(max(0.0, _by(state.ended_at, at) - state.started_at))
+    head_s = max(0.0, _by(state.ended_at, at) - state.started_at - state.paused_s)
+    return instances + functions + offer.head_cost_usd(head_s)
 
 
 def _by(ended_at: float | None, at: float) -> float:

@@ -133,6 +133,8 @@ class Controller:
                 self._lose(record, event.ended_at, event.reason)
             case InstanceReleased():
                 record.status, record.ended_at = InstanceStatus.ENDED, event.ended_at
+                if record.running_at is None:
+                    record.running_at = event.running_at
 
     def _note_trial(self, trial: TrialState, event: TrialStarted | TrialReported | TrialFailed) -> None:
         match event:
@@ -196,6 +198,7 @@ class Controller:
             state.started_at = state.now
             self._begin_stage(0, tuple(range(len(state.trials))))
         elif self._cancelled():
+            state.paused_s += state.now - (state.now if state.ended_at is None else state.ended_at)
             state.outcome, state.reason, state.ended_at = None, "", None
             state.phase = Phase.SCALING
 
@@ -212,7 +215,10 @@ class Controller:
             if self.state.now >= trial.progress_at + limit_s:
                 self._commands.append(StopTrial(trial=trial.trial, attempt=trial.attempt))
                 self._fail(trial, "hung", f"no report for {limit_s:.0f} s")
-        if ticked and self.state.now >= stop_at(self.job, self.state):
+        # Events come thick and fast where many trials run: the cap must not wait for a quiet moment. What happens at
+        # the very instant (the last SYNC of a plan that costs just the cap) goes before it.
+        slack_s = 0.0 if ticked else 1e-6
+        if self.state.now >= stop_at(self.job, self.state) + slack_s:
             spent_usd = accounting.bill_usd(self.job, self.state, self.state.now)
             cap = format_usd(self.job.max_cost_usd or 0.0)
             self._end("budget", f"max_cost={cap} is reached ({format_usd(spent_usd)} spent)")
@@ -242,7 +248,8 @@ class Controller:
         state.launches_left = self.job.launch_attempts
         state.relaunch_at = 0.0
         surplus = len(state.live()) - self.job.plan.stages[stage].instances
-        for record in state.live()[: max(0, surplus)]:
+        unbilled_first = sorted(state.live(), key=lambda record: record.running_at is not None)
+        for record in unbilled_first[: max(0, surplus)]:
             self._release(record)
 
     def _scale(self) -> None:
@@ -284,7 +291,7 @@ class Controller:
         size = gang_size(self.job, self.state)
         if state.queued() and size > 0:
             self._fill_slots(size)
-        elif state.queued() and not state.live() and not self._more_may_come():
+        elif state.queued() and not state.running() and not self._awaited():
             reasons = [record.reason for record in state.instances.values() if record.reason]
             outcome: Outcome = "failed" if affordable(self.job, self.state) else "budget"
             self._end(

@@ -52,8 +52,8 @@ def drive(
         if cancelled() and not asked_to_stop:
             asked_to_stop = True
             events = [*events, CancelRequested(occurred_at=backend.now())]
-        if not events and (wake_at := controller.wake_at()) is not None and backend.now() >= wake_at:
-            events = [Tick(occurred_at=backend.now())]
+        if (wake_at := controller.wake_at()) is not None and backend.now() >= wake_at:
+            events = [*events, Tick(occurred_at=backend.now())]
 
 
 def _take_in(

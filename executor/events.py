@@ -93,6 +93,8 @@ class InstanceReleased(Event):
 
     instance: str
     ended_at: float
+    running_at: float | None = None
+    """Since when it was billed, if it ran; it may have begun to after it was given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

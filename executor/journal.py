@@ -53,7 +53,7 @@ class Header:
 class Journal:
     """The events of one experiment. One writer at a time; readers see what was appended."""
 
-    def __init__(self, url: str, name: str, *, create: bool = False) -> None:
+    def __init__(self, url: str | sql.URL, name: str, *, create: bool = False) -> None:
         """Open the store at `url`, a SQLAlchemy URL, for the experiment `name`; with `create`, make its tables first.
 
         Only the writer that begins an experiment creates: a reader that did would get in its way.
@@ -137,9 +137,9 @@ class Journal:
         self._engine.dispose()
 
 
-def sqlite_url(path: Path) -> str:
-    """The SQLAlchemy URL of a SQLite file."""
-    return f"sqlite:///{path}"
+def sqlite_url(path: Path) -> sql.URL:
+    """The SQLAlchemy URL of a SQLite file, whatever characters its path has."""
+    return sql.URL.create("sqlite", database=str(path))
 
 
 def _make_durable(connection: Any, _record: object) -> None:

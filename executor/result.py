@@ -138,6 +138,8 @@ class Result:
 def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> Result:
     """The result as of `now`, on the clock of the events."""
     at = state.ended_at if state.ended_at is not None else max(now, state.now)
+    if state.phase is Phase.NEW:
+        at = state.started_at
     trials = tuple(_trial(state, trial, setup["configurations"][trial]) for trial in range(len(state.trials)))
     best = best_trial(state, job.metric, job.mode)
     return Result(

@@ -24,6 +24,7 @@ from rubberband.executor.result import Result, summarise
 from rubberband.executor.state import Job
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual import VirtualBackend
+from rubberband.offer import Offer
 
 RELEASE_MARGIN_S = 3.0
 """Real instances take about this long to be given back; the budget keeps clear of it."""
@@ -160,14 +161,15 @@ def make_backend(folder: ExperimentFolder, setup: Setup, job: Job, last_event_at
     if setup.provider == "virtual":
         clock = VirtualClock(last_event_at or 0.0)
         return VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, clock=clock)
-    widest = max(stage.instances for stage in job.plan.stages)
-    return make_ray_backend(folder, setup, gpus_per_instance=job.offer.gpus, num_instances=widest, metric=job.metric)
+    return make_ray_backend(folder, setup, job.offer, job.metric)
 
 
-def make_ray_backend(
-    folder: ExperimentFolder, setup: Setup, *, gpus_per_instance: int, num_instances: int, metric: str
-) -> Backend:
-    """A backend of up to `num_instances` real instances; on this machine they share out its GPUs, if it has enough."""
+def make_ray_backend(folder: ExperimentFolder, setup: Setup, offer: Offer, metric: str) -> Backend:
+    """A backend of real instances.
+
+    Local ones share out the machine's GPUs if it has enough for all of `max_instances`, whatever the plan holds, so
+    that a profile and the run that it is for are on the same device; otherwise trials use the CPU.
+    """
     from rubberband.cloud.local.provider import LocalProvider
     from rubberband.cloud.local.ray_node import real_gpus
     from rubberband.executor.ray.backend import RayBackend
@@ -178,9 +180,9 @@ def make_ray_backend(
     provider = LocalProvider(
         folder.name,
         folder.instances,
-        gpus_per_instance,
+        offer.gpus,
         setup.lease_s,
-        devices=devices if len(devices) >= num_instances * gpus_per_instance else (),
+        devices=devices if len(devices) >= offer.max_instances * offer.gpus else (),
     )
     return RayBackend(
         provider,
@@ -189,9 +191,10 @@ def make_ray_backend(
         seeds=setup.seeds,
         metric=metric,
         store=open_store(setup.checkpoints),
-        gpus_per_instance=gpus_per_instance,
+        gpus_per_instance=offer.gpus,
         device=provider.device,
         logs=folder.logs,
+        lease_interval_s=min(2.0, setup.lease_s / 4.0),
     )
 
 

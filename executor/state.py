@@ -175,6 +175,8 @@ class State:
     outcome: Outcome | None = None
     reason: str = ""
     resumes: int = 0
+    paused_s: float = 0.0
+    """Between being cancelled and being resumed; nothing was held."""
     launches_left: int = 0
     relaunch_at: float = 0.0
     """Not before this instant is a refused launch tried again."""

@@ -5,6 +5,7 @@ It is also the check on the planner: with deterministic times a virtual run take
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -96,8 +97,9 @@ class VirtualBackend:
             case LaunchInstance():
                 self._launch(command.instance)
             case ReleaseInstance():
-                status = self.provider.release(command.instance)
-                self._at(self.now(), lambda now: self._released(status))
+                with contextlib.suppress(ProviderError):  # refused, which the controller has yet to hear
+                    status = self.provider.release(command.instance)
+                    self._at(self.now(), lambda now: self._released(status))
             case StartTrial():
                 self._attempts[command.trial] = command.attempt
                 self._at(self.now() + self._profile.trial_startup_s, lambda now: self._begin(command, now))
@@ -186,7 +188,9 @@ class VirtualBackend:
 
     def _released(self, status: InstanceStatus) -> Event:
         ended_at = status.ended_at if status.ended_at is not None else self.now()
-        return InstanceReleased(occurred_at=self.now(), instance=status.instance, ended_at=ended_at)
+        return InstanceReleased(
+            occurred_at=self.now(), instance=status.instance, ended_at=ended_at, running_at=status.running_at
+        )
 
     def _begin(self, start: StartTrial, now: float) -> Event | None:
         if self._attempts.get(start.trial) != start.attempt:

@@ -143,8 +143,8 @@ class Resources(Words):
     dataset_gb: Amount = 0.0
     data_price_usd_per_gb: Usd = Field(0.0, alias="data_price_per_gb")
     head_price_usd_per_hour: Usd = Field(0.0, alias="head_price_per_hour")
-    lease_s: Annotated[Duration, Field(gt=0)] = Field(60.0, alias="lease")
-    """How long an instance outlives a driver that died."""
+    lease_s: Annotated[Duration, Field(ge=2)] = Field(60.0, alias="lease")
+    """How long an instance outlives a driver that died; at least 2 s."""
     checkpoints: Annotated[str, Field(min_length=1)] | None = None
     """URL of the checkpoint store: a directory that every instance sees. By default one in the experiment's folder."""
 

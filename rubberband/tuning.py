@@ -53,7 +53,7 @@ def tune(entrypoint: Any = None, /, *, home: str | os.PathLike[str] | None = Non
         experiment = Experiment(**({} if entrypoint is None else {"entrypoint": entrypoint}), **words)
     elif words or entrypoint is not None:
         raise InputError(f"tune was given an experiment and {', '.join(words) or 'an entry point'} beside it; give one")
-    folder = ExperimentFolder(home=Path(home) if home else default_home(), name=experiment.name)
+    folder = ExperimentFolder(home=Path(home).expanduser().resolve() if home else default_home(), name=experiment.name)
     return run_experiment(experiment, folder)
 
 
@@ -179,13 +179,7 @@ def measure_profile(
     scratch.make()
     setup = replace(_setup(experiment, entrypoint, scratch, Spent()), checkpoints=str(scratch.checkpoints))
     with scratch.driving(), ExitStack() as stack:
-        backend = make_ray_backend(
-            scratch,
-            setup,
-            gpus_per_instance=rented.gpus,
-            num_instances=num_instances,
-            metric=experiment.search.metric,
-        )
+        backend = make_ray_backend(scratch, setup, rented, experiment.search.metric)
         stack.callback(backend.close)
         found = measure(
             backend,
@@ -268,12 +262,17 @@ def _setup(experiment: Experiment, entrypoint: Entrypoint | None, folder: Experi
         configurations=experiment.configurations(),
         seeds=trial_seeds(experiment),
         entrypoint=entrypoint,
-        checkpoints=experiment.resources.checkpoints or str(folder.checkpoints),
+        checkpoints=_store_url(experiment.resources.checkpoints or str(folder.checkpoints)),
         lease_s=experiment.resources.lease_s,
         profiling_s=spent.seconds,
         profiling_cost_usd=spent.cost_usd,
         experiment=experiment.to_words(),
     )
+
+
+def _store_url(url: str) -> str:
+    """A path as an absolute one: a resume may start from another folder."""
+    return url if "://" in url else os.path.abspath(os.path.expanduser(url))
 
 
 def _plan_line(job: Job) -> str:

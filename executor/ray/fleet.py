@@ -107,16 +107,25 @@ class RayFleet:
     def _release(self, instance: str, hold: _Hold | None) -> None:
         if hold is not None:
             hold.launched.wait()
-        ended_at = self._release_surely(instance)
-        self._mailbox.put(lambda at: InstanceReleased(occurred_at=at, instance=instance, ended_at=ended_at or at))
+        status = self._release_surely(instance)
+        running_at = status.running_at if status else None
+        ended_at = status.ended_at if status else None
+        self._mailbox.put(
+            lambda at: InstanceReleased(
+                occurred_at=at,
+                instance=instance,
+                ended_at=at if ended_at is None else ended_at,
+                running_at=running_at,
+            )
+        )
         if hold is not None:
             hold.crew.dismiss()
 
-    def _release_surely(self, instance: str) -> float | None:
+    def _release_surely(self, instance: str) -> InstanceStatus | None:
         """Ask until the provider obeys: an instance that is not given back goes on costing money."""
         while True:
             try:
-                return self._provider.release(instance).ended_at
+                return self._provider.release(instance)
             except ProviderError:
                 if all(status.instance != instance for status in self._provider.describe()):
                     return None
@@ -135,7 +144,8 @@ class RayFleet:
         """Give back an instance that is of no use, and call it lost."""
         hold = self._holds[instance]
         if self._end(instance, hold):
-            ended_at = self._release_surely(instance)
+            status = self._release_surely(instance)
+            ended_at = status.ended_at if status else None
             self._mailbox.put(
                 lambda at: InstanceLost(occurred_at=at, instance=instance, ended_at=ended_at or at, reason=reason)
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from rubberband.executor.state import Job
@@ -33,8 +34,9 @@ def offers(draw: st.DrawFn) -> Offer:
 def profiles(draw: st.DrawFn) -> Profile:
     single = draw(st.floats(0.05, 200.0).map(lambda value: round(value, 3)))
     efficiency = draw(st.floats(0.3, 1.0))
+    smallest = draw(st.sampled_from([1, 1, 2]))
     return Profile(
-        seconds_per_iteration={gpus: single / gpus**efficiency for gpus in (1, 2, 4, 8)},
+        seconds_per_iteration={gpus: single / gpus**efficiency for gpus in (1, 2, 4, 8) if gpus >= smallest},
         trial_startup_s=draw(seconds),
     )
 
@@ -51,7 +53,9 @@ def jobs(draw: st.DrawFn) -> Job:
     chosen: list[StagePlan] = []
     for _ in stages:
         instances = draw(st.integers(1, offer.max_instances))
-        sizes = [size for size in gang_sizes(offer.gpus, 1, 16) if slots(instances, offer.gpus, size) > 0]
+        allowed = gang_sizes(offer.gpus, profile.smallest_gpus, 16)
+        sizes = [size for size in allowed if slots(instances, offer.gpus, size) > 0]
+        assume(sizes)
         chosen.append(StagePlan(instances=instances, gpus_per_trial=draw(st.sampled_from(sizes))))
     plan = Plan(stages=tuple(chosen))
     return Job(

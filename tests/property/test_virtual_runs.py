@@ -71,14 +71,14 @@ def faults(draw: st.DrawFn) -> Faults:
     )
 
 
-@given(jobs(), faults(), st.one_of(st.none(), st.floats(0.0, 3.0)))
+@given(jobs(), faults(), st.one_of(st.none(), st.floats(0.0, 3.0)), st.one_of(st.none(), st.integers(0, 40)))
 @settings(deadline=None, max_examples=200)
 def test_with_any_faults_a_run_ends_holds_nothing_and_keeps_every_invariant(
-    job: Job, faults: Faults, cap: float | None
+    job: Job, faults: Faults, cap: float | None, cancel_after: int | None
 ) -> None:
     if cap is not None:
         job = dataclasses.replace(job, max_cost_usd=cap * job.prediction.cost_usd)
-    controller, backend, finish = run_virtual(job, faults)
+    controller, backend, finish = run_virtual(job, faults, cancel_after=cancel_after)
     state = controller.state
     assert state.phase is Phase.FINISHED
     assert all(status.state == "terminated" for status in backend.provider.describe())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from rubberband.executor import accounting
 from rubberband.executor.controller import Controller
 from rubberband.executor.events import (
     CancelRequested,
@@ -260,6 +261,54 @@ def test_a_gang_is_never_narrower_than_was_profiled() -> None:
         commands = story.tell(InstanceLost, instance=instance, ended_at=story.at, reason="died")
         starts = [len(command.gang) for command in commands if isinstance(command, StartTrial)]
         assert starts in ([], [2], [3]), "one GPU was not profiled"
+
+
+def test_an_instance_that_does_not_run_yet_is_given_back_before_one_that_does() -> None:
+    story = begun()
+    for trial in range(3):
+        story.report(trial, trial / 10)
+    assert LaunchInstance(instance="i-003") in story.tell(
+        InstanceLost, instance="i-001", ended_at=story.at, reason="died"
+    )
+    commands = story.report(3, 0.9)
+    assert [command for command in commands if isinstance(command, ReleaseInstance)] == [
+        ReleaseInstance(instance="i-003")
+    ]
+    assert len([command for command in commands if isinstance(command, StartTrial)]) == 2
+
+
+def test_the_cap_does_not_wait_for_a_quiet_moment() -> None:
+    story = begun(dataclasses.replace(JOB, max_cost_usd=0.121))
+    story.report(0, 0.1)
+    late = {"iterations": 1, "metrics": {"score": 0.1}, "checkpoint": checkpoint(1, 1)}
+    commands = story.controller.handle(TrialReported(occurred_at=story.at + 700.0, trial=1, attempt=1, **late))  # type: ignore[arg-type]
+    assert "ReleaseInstance" in kinds(commands)
+    assert story.state.outcome == "budget"
+
+
+def test_what_is_too_little_for_a_single_gang_ends_the_run_instead_of_waiting_for_ever() -> None:
+    profile = Profile(seconds_per_iteration={2: 6.0})
+    plan = Plan(stages=(StagePlan(instances=2, gpus_per_trial=2), StagePlan(instances=2, gpus_per_trial=2)))
+    offer = dataclasses.replace(JOB.offer, gpus=1, max_instances=4)
+    story = Story(dataclasses.replace(JOB, profile=profile, plan=plan, offer=offer))
+    story.tell(Started)
+    story.ready("i-001")
+    commands = story.tell(InstanceRefused, instance="i-002", reason="no capacity")
+    for name in ("i-003", "i-004"):
+        story.at += 100.0
+        story.tell(Tick)
+        commands = story.tell(InstanceRefused, instance=name, reason="no capacity")
+    assert commands == [ReleaseInstance(instance="i-001")]
+    assert story.state.reason == "no instance to train on: no capacity"
+
+
+def test_what_ran_after_it_was_given_up_is_on_the_bill() -> None:
+    story = Story()
+    story.tell(Started)
+    story.tell(CancelRequested)
+    story.tell(InstanceReleased, instance="i-001", running_at=story.at, ended_at=story.at + 1.0)
+    story.tell(InstanceReleased, instance="i-002", ended_at=story.at)
+    assert accounting.bill_usd(JOB, story.state, story.at) == JOB.offer.instance_cost_usd(1.0)
 
 
 def test_a_finished_experiment_stays_finished() -> None:

@@ -74,6 +74,13 @@ def test_events_come_back_as_they_were(journal: Journal) -> None:
     assert [seq for seq, _ in journal.events(after=2)] == [3, 4]
 
 
+def test_any_path_will_do(tmp_path: Path) -> None:
+    for name in ("a b", "a?b", "a%20b", "a#b"):
+        (tmp_path / name).mkdir()
+        Journal(sqlite_url(tmp_path / name / "journal.db"), "test", create=True).close()
+        assert (tmp_path / name / "journal.db").exists()
+
+
 def test_a_second_writer_goes_on_where_the_first_stopped(journal: Journal, tmp_path: Path) -> None:
     journal.create(created_at=1.0, job=JOB, setup={})
     journal.append(EVENTS[:3])

@@ -55,6 +55,12 @@ def dying_after(num_events: int) -> Callable[[Job, Callable[[], float], ExitStac
     return lambda *_: [observe]
 
 
+def test_before_anything_happened_nothing_was_spent(folder: ExperimentFolder) -> None:
+    with folder.driving():
+        result = session.read(folder)
+    assert (result.outcome, result.actual_jct_s, result.actual_cost_usd) == ("unfinished", 0.0, 0.0)
+
+
 def test_a_run_ends_and_can_be_read_again(folder: ExperimentFolder) -> None:
     result = session.run(folder)
     assert result.outcome == "done"

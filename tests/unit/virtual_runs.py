@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from rubberband.executor.controller import Controller
 from rubberband.executor.driver import drive
 from rubberband.executor.events import Event, Finish
@@ -16,13 +18,19 @@ def check(_event: Event, controller: Controller) -> None:
 
 
 def run_virtual(
-    job: Job, faults: Faults | None = None, journal: Journal | None = None, backend: VirtualBackend | None = None
+    job: Job,
+    faults: Faults | None = None,
+    journal: Journal | None = None,
+    backend: VirtualBackend | None = None,
+    cancel_after: int | None = None,
 ) -> tuple[Controller, VirtualBackend, Finish]:
+    """Drive `job` to its end; the user cancels it after so many rounds of events."""
+    rounds = itertools.count()
     controller = Controller(job)
     backend = backend or VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, faults=faults)
     own = Journal("sqlite://", job.name, create=True) if journal is None else journal
     try:
-        finish = drive(controller, backend, own, observers=[check])
+        finish = drive(controller, backend, own, observers=[check], cancelled=lambda: next(rounds) == cancel_after)
     finally:
         if journal is None:
             own.close()
