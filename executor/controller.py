@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 
-from rubberband.executor import accounting
 from rubberband.executor.events import (
     CancelRequested,
     Command,
@@ -37,7 +36,7 @@ from rubberband.executor.events import (
 )
 from rubberband.executor.placement import place
 from rubberband.executor.ranking import rank
-from rubberband.executor.rules import affordable, gang_size, hang_limit_s, stop_at, target_iterations
+from rubberband.executor.rules import affordable, gang_size, hang_limit_s, over_budget, stop_at, target_iterations
 from rubberband.executor.state import (
     Allocation,
     InstanceRecord,
@@ -50,7 +49,6 @@ from rubberband.executor.state import (
     TrialState,
     TrialStatus,
 )
-from rubberband.units import format_usd
 
 RETRY_DELAY_S = 10.0
 """Before a refused launch is tried again; doubled each time."""
@@ -215,13 +213,8 @@ class Controller:
             if self.state.now >= trial.progress_at + limit_s:
                 self._commands.append(StopTrial(trial=trial.trial, attempt=trial.attempt))
                 self._fail(trial, "hung", f"no report for {limit_s:.0f} s")
-        # Events come thick and fast where many trials run: the cap must not wait for a quiet moment. What happens at
-        # the very instant (the last SYNC of a plan that costs just the cap) goes before it.
-        slack_s = 0.0 if ticked else 1e-6
-        if self.state.now >= stop_at(self.job, self.state) + slack_s:
-            spent_usd = accounting.bill_usd(self.job, self.state, self.state.now)
-            cap = format_usd(self.job.max_cost_usd or 0.0)
-            self._end("budget", f"max_cost={cap} is reached ({format_usd(spent_usd)} spent)")
+        if (reason := over_budget(self.job, self.state, ticked)) is not None:
+            self._end("budget", reason)
 
     # What is to be done
 

@@ -6,6 +6,7 @@ from rubberband.executor import accounting
 from rubberband.executor.state import InstanceStatus, Job, State, TrialState
 from rubberband.offer import gang_sizes, slots
 from rubberband.plan import total_iterations
+from rubberband.units import format_usd
 
 SHORTEST_HANG_S = 60.0
 """A trial is never taken to hang before this long without a report, unless the user set a timeout; and before its first
@@ -24,6 +25,20 @@ def hang_limit_s(job: Job, state: State, trial: TrialState) -> float:
 def stop_at(job: Job, state: State) -> float:
     """When everything must be given back for the bill to stay within max_cost."""
     return accounting.budget_ends_at(job, state) - job.release_margin_s
+
+
+def over_budget(job: Job, state: State, ticked: bool) -> str | None:
+    """Why the experiment must end for its cap; None if it need not.
+
+    At the cap's very instant other events (the last SYNC of a plan that costs just the cap) go before the Tick; but
+    where events come thick and fast, the cap does not wait for one.
+    """
+    if job.max_cost_usd is None:
+        return None
+    spent_usd = accounting.bill_usd(job, state, state.now)
+    if spent_usd <= job.max_cost_usd + 1e-9 and not (ticked and state.now >= stop_at(job, state)):
+        return None
+    return f"max_cost={format_usd(job.max_cost_usd)} is reached ({format_usd(spent_usd)} spent)"
 
 
 def affordable(job: Job, state: State) -> bool:
