@@ -312,6 +312,7 @@ class Controller:
         state = self.state
         trial.status, trial.gang, trial.progress_at = TrialStatus.RUNNING, gang, state.now
         trial.attempt += 1
+        trial.allocation = len(state.allocations)
         state.allocations.append(
             Allocation(
                 trial=trial.trial, attempt=trial.attempt, stage=trial.last_stage, gang=gang, started_at=state.now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 from rubberband.executor.backend import Backend
@@ -65,5 +66,6 @@ def _take_in(
     for event in events:
         commands += controller.handle(event)
         for observe in observers:
-            observe(event, controller)
+            with contextlib.suppress(OSError):  # a closed terminal or a full disk must not end what is paid for
+                observe(event, controller)
     return commands

@@ -101,6 +101,8 @@ def run(
 
     `view` is given the job, the clock and a stack that is left at the end, and returns observers. Every instance is
     released before this returns or raises. One that has ended, other than by being cancelled, is only read.
+
+    Raises EntrypointError, before anything is started or journalled, if what is trained does not load any more.
     """
     settled = read(folder)
     if settled.outcome not in ("unfinished", "cancelled"):
@@ -111,6 +113,8 @@ def run(
         stack.callback(journal.close)
         controller = Controller(header.job)
         setup = Setup.from_json(header.setup)
+        if setup.entrypoint is not None:
+            setup.entrypoint.check(max(stage.gpus_per_trial for stage in header.job.plan.stages))
         with ExitStack() as views:
             backend = make_backend(folder, setup, header.job, journal.last_event_at())
             views.callback(backend.close)

@@ -78,6 +78,8 @@ class TrialState:
     """The latest failure, also of a trial that was tried again."""
     gang: Gang = ()
     """Where it trains now, or trained last."""
+    allocation: int = -1
+    """Index of its latest stretch on a gang in `State.allocations`."""
     progress_at: float = 0.0
     """When it was started, or last reported."""
     last_stage: int = 0
@@ -198,7 +200,7 @@ class State:
 
     def allocation(self, trial: TrialState) -> Allocation:
         """The trial's latest stretch on a gang; it has had one."""
-        return next(use for use in reversed(self.allocations) if use.trial == trial.trial)
+        return self.allocations[trial.allocation]
 
     def queued(self) -> list[TrialState]:
         """Trials of the current stage that wait for a slot, in the order in which they get one."""

@@ -141,6 +141,7 @@ def save_profile(
     }
     text = json.dumps({key: value for key, value in document.items() if value is not None}, indent=2, allow_nan=False)
     try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         _replace(Path(path), text + "\n")
     except OSError as error:
         raise InputError(f"{path} cannot be written ({error.strerror}); give another path") from None

@@ -7,7 +7,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -80,9 +80,7 @@ def run_experiment(
         if profile is None:
             announce("no profile yet: measuring one first")
             measured = measure_profile(experiment, entrypoint, folder, announce=announce, cancelled=cancelled)
-            kept = profile_path or folder.home / "profiling" / f"{experiment.name}.profile.json"
-            measured.save(kept)
-            announce(f"the profile is kept in {kept}")
+            announce(f"the profile is kept in {_keep(measured, profile_path, folder)}")
             profile = measured.profile
             spent = Spent(seconds=time.time() - started_at, cost_usd=measured.cost_usd)
         job = plan_job(experiment, profile, policy, spent=spent)
@@ -122,7 +120,6 @@ class MeasuredProfile:
 
     def save(self, path: Path) -> None:
         """Write the profile file. Raises InputError if it cannot be written."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         save_profile(
             self.profile,
             path,
@@ -175,10 +172,11 @@ def measure_profile(
         needed = -(-experiment.stages()[0].trials * limits.min_gpus_per_trial // rented.gpus)
         num_instances = max(num_instances, min(rented.max_instances, needed, SHARED_INSTANCES))
     scratch = ExperimentFolder(home=folder.home / "profiling", name=experiment.name)
-    shutil.rmtree(scratch.path, ignore_errors=True)
     scratch.make()
     setup = replace(_setup(experiment, entrypoint, scratch, Spent()), checkpoints=str(scratch.checkpoints))
     with scratch.driving(), ExitStack() as stack:
+        for old in (scratch.instances, scratch.checkpoints, scratch.logs):
+            shutil.rmtree(old, ignore_errors=True)
         backend = make_ray_backend(scratch, setup, rented, experiment.search.metric)
         stack.callback(backend.close)
         found = measure(
@@ -199,6 +197,17 @@ def measure_profile(
         entrypoint=str(entrypoint),
         instance_type=rented.instance_type,
     )
+
+
+def _keep(measured: MeasuredProfile, wanted: Path | None, folder: ExperimentFolder) -> Path:
+    """Save a measured profile where it is wanted, or else (a read-only folder, say) in the home; where that was."""
+    fallback = folder.home / "profiling" / f"{folder.name}.profile.json"
+    if wanted is not None:
+        with suppress(InputError):
+            measured.save(wanted)
+            return wanted
+    measured.save(fallback)
+    return fallback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

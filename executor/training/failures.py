@@ -24,18 +24,23 @@ class GangBroken(Exception):
 
 def describe(error: BaseException, *, in_gang: bool) -> SegmentFailure:
     """What the backend is told of an exception; `in_gang`: whether the workers depend on each other's collectives."""
-    details = "".join(traceback.format_exception(error))
+    details = printable("".join(traceback.format_exception(error)))
     if isinstance(error, TrialFailure):
-        return SegmentFailure(kind=error.kind, message=str(error), details=details, secondary=False)
+        return SegmentFailure(kind=error.kind, message=printable(str(error)), details=details, secondary=False)
     if isinstance(error, CheckpointError):
-        return SegmentFailure(kind="checkpoint", message=str(error), details=details, secondary=False)
+        return SegmentFailure(kind="checkpoint", message=printable(str(error)), details=details, secondary=False)
     secondary = in_gang and is_broken_collective(error)
     return SegmentFailure(kind="raised", message=one_line(error), details=details, secondary=secondary)
 
 
+def printable(text: str) -> str:
+    """`text` as UTF-8 can hold it: file names that are none come as lone surrogates, which no journal takes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def one_line(error: BaseException) -> str:
     """`Type: text`, in one line of at most 300 characters."""
-    text = " ".join(str(error).split())
+    text = printable(" ".join(str(error).split()))
     line = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return line if len(line) <= 300 else line[:299] + "…"
 

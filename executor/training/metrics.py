@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from numbers import Number
 from typing import Any
 
-from rubberband.executor.training.failures import TrialFailure
+from rubberband.executor.training.failures import TrialFailure, printable
 
 
 def clean_metrics(reported: Any, metric: str) -> dict[str, float]:
@@ -30,7 +30,7 @@ def clean_metrics(reported: Any, metric: str) -> dict[str, float]:
         raise TrialFailure("no_metric", f"the metric {metric!r} is {_kind(reported[metric])}, which is not a number")
     if not math.isfinite(value):
         raise TrialFailure("not_a_number", f"the metric {metric!r} is {value}")
-    floats = {str(name): to_float(value) for name, value in reported.items()}
+    floats = {printable(str(name)): to_float(value) for name, value in reported.items()}
     return {name: number for name, number in floats.items() if number is not None and math.isfinite(number)}
 
 

@@ -24,6 +24,7 @@ from rubberband.executor.events import (
 )
 from rubberband.executor.journal import Journal, sqlite_url
 from rubberband.executor.state import Job
+from rubberband.executor.training.failures import describe
 from rubberband.offer import Offer
 from rubberband.plan import Plan, Stage, StagePlan
 from rubberband.planner.model import predict
@@ -142,3 +143,12 @@ def test_sqlite_survives_a_crash_of_the_machine(journal: Journal) -> None:
     with journal._engine.connect() as connection:
         assert connection.execute(sql.text("PRAGMA journal_mode")).scalar() == "wal"
         assert connection.execute(sql.text("PRAGMA synchronous")).scalar() == 2
+
+
+def test_what_utf_8_cannot_hold_is_made_printable_before_it_gets_here() -> None:
+    failure = describe(ValueError("cannot decode picture-\udcff.png"), in_gang=False)
+    event = TrialFailed(
+        occurred_at=1.0, trial=0, attempt=1, kind="raised", message=failure.message, details=failure.details
+    )
+    assert decode_event(*encode_event(event)) == event
+    assert "picture-\\udcff.png" in failure.message

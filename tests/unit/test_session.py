@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.errors import InputError, NameTakenError
+from rubberband.errors import EntrypointError, InputError, NameTakenError
 from rubberband.executor import session
 from rubberband.executor.controller import Controller
 from rubberband.executor.driver import Observer
@@ -17,6 +17,7 @@ from rubberband.executor.events import Event
 from rubberband.executor.folder import ExperimentFolder, folders
 from rubberband.executor.session import Setup
 from rubberband.executor.state import Job
+from rubberband.executor.training.entrypoint import Entrypoint
 from tests.unit.test_journal import JOB
 
 
@@ -114,3 +115,19 @@ def test_a_home_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="set RUBBERBAND_HOME"):
         session.create(ExperimentFolder(home=tmp_path / "file", name="test"), JOB, setup())
+
+
+def test_an_entry_point_that_broke_is_told_before_a_resume_does_anything(tmp_path: Path) -> None:
+    folder = ExperimentFolder(home=tmp_path, name="test")
+    gone = Entrypoint.parse("nosuch_module:Trial", search_path=(tmp_path,))
+    session.create(folder, JOB, setup(checkpoints=str(folder.checkpoints), entrypoint=gone, provider="local"))
+    with pytest.raises(EntrypointError, match="no module 'nosuch_module'"):
+        session.run(folder)
+    assert session.read(folder).instances == ()
+
+
+def test_a_view_that_cannot_write_does_not_end_the_run(folder: ExperimentFolder) -> None:
+    def observe(_event: Event, _controller: Controller) -> None:
+        raise BrokenPipeError
+
+    assert session.run(folder, view=lambda *_: [observe]).outcome == "done"
