@@ -52,6 +52,8 @@ from rubberband.executor.state import (
 
 RETRY_DELAY_S = 10.0
 """Before a refused launch is tried again; doubled each time."""
+PAUSE_S = 30.0
+"""A Tick that is later than this was delayed by more than a busy driver."""
 FINAL_FAILURES: frozenset[FailureKind] = frozenset({"not_a_number", "no_metric"})
 """Failures that another try would only repeat."""
 
@@ -67,6 +69,8 @@ class Controller:
     def handle(self, event: Event) -> list[Command]:
         """Take one event in and return what is to be done now, in order."""
         self._commands = []
+        if isinstance(event, Tick):
+            self._forgive_a_pause(event.occurred_at)
         self.state.now = max(self.state.now, event.occurred_at)
         if self.state.phase is Phase.FINISHED and not (isinstance(event, DriverResumed) and self._cancelled()):
             return [self._finish()] if isinstance(event, DriverResumed) else []
@@ -215,6 +219,13 @@ class Controller:
                 self._fail(trial, "hung", f"no report for {limit_s:.0f} s")
         if (reason := over_budget(self.job, self.state, ticked)) is not None:
             self._end("budget", reason)
+
+    def _forgive_a_pause(self, ticked_at: float) -> None:
+        """A Tick that comes much too late was not watched for (the machine slept): nobody hung meanwhile."""
+        due_at = self.wake_at()
+        if due_at is not None and ticked_at > due_at + PAUSE_S:
+            for trial in self.state.running():
+                trial.progress_at = ticked_at
 
     # What is to be done
 

@@ -171,6 +171,7 @@ def measure_profile(
     if experiment.resources.provider == "local":
         needed = -(-experiment.stages()[0].trials * limits.min_gpus_per_trial // rented.gpus)
         num_instances = max(num_instances, min(rented.max_instances, needed, SHARED_INSTANCES))
+    _afford_profiling(rented, num_instances, limits)
     scratch = ExperimentFolder(home=folder.home / "profiling", name=experiment.name)
     scratch.make()
     setup = replace(_setup(experiment, entrypoint, scratch, Spent()), checkpoints=str(scratch.checkpoints))
@@ -208,6 +209,16 @@ def _keep(measured: MeasuredProfile, wanted: Path | None, folder: ExperimentFold
             return wanted
     measured.save(fallback)
     return fallback
+
+
+def _afford_profiling(rented: Offer, num_instances: int, limits: Constraints) -> None:
+    """Raise InputError if max_cost does not even cover a minute of the instances that measuring needs."""
+    least_usd = num_instances * rented.instance_cost_usd(60.0)
+    if limits.max_cost_usd is not None and least_usd > limits.max_cost_usd:
+        raise InputError(
+            f"max_cost={format_usd(limits.max_cost_usd)} does not cover measuring a profile on {num_instances} "
+            f"instances (at least {format_usd(least_usd)}); raise it, or write a profile into the experiment file"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

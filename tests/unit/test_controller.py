@@ -186,6 +186,13 @@ def test_a_silent_trial_is_stopped_and_started_again() -> None:
     assert failure[0] == "hung"
 
 
+def test_a_machine_that_slept_takes_no_trial_to_hang() -> None:
+    story = begun()
+    story.at += 8 * 3600.0
+    assert story.tell(Tick) == []
+    assert [trial.status for trial in story.state.trials] == ["running"] * 4
+
+
 def test_a_lost_instance_costs_its_trials_no_failure_and_is_replaced() -> None:
     story = begun()
     commands = story.tell(InstanceLost, instance="i-001", ended_at=story.at, reason="died")
