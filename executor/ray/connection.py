@@ -13,6 +13,10 @@ import ray
 from rubberband.cloud.cluster import INSTANCE_LABEL, Head
 from rubberband.errors import ProviderError
 
+_OUTLIVE_HEAD = "RAY_gcs_rpc_server_reconnect_timeout_s"
+"""For how long Ray bears a head that does not answer before it ends this whole process, even one that has disconnected
+(a call that was under way leaves a client behind). Heads end as a matter of course here, so it must not."""
+
 
 class Connection:
     """At most one at a time in a process, as Ray has it."""
@@ -55,6 +59,7 @@ class Connection:
     def _connect(self, head: Head) -> None:
         self._found = {key: os.environ.get(key) for key in head.environment}
         os.environ.update(head.environment)
+        os.environ.setdefault(_OUTLIVE_HEAD, "1000000000")
         _read_environment_again()
         _silence_raylet_messages()
         _forbid_clusters_of_its_own()
@@ -83,7 +88,7 @@ class Connection:
             self._leave()
 
     def leave(self) -> None:
-        """Disconnect, because the head is gone: Ray would end this process after a while."""
+        """Disconnect, because the head is gone."""
         with self._mutex:
             self._leave()
 
