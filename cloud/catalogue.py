@@ -78,7 +78,6 @@ def offer(resources: Resources, profile: Profile | None = None) -> Offer:
         minimum_billed_s=resources.minimum_billed_s,
         data_usd_per_instance=resources.dataset_gb * resources.data_price_usd_per_gb,
         head_price_usd_per_hour=resources.head_price_usd_per_hour,
-        market=resources.market,
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rubberband.errors import InfeasibleError
-from rubberband.offer import Market, Offer
+from rubberband.offer import Offer
 from rubberband.plan import Constraints, Plan, Planned, Prediction, Stage
 from rubberband.planner import search
 from rubberband.planner.model import predict
@@ -41,7 +41,6 @@ class Estimate:
     stages: tuple[Stage, ...]
     constraints: Constraints
     instance_type: str
-    market: Market
     feasible: bool
     """Whether the plan keeps the deadline and the budget."""
     planned: Planned | None
@@ -104,7 +103,7 @@ class Estimate:
             "gpus_per_trial": choice.gpus_per_trial,
             "slots": predicted.slots,
             "instance_type": self.instance_type,
-            "market": self.market,
+            "market": choice.market,
             "start_s": predicted.start_s,
             "provisioning_s": predicted.provisioning_s,
             "duration_s": predicted.duration_s,
@@ -157,7 +156,6 @@ def estimate(
         stages=tuple(stages),
         constraints=constraints,
         instance_type=offer.instance_type,
-        market=offer.market,
         feasible=planned is not None,
         planned=planned,
         nearest=nearest,
@@ -189,7 +187,6 @@ def estimate_plan(
         stages=tuple(stages),
         constraints=constraints,
         instance_type=offer.instance_type,
-        market=offer.market,
         feasible=all(search.meets(planned.prediction, constraints)),
         planned=planned,
         nearest=None,

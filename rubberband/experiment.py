@@ -24,9 +24,9 @@ from pydantic import (
 )
 
 from rubberband.errors import InputError
-from rubberband.offer import Billing, Market
+from rubberband.offer import Billing
 from rubberband.plan import Constraints as PlanningConstraints
-from rubberband.plan import Stage
+from rubberband.plan import Market, Stage
 from rubberband.profile import Profile
 from rubberband.profile_file import InlineProfile, load_profile
 from rubberband.search import Search
@@ -273,6 +273,7 @@ class Experiment(Words):
             max_cost_usd=self.constraints.max_cost_usd,
             min_gpus_per_trial=asked.min,
             max_gpus_per_trial=min(asked.max or max(gpus_per_instance, asked.min), all_gpus),
+            confidence=self.constraints.confidence,
         )
 
     def to_words(self) -> dict[str, Any]:

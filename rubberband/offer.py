@@ -5,10 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from rubberband.chance import FIXED, Spread
+from rubberband.plan import Market
+
 Billing = Literal["per_instance", "per_function"]
-Market = Literal["on_demand", "spot"]
 
 SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spot:
+    """The spot market of an instance type: cheaper, and taken away now and then."""
+
+    price_usd_per_hour: float
+    interruptions_per_hour: float
+    """Rate at which one instance is taken away (a Poisson process)."""
+    checkpoint_iterations: int = 1
+    """Iterations between checkpoints: on average half of them are done again after an interruption."""
+    restart_s: float = 0.0
+    """From an interruption until the trial trains again elsewhere: a new instance, warm workers, start-up."""
+
+    @property
+    def price_usd_per_s(self) -> float:
+        """Price of one instance for one second."""
+        return self.price_usd_per_hour / SECONDS_PER_HOUR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +42,11 @@ class Offer:
     max_instances: int
     """Most instances that may be held at any moment."""
     provision_delay_s: float = 0.0
-    """SCALE: from asking until the instance runs and is billed."""
+    """SCALE: from asking until the instance runs and is billed; its mean."""
+    provision_spread: Spread = FIXED
     init_delay_s: float = 0.0
-    """INIT_INSTANCE: from running until trials can start on it; billed."""
+    """INIT_INSTANCE: from running until trials can start on it; billed; its mean."""
+    init_spread: Spread = FIXED
     billing: Billing = "per_instance"
     minimum_billed_s: float = 60.0
     """An instance is billed for at least this long (`per_instance` only)."""
@@ -32,12 +54,20 @@ class Offer:
     """Price of bringing the data set to one instance, once for each instance started."""
     head_price_usd_per_hour: float = 0.0
     """Price of the head node, for the whole job completion time."""
-    market: Market = "on_demand"
+    spot: Spot | None = None
+    """Set where a plan may use the spot market; every stage is then on spot or on demand, as the plan says."""
 
     @property
     def price_usd_per_s(self) -> float:
-        """Price of one instance for one second."""
+        """Price of one instance for one second, on demand."""
         return self.price_usd_per_hour / SECONDS_PER_HOUR
+
+    def market_price_usd_per_s(self, market: Market) -> float:
+        """Price of one instance for one second on a market that the offer has."""
+        if market == "on_demand":
+            return self.price_usd_per_s
+        assert self.spot is not None, "a plan uses the markets that its offer has"
+        return self.spot.price_usd_per_s
 
     def instance_cost_usd(self, held_s: float) -> float:
         """What one instance costs that ran for `held_s` seconds, its minimum and its data included.

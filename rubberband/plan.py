@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
+
+Market = Literal["on_demand", "spot"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +23,18 @@ class StagePlan:
 
     instances: int
     gpus_per_trial: int
+    market: Market = "on_demand"
+    """Where its instances are bought; a change of market replaces all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cohort:
+    """Instances that were started together and are held: where a job stands when the rest of it is planned."""
+
+    instances: int
+    held_s: float
+    """For how long each has been billed."""
+    market: Market = "on_demand"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +61,36 @@ class StagePrediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """What is known of a quantity that varies: its mean and some of its quantiles, in its own unit."""
+
+    mean: float
+    p10: float
+    p50: float
+    p90: float
+    p95: float
+
+    @classmethod
+    def point(cls, value: float) -> Distribution:
+        """Of a quantity that does not vary."""
+        return cls(mean=value, p10=value, p50=value, p90=value, p95=value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What a plan is predicted to take and cost in all."""
+    """What a plan is predicted to take and cost in all: mean values, and how they are distributed."""
 
     jct_s: float
     """Job completion time: from the first launch to the last SYNC."""
     cost_usd: float
     stages: tuple[StagePrediction, ...]
+    """Mean values; they add up to `jct_s` and `cost_usd`."""
+    jct: Distribution | None = None
+    """None if nothing varies."""
+    cost: Distribution | None = None
+    """None if nothing varies."""
+    num_samples: int = 1
+    """Samples that the distributions were drawn with; 1 if nothing varies."""
     extrapolated: tuple[int, ...] = field(default=())
     """GPU counts that the plan uses and the profile did not measure (beyond its largest)."""
 
@@ -65,6 +103,18 @@ class Constraints:
     max_cost_usd: float | None = None
     min_gpus_per_trial: int = 1
     max_gpus_per_trial: int = 1
+    confidence: float = 0.95
+    """P(JCT <= deadline and cost <= budget) that a plan must reach where times vary; in (0, 1)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Odds:
+    """How likely a plan keeps its constraints."""
+
+    p_deadline: float
+    p_budget: float
+    p_both: float
+    """The one that `confidence` asks for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +123,8 @@ class Planned:
 
     plan: Plan
     prediction: Prediction
+    odds: Odds | None = None
+    """None if nothing varies: then the constraints are kept or not."""
 
 
 def total_iterations(stages: Sequence[Stage]) -> int:

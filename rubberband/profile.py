@@ -5,10 +5,12 @@ Measured by `rubberband profile`, or written inline in the experiment file. It k
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from rubberband.chance import Law
 from rubberband.errors import InputError
 
 
@@ -24,6 +26,8 @@ class Profile:
     """Coefficient of variation of a trial's speed, the same for all of its iterations."""
     iteration_cv: float = 0.0
     """Coefficient of variation of a single iteration's time."""
+    law: Law = "lognormal"
+    """Of the noise that the two coefficients describe."""
     provision_delay_s: float | None = None
     """Seconds from asking for an instance until it runs, where it was measured."""
     init_delay_s: float | None = None
@@ -42,6 +46,15 @@ class Profile:
     def largest_gpus(self) -> int:
         """The largest measured number of GPUs; beyond it the time is taken to be flat."""
         return max(self.seconds_per_iteration)
+
+    @property
+    def varies(self) -> bool:
+        """Whether training times are noisy."""
+        return self.trial_cv > 0.0 or self.iteration_cv > 0.0
+
+    def stage_cv(self, iterations: int) -> float:
+        """Coefficient of variation of a trial's training time in a stage: sqrt(trial_cv^2 + iteration_cv^2 / w)."""
+        return math.hypot(self.trial_cv, self.iteration_cv / math.sqrt(iterations))
 
     def covers(self, gpus: int) -> bool:
         """Whether `gpus` lies within the measured range."""
