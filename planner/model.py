@@ -1,4 +1,4 @@
-"""The deterministic planning model: what a plan takes and costs when nothing varies (RubberBand §3-4).
+"""The planning model: what a plan takes and costs (RubberBand §3-4), when nothing varies or for many samples at once.
 
 SYNC makes stages additive, so one pass over the stages is the whole model; no graph is built. It searches nothing.
 """
@@ -7,16 +7,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from rubberband.errors import InputError
-from rubberband.offer import Offer, slots
-from rubberband.plan import Plan, Prediction, Stage, StagePlan, StagePrediction
+from rubberband.offer import SECONDS_PER_HOUR, Offer, slots
+from rubberband.plan import Cohort, Market, Plan, Prediction, Stage, StagePlan, StagePrediction
 from rubberband.profile import Profile
 
+Value = Any
+"""Seconds or US dollars: a float, or an array of one for each sample. All arithmetic here holds for both."""
 
-def run_s(stage: Stage, gpus_per_trial: int, profile: Profile) -> float:
-    """Seconds that one trial of `stage` takes with `gpus_per_trial` GPUs: startup + w*e(g)."""
-    return profile.trial_startup_s + stage.iterations * profile.iteration_s(gpus_per_trial)
+
+def run_s(
+    stage: Stage, gpus_per_trial: int, profile: Profile, offer: Offer | None = None, market: Market = "on_demand"
+) -> float:
+    """Mean seconds that one trial of `stage` takes with `gpus_per_trial` GPUs: startup + w*e(g).
+
+    On the spot market of `offer`, what interruptions cost on average is added: a restart, and half of the iterations
+    between two checkpoints.
+    """
+    steady_s = profile.trial_startup_s + stage.iterations * profile.iteration_s(gpus_per_trial)
+    if market == "on_demand":
+        return steady_s
+    assert offer is not None, "the spot market is an offer's"
+    rate, lost_s = interruptions(stage, gpus_per_trial, profile, offer)
+    return steady_s * (1.0 + rate * lost_s)
+
+
+def interruptions(stage: Stage, gpus_per_trial: int, profile: Profile, offer: Offer) -> tuple[float, float]:
+    """A trial's interruptions per second on the spot market, and the mean seconds that one of them costs it."""
+    spot = offer.spot
+    assert spot is not None, "a plan uses the markets that its offer has"
+    rate = spot.interruptions_per_hour / SECONDS_PER_HOUR * max(1, gpus_per_trial // offer.gpus)
+    redone = min(spot.checkpoint_iterations, stage.iterations) / 2.0
+    return rate, spot.restart_s + redone * profile.iteration_s(gpus_per_trial)
 
 
 def least_instances(num_slots: int, gpus_per_instance: int, gpus_per_trial: int) -> int:
@@ -24,15 +48,6 @@ def least_instances(num_slots: int, gpus_per_instance: int, gpus_per_trial: int)
     if gpus_per_trial <= gpus_per_instance:
         return -(-num_slots // (gpus_per_instance // gpus_per_trial))
     return num_slots * (gpus_per_trial // gpus_per_instance)
-
-
-def stage_s(stage: Stage, choice: StagePlan, profile: Profile, offer: Offer) -> float:
-    """Stage time in seconds: ceil(n/slots) waves of equally long trials, from the first start to SYNC.
-
-    Precondition: `choice` gives at least one slot (`predict` checks it).
-    """
-    num_slots = slots(choice.instances, offer.gpus, choice.gpus_per_trial)
-    return -(-stage.trials // num_slots) * run_s(stage, choice.gpus_per_trial, profile)
 
 
 def check_plan(stages: Sequence[Stage], plan: Plan, offer: Offer) -> None:
@@ -61,6 +76,11 @@ def _check_choice(index: int, choice: StagePlan, offer: Offer) -> None:
             f"{where} has gpus_per_trial={gpus}; beyond the {offer.gpus} GPUs of {offer.instance_type} it must be "
             f"a multiple of {offer.gpus}, such as {gpus // offer.gpus * offer.gpus}"
         )
+    if choice.market == "spot" and offer.spot is None:
+        raise InputError(
+            f"{where} has market=spot and {offer.instance_type} is offered on demand only; use on_demand, or set "
+            "resources.market to spot"
+        )
     if slots(choice.instances, offer.gpus, gpus) < 1:
         raise InputError(
             f"{where} gives {choice.instances} instances of {offer.gpus} GPUs to trials of {gpus} GPUs; none fits: "
@@ -68,50 +88,153 @@ def _check_choice(index: int, choice: StagePlan, offer: Offer) -> None:
         )
 
 
+class Times(Protocol):
+    """How long things take: means, or samples."""
+
+    def provision_s(self, index: int) -> Value:
+        """SCALE before stage `index`."""
+
+    def init_s(self, index: int, started: int) -> Value:
+        """INIT_INSTANCE before stage `index`: the slowest of `started` instances."""
+
+    def stage_s(self, index: int, choice: StagePlan) -> Value:
+        """From the first trial's start to SYNC."""
+
+    def busy_s(self, index: int, choice: StagePlan) -> Value:
+        """The sum of what the stage's trials take."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeanTimes:
+    """Every trial and every delay lasts exactly its mean (deterministic waves)."""
+
+    stages: Sequence[Stage]
+    profile: Profile
+    offer: Offer
+
+    def provision_s(self, index: int) -> float:
+        """SCALE."""
+        return self.offer.provision_delay_s
+
+    def init_s(self, index: int, started: int) -> float:
+        """INIT_INSTANCE."""
+        return self.offer.init_delay_s
+
+    def stage_s(self, index: int, choice: StagePlan) -> float:
+        """ceil(n/slots) waves of equally long trials."""
+        num_slots = slots(choice.instances, self.offer.gpus, choice.gpus_per_trial)
+        return -(-self.stages[index].trials // num_slots) * self._run_s(index, choice)
+
+    def busy_s(self, index: int, choice: StagePlan) -> float:
+        """n times the same."""
+        return self.stages[index].trials * self._run_s(index, choice)
+
+    def _run_s(self, index: int, choice: StagePlan) -> float:
+        return run_s(self.stages[index], choice.gpus_per_trial, self.profile, self.offer, choice.market)
+
+
 @dataclass(slots=True)
-class _Cohort:
+class _Group:
     """Instances that were started together."""
 
     instances: int
-    held_s: float
+    held_s: Value
 
 
 @dataclass(slots=True)
 class _Cluster:
-    """The instances held, oldest cohort first, and what each further second of them costs."""
+    """The instances held, oldest first and all of one market, and what each further second of them costs."""
 
     offer: Offer
-    cohorts: list[_Cohort]
+    groups: list[_Group]
+    market: Market
 
     @property
     def instances(self) -> int:
-        return sum(cohort.instances for cohort in self.cohorts)
+        return sum(group.instances for group in self.groups)
 
-    def shrink(self, instances: int) -> None:
-        """Release the instances billed longest until `instances` are left."""
-        surplus = self.instances - instances
-        for cohort in self.cohorts:
-            released = min(surplus, cohort.instances)
-            cohort.instances -= released
+    def use(self, choice: StagePlan) -> int:
+        """Release what `choice` does not need, those billed longest first; how many it lacks."""
+        if choice.market != self.market:
+            self.groups, self.market = [], choice.market
+        surplus = self.instances - choice.instances
+        for group in self.groups:
+            released = min(max(0, surplus), group.instances)
+            group.instances -= released
             surplus -= released
+        return max(0, -surplus)
 
-    def hold(self, seconds: float) -> float:
+    def hold(self, seconds: Value) -> Value:
         """Hold everything for `seconds`; what that adds to the bill beyond the minimum already paid, in USD."""
         minimum_s = self.offer.minimum_billed_s
-        billed_s = 0.0
-        for cohort in self.cohorts:
-            before_s = max(minimum_s, cohort.held_s)
-            cohort.held_s += seconds
-            billed_s += cohort.instances * (max(minimum_s, cohort.held_s) - before_s)
-        return 0.0 if self.offer.billing == "per_function" else self.offer.price_usd_per_s * billed_s
+        billed_s: Value = 0.0
+        for group in self.groups:
+            after_s = group.held_s + seconds
+            billed_s += group.instances * (_at_least(minimum_s, after_s) - _at_least(minimum_s, group.held_s))
+            group.held_s = after_s
+        return 0.0 if self.offer.billing == "per_function" else self._price_usd_per_s * billed_s
 
     def start(self, instances: int) -> float:
         """Start `instances` more; the minimum and the data that this commits to, in USD."""
-        self.cohorts.append(_Cohort(instances, 0.0))
-        return instances * self.offer.instance_cost_usd(0.0)
+        self.groups.append(_Group(instances, 0.0))
+        minimum_s = 0.0 if self.offer.billing == "per_function" else self.offer.minimum_billed_s
+        return instances * (self._price_usd_per_s * minimum_s + self.offer.data_usd_per_instance)
+
+    @property
+    def _price_usd_per_s(self) -> float:
+        return self.offer.market_price_usd_per_s(self.market)
 
 
-def predict(stages: Sequence[Stage], plan: Plan, profile: Profile, offer: Offer) -> Prediction:
+def _at_least(minimum: float, value: Value) -> Value:
+    return max(minimum, value) if isinstance(value, float) else value.clip(minimum)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one stage takes and costs."""
+
+    provisioning_s: Value
+    duration_s: Value
+    cost_usd: Value
+
+
+def walk(plan: Plan, offer: Offer, times: Times, held: Sequence[Cohort] = ()) -> list[Step]:
+    """The stages of a plan one after another, with the bill that each adds."""
+    markets: set[Market] = {cohort.market for cohort in held}
+    assert len(markets) <= 1, "instances held are of one market"
+    oldest_first = sorted(held, key=lambda cohort: -cohort.held_s)
+    groups = [_Group(cohort.instances, float(cohort.held_s)) for cohort in oldest_first]
+    cluster = _Cluster(offer, groups, markets.pop() if markets else plan.stages[0].market)
+    return [_step(index, choice, cluster, times) for index, choice in enumerate(plan.stages)]
+
+
+def _step(index: int, choice: StagePlan, cluster: _Cluster, times: Times) -> Step:
+    offer = cluster.offer
+    started = cluster.use(choice)
+    provisioning_s, cost_usd = 0.0, _trials_usd(index, choice, offer, times)
+    if started:
+        provision_s, init_s = times.provision_s(index), times.init_s(index, started)
+        provisioning_s = provision_s + init_s
+        cost_usd = cost_usd + cluster.hold(provision_s) + cluster.start(started) + cluster.hold(init_s)
+    duration_s = times.stage_s(index, choice)
+    cost_usd = cost_usd + cluster.hold(duration_s) + offer.head_cost_usd(provisioning_s + duration_s)
+    if choice.market == "spot" and offer.spot is not None and offer.data_usd_per_instance:
+        replaced = choice.instances * duration_s * offer.spot.interruptions_per_hour / SECONDS_PER_HOUR
+        cost_usd = cost_usd + replaced * offer.data_usd_per_instance
+    return Step(provisioning_s, duration_s, cost_usd)
+
+
+def _trials_usd(index: int, choice: StagePlan, offer: Offer, times: Times) -> Value:
+    """What the trials themselves cost, under `per_function` billing."""
+    if offer.billing == "per_instance":
+        return 0.0
+    share = choice.gpus_per_trial / offer.gpus
+    return offer.market_price_usd_per_s(choice.market) * share * times.busy_s(index, choice)
+
+
+def predict(
+    stages: Sequence[Stage], plan: Plan, profile: Profile, offer: Offer, held: Sequence[Cohort] = ()
+) -> Prediction:
     """What `plan` takes and costs when every trial and every delay lasts exactly its mean (RubberBand §4.1-4.2).
 
     Growing inserts `offer.provision_delay_s` and then `offer.init_delay_s` before the stage, while the instances
@@ -119,48 +242,34 @@ def predict(stages: Sequence[Stage], plan: Plan, profile: Profile, offer: Offer)
     The delays are the offer's: where the profile measured them, the caller puts them into the offer.
 
     The stages' costs add up to the total. An instance's minimum and data count for the stage that starts it, since
-    they are owed from then on; later stages add only what goes beyond the minimum.
+    they are owed from then on; later stages add only what goes beyond the minimum. With `held` (the rest of a job that
+    runs), the bill is what is added from now on: minima of the instances held are paid.
 
     Raises InputError if the plan does not fit the job or the offer, or uses fewer GPUs than the profile measured.
     """
     check_plan(stages, plan, offer)
-    cluster = _Cluster(offer, [])
+    return summed(plan, profile, offer, walk(plan, offer, MeanTimes(stages, profile, offer), held))
+
+
+def summed(plan: Plan, profile: Profile, offer: Offer, steps: Sequence[Step]) -> Prediction:
+    """The prediction that `steps` (of mean values) add up to."""
     predictions: list[StagePrediction] = []
     now_s = 0.0
-    for stage, choice in zip(stages, plan.stages, strict=True):
-        predicted = _predict_stage(stage, choice, profile, cluster, now_s)
-        predictions.append(predicted)
-        now_s += predicted.provisioning_s + predicted.duration_s
+    for step, choice in zip(steps, plan.stages, strict=True):
+        predictions.append(
+            StagePrediction(
+                start_s=now_s,
+                provisioning_s=step.provisioning_s,
+                duration_s=step.duration_s,
+                cost_usd=step.cost_usd,
+                slots=slots(choice.instances, offer.gpus, choice.gpus_per_trial),
+            )
+        )
+        now_s += step.provisioning_s + step.duration_s
+    beyond = {choice.gpus_per_trial for choice in plan.stages if choice.gpus_per_trial > profile.largest_gpus}
     return Prediction(
         jct_s=now_s,
         cost_usd=sum(predicted.cost_usd for predicted in predictions),
         stages=tuple(predictions),
-        extrapolated=tuple(
-            sorted({choice.gpus_per_trial for choice in plan.stages if choice.gpus_per_trial > profile.largest_gpus})
-        ),
-    )
-
-
-def _predict_stage(
-    stage: Stage, choice: StagePlan, profile: Profile, cluster: _Cluster, start_s: float
-) -> StagePrediction:
-    offer = cluster.offer
-    duration_s = stage_s(stage, choice, profile, offer)
-    grown = choice.instances - cluster.instances
-    provisioning_s = 0.0
-    cost_usd = offer.function_cost_usd(
-        stage.trials * choice.gpus_per_trial, run_s(stage, choice.gpus_per_trial, profile)
-    )
-    if grown > 0:
-        provisioning_s = offer.provision_delay_s + offer.init_delay_s
-        cost_usd += cluster.hold(offer.provision_delay_s) + cluster.start(grown) + cluster.hold(offer.init_delay_s)
-    else:
-        cluster.shrink(choice.instances)
-    cost_usd += cluster.hold(duration_s) + offer.head_cost_usd(provisioning_s + duration_s)
-    return StagePrediction(
-        start_s=start_s,
-        provisioning_s=provisioning_s,
-        duration_s=duration_s,
-        cost_usd=cost_usd,
-        slots=slots(choice.instances, offer.gpus, choice.gpus_per_trial),
+        extrapolated=tuple(sorted(beyond)),
     )
