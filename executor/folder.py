@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from rubberband.errors import InputError, NameTakenError
 
@@ -62,9 +64,7 @@ class ExperimentFolder:
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(
-                f"{self.path} cannot be made ({error.strerror}); set RUBBERBAND_HOME to a folder"
-            ) from None
+            raise InputError(_unwritable(self.path, error)) from None
 
     def require(self) -> None:
         """Raise InputError, naming the experiments that exist, unless this one does."""
@@ -74,29 +74,50 @@ class ExperimentFolder:
 
     @property
     def driven(self) -> bool:
-        """Whether a living driver is at work on it."""
-        if not self.path.is_dir():
+        """Whether a living driver is at work on it. Looking is harmless: it writes nothing and keeps no driver out."""
+        if not self._lock.exists():
             return False
-        with self._locked() as free:
-            return not free
+        with open(self._lock) as file:
+            return not _locked(file, fcntl.LOCK_SH)
 
     @contextmanager
     def driving(self) -> Iterator[None]:
-        """Be its one driver. Raises InputError if there is another."""
-        with self._locked() as free:
-            if not free:
+        """Be its one driver. Raises InputError if there is another, or the folder cannot be written."""
+        try:
+            self._lock.touch()
+        except OSError as error:
+            raise InputError(_unwritable(self.path, error)) from None
+        with open(self._lock, "a") as file:
+            if not _locked(file, fcntl.LOCK_EX, wait_s=_GLANCE_S):
                 raise InputError(f"another driver is at work on experiment {self.name!r}; wait for it, or stop it")
             yield
 
-    @contextmanager
-    def _locked(self) -> Iterator[bool]:
-        with open(self.path / "driver.lock", "a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            yield True
+    @property
+    def _lock(self) -> Path:
+        return self.path / "driver.lock"
+
+
+_GLANCE_S = 0.5
+"""Who only looks holds a shared lock for an instant; a driver waits that out."""
+
+
+def _locked(file: IO[str], kind: int, wait_s: float = 0.0) -> bool:
+    """Lock `file` until it is closed; False if that cannot be had within `wait_s`."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.01)
+        else:
+            return True
+
+
+def _unwritable(path: Path, error: OSError) -> str:
+    told = error.strerror or str(error)
+    return f"{path} cannot be written ({told}); make room or give access, or set RUBBERBAND_HOME to another folder"
 
 
 def folders(home: Path) -> list[ExperimentFolder]:

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,47 @@ class Journal:
     def close(self) -> None:
         """Let go of the store. Idempotent."""
         self._engine.dispose()
+
+
+def begin(path: Path, name: str, *, created_at: float, job: Job, setup: Mapping[str, Any]) -> None:
+    """Make the SQLite journal of an experiment, header included, at `path`: it appears there whole, or not at all.
+
+    The caller sees to it that there is none, and that nobody else begins one. Raises JournalError.
+    """
+    unborn = path.with_name(f".{path.name}.new")
+    _remove(unborn, *_LOGS, "")
+    try:
+        journal = Journal(sqlite_url(unborn), name, create=True)
+        try:
+            journal.create(created_at=created_at, job=job, setup=setup)
+        finally:
+            journal.close()
+        _remove(path, *_LOGS)
+        os.replace(unborn, path)
+    except OSError as error:
+        raise JournalError(f"the journal {path} cannot be made ({error.strerror or error})") from error
+    finally:
+        _remove(unborn, *_LOGS, "")
+    with suppress(OSError):
+        _sync_directory(path.parent)
+
+
+_LOGS = ("-wal", "-shm", "-journal")
+"""What SQLite keeps beside a file; left over, it would be taken for that of the next file of the name."""
+
+
+def _remove(path: Path, *suffixes: str) -> None:
+    for suffix in suffixes:
+        with suppress(OSError):
+            os.unlink(f"{path}{suffix}")
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def sqlite_url(path: Path) -> sql.URL:

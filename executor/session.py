@@ -19,7 +19,7 @@ from rubberband.executor.controller import Controller
 from rubberband.executor.driver import Observer, drive, replay
 from rubberband.executor.events import TrialFailed
 from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.journal import Header, Journal, sqlite_url
+from rubberband.executor.journal import Header, Journal, begin, sqlite_url
 from rubberband.executor.result import Result, summarise
 from rubberband.executor.state import Job
 from rubberband.executor.training.entrypoint import Entrypoint
@@ -80,15 +80,14 @@ class Setup:
 def create(folder: ExperimentFolder, job: Job, setup: Setup) -> None:
     """Write the experiment's first line; `run` may then be called, now or after a crash.
 
-    Raises NameTakenError, or InputError if a folder cannot be written; nothing is left behind then.
+    Whatever cuts this off, the name is free, or taken by an experiment that can be run. Raises NameTakenError,
+    InputError if a folder cannot be written, or JournalError; the name is free then.
     """
     folder.make()
-    open_store(setup.checkpoints)
-    journal = Journal(sqlite_url(folder.journal), folder.name, create=True)
-    try:
-        journal.create(created_at=time.time(), job=job, setup=setup.to_json())
-    finally:
-        journal.close()
+    with folder.driving():
+        folder.require_free()
+        open_store(setup.checkpoints)
+        begin(folder.journal, folder.name, created_at=time.time(), job=job, setup=setup.to_json())
 
 
 def run(

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
+import os
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
-from rubberband.errors import EntrypointError, InputError, NameTakenError
+from rubberband.errors import EntrypointError, InputError, JournalError, NameTakenError
 from rubberband.executor import session
 from rubberband.executor.controller import Controller
 from rubberband.executor.driver import Observer
@@ -131,3 +136,84 @@ def test_a_view_that_cannot_write_does_not_end_the_run(folder: ExperimentFolder)
         raise BrokenPipeError
 
     assert session.run(folder, view=lambda *_: [observe]).outcome == "done"
+
+
+STEPS = [
+    "rubberband.executor.session.open_store",
+    "rubberband.executor.journal._metadata.create_all",
+    "rubberband.executor.journal.Journal.create",
+    "rubberband.executor.journal.Journal.close",
+    "rubberband.executor.journal.os.replace",
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("after", [False, True])
+def test_a_creation_that_is_killed_leaves_the_name_free_or_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, after: bool
+) -> None:
+    folder = ExperimentFolder(home=tmp_path, name="test")
+    original = resolve_name(step)
+
+    def die(*arguments: object, **words: object) -> None:
+        if after:
+            original(*arguments, **words)
+        os._exit(9)
+
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(step, die)
+        session.create(folder, JOB, setup(checkpoints=str(folder.checkpoints)))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    whole = step.endswith("os.replace") and after
+    assert [found.name for found in folders(tmp_path)] == (["test"] if whole else [])
+    if not whole:
+        session.create(folder, JOB, setup(checkpoints=str(folder.checkpoints)))
+    assert session.run(folder).outcome == "done"
+    assert [path.name for path in folder.path.iterdir() if ".new" in path.name] == []
+
+
+def test_a_creation_that_fails_leaves_the_name_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder = ExperimentFolder(home=tmp_path, name="test")
+    with monkeypatch.context() as patched:
+        patched.setattr("rubberband.executor.journal.os.replace", refuse)
+        with pytest.raises(JournalError, match="No space left"):
+            session.create(folder, JOB, setup(checkpoints=str(folder.checkpoints)))
+    session.create(folder, JOB, setup(checkpoints=str(folder.checkpoints)))
+    assert session.run(folder).outcome == "done"
+
+
+def test_looking_keeps_no_driver_out_and_misleads_no_other_look(folder: ExperimentFolder) -> None:
+    stop = threading.Event()
+    seen: list[bool] = []
+
+    def look() -> None:
+        while not stop.is_set():
+            seen.append(folder.driven)
+
+    lookers = [threading.Thread(target=look) for _ in range(2)]
+    for looker in lookers:
+        looker.start()
+    try:
+        for _ in range(200):
+            with folder.driving():
+                pass
+        stop.set()
+    finally:
+        stop.set()
+        for looker in lookers:
+            looker.join()
+    assert seen
+
+
+def test_several_may_look_at_once(folder: ExperimentFolder) -> None:
+    with folder.driving():
+        pass
+    with open(folder.path / "driver.lock") as other:
+        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        assert not folder.driven
