@@ -75,11 +75,12 @@ class _Weights:
 def _weigh(table: Table, rows: Rows) -> _Weights:
     terms = table.terms
     counts = table.instances[None, :].astype(float)
-    rate = (rows.cost_weight * terms.price_usd_per_s * (1.0 - rows.alpha))[:, None]
-    fee = (rows.cost_weight * (terms.price_usd_per_s * rows.alpha * terms.minimum_s + terms.data_usd))[:, None]
+    rate = (rows.cost_weight * (1.0 - rows.alpha))[:, None] * table.price_usd_per_s
+    fee = rows.cost_weight[:, None] * (rows.alpha[:, None] * terms.minimum_s * table.price_usd_per_s + terms.data_usd)
     per_s = (rows.cost_weight * terms.head_usd_per_s + rows.time_weight)[:, None]
     held = (rate * counts + per_s)[None, :, :, None]
-    weights = held * table.duration_s[:, None] + rows.cost_weight[None, :, None, None] * table.function_usd[:, None]
+    weights = held * table.duration_s[:, None] + rows.cost_weight[None, :, None, None] * table.extra_usd[:, None]
+    weights += rows.time_weight[None, :, None, None] * table.late_s[:, None]
     if weights.shape[3] == 1:
         option = np.zeros(weights.shape[:3], dtype=np.int64)
         stay = weights[..., 0]
@@ -91,7 +92,7 @@ def _weigh(table: Table, rows: Rows) -> _Weights:
         option=option,
         new=(fee + rate * terms.init_s) * counts,
         old=(rate * terms.provision_s - fee) * counts,
-        delay=per_s * terms.growth_s,
+        delay=per_s * terms.growth_s + rows.time_weight[:, None] * terms.late_growth_s,
     )
 
 
@@ -102,44 +103,81 @@ def relax(table: Table, rows: Rows, *, constant: bool = False) -> Relaxed:
     to_go = np.zeros((num_stages + 1, len(rows), num_counts))
     for stage in range(num_stages - 1, 0, -1):
         onward = weights.stay[stage] + to_go[stage + 1]
-        if constant:
-            to_go[stage] = onward
-            continue
-        keep = np.minimum.accumulate(onward, axis=1)
-        grow = np.minimum.accumulate((onward + weights.new)[:, ::-1], axis=1)[:, ::-1] + weights.old + weights.delay
-        to_go[stage] = np.minimum(keep, grow)
-    first = weights.stay[0] + weights.new + weights.delay
+        to_go[stage] = onward if constant else _onward(table, weights, onward)
+    first = weights.stay[0] + _entry(table, rows, weights)
     whole = first + to_go[1]
     to_go[0] = whole.min(axis=1, keepdims=True)
     paths, options = _follow(weights, to_go, whole.argmin(axis=1), table, constant)
     return Relaxed(
         rows=rows,
         to_go=to_go,
-        so_far=_so_far(weights, first, constant),
+        so_far=_so_far(table, weights, first, constant),
         root=to_go[0, :, 0],
         paths=paths,
         options=options,
     )
 
 
-def _so_far(weights: _Weights, first: Floats, constant: bool) -> Floats:
+def _entry(table: Table, rows: Rows, weights: _Weights) -> Floats:
+    """(R, m) What comes before the first stage: from what is held (less what of it is paid already) to each count."""
+    begin = table.start
+    if not begin.instances:
+        return weights.new + weights.delay
+    market = table.markets.index(begin.market)
+    block = table.blocks[market]
+    price = table.price_usd_per_s[block.start]
+    rate = (rows.cost_weight * (1.0 - rows.alpha))[:, None] * price
+    fee = rows.cost_weight[:, None] * (rows.alpha[:, None] * table.terms.minimum_s * price + table.terms.data_usd)
+    grow = (
+        weights.new
+        + weights.delay
+        + np.where(table.market == market, (rate * table.terms.provision_s - fee) * begin.instances, 0.0)
+    )
+    keeps = (table.market == market) & (table.instances <= begin.instances)
+    entry: Floats = np.where(keeps, 0.0, grow) - rate * begin.prepaid_total_s
+    return entry
+
+
+def _onward(table: Table, weights: _Weights, onward: Floats) -> Floats:
+    """(R, m) The best way on from each count: keep or shrink, grow, or buy anew on the other market."""
+    best = np.empty_like(onward)
+    for block in table.blocks:
+        here, new = onward[:, block], weights.new[:, block]
+        keep = np.minimum.accumulate(here, axis=1)
+        grow = np.minimum.accumulate((here + new)[:, ::-1], axis=1)[:, ::-1] + weights.old[:, block] + weights.delay
+        best[:, block] = np.minimum(keep, grow)
+    for block, other in _crossings(table):
+        anew = (onward[:, other] + weights.new[:, other]).min(axis=1, keepdims=True) + weights.delay
+        best[:, block] = np.minimum(best[:, block], anew)
+    return best
+
+
+def _crossings(table: Table) -> list[tuple[slice, slice]]:
+    return [(block, other) for block in table.blocks for other in table.blocks if block is not other]
+
+
+def _so_far(table: Table, weights: _Weights, first: Floats, constant: bool) -> Floats:
     so_far = np.empty_like(weights.stay)
     so_far[0] = first
     for stage in range(1, len(so_far)):
         before = so_far[stage - 1]
-        if constant:
-            so_far[stage] = weights.stay[stage] + before
-            continue
-        kept = np.minimum.accumulate(before[:, ::-1], axis=1)[:, ::-1]
-        grown = np.minimum.accumulate(before + weights.old, axis=1) + weights.new + weights.delay
-        so_far[stage] = weights.stay[stage] + np.minimum(kept, grown)
+        arrive = before if constant else np.empty_like(before)
+        for block in [] if constant else table.blocks:
+            here = before[:, block]
+            kept = np.minimum.accumulate(here[:, ::-1], axis=1)[:, ::-1]
+            grown = np.minimum.accumulate(here + weights.old[:, block], axis=1) + weights.new[:, block] + weights.delay
+            arrive[:, block] = np.minimum(kept, grown)
+        for block, other in [] if constant else _crossings(table):
+            anew = before[:, other].min(axis=1, keepdims=True) + weights.new[:, block] + weights.delay
+            arrive[:, block] = np.minimum(arrive[:, block], anew)
+        so_far[stage] = weights.stay[stage] + arrive
     return so_far
 
 
 def _follow(weights: _Weights, to_go: Floats, first: Ints, table: Table, constant: bool) -> tuple[Ints, Ints]:
     """Each row's best path from the start, and its options."""
-    num_stages, num_rows, num_counts = weights.stay.shape
-    rows, counts = np.arange(num_rows), np.arange(num_counts)
+    num_stages, num_rows, _ = weights.stay.shape
+    rows, counts = np.arange(num_rows), table.instances
     paths = np.zeros((num_rows, num_stages), dtype=np.int64)
     paths[:, 0] = first
     for stage in range(1, num_stages):
@@ -148,7 +186,9 @@ def _follow(weights: _Weights, to_go: Floats, first: Ints, table: Table, constan
             paths[:, stage] = now
             continue
         onward = weights.stay[stage] + to_go[stage + 1]
-        grow = weights.new + weights.old[rows, now][:, None] + weights.delay
-        paths[:, stage] = (onward + np.where(counts > now[:, None], grow, 0.0)).argmin(axis=1)
+        same = table.market == table.market[now][:, None]
+        grow = weights.new + np.where(same, weights.old[rows, now][:, None], 0.0) + weights.delay
+        keeps = same & (counts <= counts[now][:, None])
+        paths[:, stage] = (onward + np.where(keeps, 0.0, grow)).argmin(axis=1)
     options = np.stack([weights.option[stage, rows, paths[:, stage]] for stage in range(num_stages)], axis=1)
     return paths, options

@@ -51,26 +51,30 @@ class Labels:
 
 
 def start(table: Table) -> Labels:
-    """The one label before the first stage: nothing held, nothing spent."""
+    """The one label before the first stage: nothing spent, and what the table's start holds."""
     zero, none = np.zeros(1), np.zeros(1, dtype=np.int64)
-    cohorts = (1, table.young_cohorts)
+    begin = table.start
+    young, prepaid_s = np.zeros((1, table.young_cohorts), dtype=np.int64), np.zeros((1, table.young_cohorts))
+    young[0, : len(begin.young)], prepaid_s[0, : len(begin.young)] = begin.young, begin.prepaid_s
+    market = table.markets.index(begin.market)
     return Labels(
         time_s=zero,
         cost_usd=zero,
-        instances=none,
-        at=none,
+        instances=np.array([begin.instances]),
+        at=np.array([table.blocks[market].start]),
         option=none,
         parent=none,
-        young=np.zeros(cohorts, dtype=np.int64),
-        prepaid_s=np.zeros(cohorts),
+        young=young,
+        prepaid_s=prepaid_s,
         held=none,
     )
 
 
 def extend(table: Table, stage: int, labels: Labels, parent: Ints, at: Ints, option: Ints) -> Labels:
     """Labels `parent`, each continued through `stage` with choice (`at`, `option`); exact time and cost."""
-    terms = table.terms
-    before, after = labels.instances[parent], table.instances[at]
+    terms, price = table.terms, table.price_usd_per_s[at]
+    after = table.instances[at]
+    before = np.where(table.market[labels.at[parent]] == table.market[at], labels.instances[parent], 0)
     grows = after > before
     duration_s = table.duration_s[stage, at, option]
     elapsed_s = duration_s + terms.growth_s * grows
@@ -78,18 +82,19 @@ def extend(table: Table, stage: int, labels: Labels, parent: Ints, at: Ints, opt
     billed_s = np.minimum(before, after) * elapsed_s
     young, prepaid_s = labels.young[parent], labels.prepaid_s[parent]
     if table.young_cohorts:
+        young = young * (before > 0)[:, None]
         older = np.cumsum(young, axis=1) - young
         young = np.clip(after[:, None] - older, 0, young)
         billed_s = billed_s - (young * np.minimum(prepaid_s, elapsed_s[:, None])).sum(axis=1)
         young, prepaid_s = _age(table, young, prepaid_s, elapsed_s, started, terms.init_s + duration_s)
     billed_s = billed_s + started * np.maximum(terms.minimum_s, terms.init_s + duration_s)
     return Labels(
-        time_s=labels.time_s[parent] + elapsed_s,
+        time_s=labels.time_s[parent] + elapsed_s + table.late_s[stage, at, option] + terms.late_growth_s * grows,
         cost_usd=labels.cost_usd[parent]
-        + terms.price_usd_per_s * billed_s
+        + price * billed_s
         + terms.data_usd * started
         + terms.head_usd_per_s * elapsed_s
-        + table.function_usd[stage, at, option],
+        + table.extra_usd[stage, at, option],
         instances=after,
         at=at,
         option=option,
@@ -122,7 +127,7 @@ def undominated(table: Table, labels: Labels) -> Labels:
     labels = labels.take(
         np.lexsort((labels.held, np.round(labels.cost_usd, 10), np.round(labels.time_s, 7), labels.at))
     )
-    price = table.terms.price_usd_per_s
+    price = table.price_usd_per_s[labels.at]
     cost_usd = np.round(labels.cost_usd, 10)
     net_usd = np.round(labels.cost_usd - price * labels.prepaid_total_s, 10)
     keep = net_usd < _cheapest_before(labels.at, cost_usd)
@@ -178,6 +183,6 @@ def _beats(table: Table, labels: Labels, first: Ints, second: Ints) -> Bools:
             uncovered = uncovered - both
             missing_s += both * np.maximum(0.0, prepaid_b[:, b] - prepaid_a[:, a])
         missing_s += uncovered * prepaid_b[:, b]
-    missing_usd = table.terms.price_usd_per_s * missing_s
+    missing_usd = table.price_usd_per_s[labels.at[first]] * missing_s
     beats: Bools = labels.cost_usd[first] + missing_usd <= labels.cost_usd[second] + 1e-12
     return beats

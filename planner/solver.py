@@ -194,14 +194,15 @@ def _promising(
 ) -> tuple[Ints, Ints, Ints]:
     """Pairs (label, choice) that are in time at least: a cheap sieve before the exact reckoning."""
     before, after = labels.instances[parents][:, None], table.instances[at][None, :]
-    ends_s = (
-        labels.time_s[parents][:, None] + table.duration_s[stage, at, option] + table.terms.growth_s * (after > before)
-    )
+    same = table.market[labels.at[parents]][:, None] == table.market[at]
+    growth_s = (table.terms.growth_s + table.terms.late_growth_s) * ((after > before) | ~same)
+    stage_s = table.duration_s[stage, at, option] + table.late_s[stage, at, option]
+    ends_s = labels.time_s[parents][:, None] + stage_s + growth_s
     keep = np.ones(ends_s.shape, dtype=bool)
     for row in np.flatnonzero((relaxed.rows.cost_weight == 0.0) & np.isfinite(limits)):
         keep &= ends_s + relaxed.to_go[stage + 1, row, at] <= limits[row]
     if constant and stage:
-        keep &= before == after
+        keep &= (before == after) & same
     parent, choice = np.nonzero(keep)
     return parents[parent], at[choice], option[choice]
 
@@ -209,7 +210,7 @@ def _promising(
 def _within(table: Table, stage: int, labels: Labels, relaxed: Relaxed, limits: Floats) -> Ints:
     """The labels that some plan in the box may still continue, by every row's bound, a few rows at a time."""
     rows, to_go = relaxed.rows, relaxed.to_go[stage + 1]
-    prepaid_usd = table.terms.price_usd_per_s * labels.prepaid_total_s
+    prepaid_usd = table.price_usd_per_s[labels.at] * labels.prepaid_total_s
     left = np.arange(len(labels))
     binding = np.flatnonzero(np.isfinite(limits))
     size = max(1, _BOUNDS_AT_ONCE // max(1, len(labels)))

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from rubberband.errors import InputError
-from rubberband.offer import Offer, gang_sizes
-from rubberband.plan import Constraints, Plan, Stage, StagePlan
+from rubberband.offer import SECONDS_PER_HOUR, Offer, gang_sizes
+from rubberband.plan import Cohort, Constraints, Market, Plan, Stage, StagePlan
 from rubberband.planner.model import least_instances, run_s
 from rubberband.profile import Profile
 
@@ -24,15 +25,15 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What holding and starting instances costs and takes, for the searches."""
+    """What starting instances takes, and what does not depend on the market."""
 
-    price_usd_per_s: float
-    """Of one instance held; 0 under `per_function` billing."""
     minimum_s: float
     data_usd: float
     head_usd_per_s: float
     provision_s: float
     init_s: float
+    late_growth_s: float = 0.0
+    """What the deadline must allow for a growth beyond its mean."""
 
     @property
     def growth_s(self) -> float:
@@ -41,20 +42,48 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What is held before the first stage, youngest group first (nothing, unless a job is replanned)."""
+
+    instances: int = 0
+    market: Market = "on_demand"
+    young: tuple[int, ...] = ()
+    """Instances of each group younger than the billing minimum."""
+    prepaid_s: tuple[float, ...] = ()
+    """Seconds until each of them reaches it."""
+
+    @property
+    def prepaid_total_s(self) -> float:
+        """Instance-seconds that are paid and not yet used."""
+        return sum(count * left_s for count, left_s in zip(self.young, self.prepaid_s, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Stages x instance counts x options; an option is a number of GPUs per trial.
+    """Stages x counts x options; a count is a number of instances on a market, an option a number of GPUs per trial.
 
     Under `per_instance` billing the fastest option is always best and there is one; under `per_function` billing a
     faster one may cost more, and all that are not dominated are kept.
     """
 
     terms: Terms
+    start: Start
+    markets: tuple[Market, ...]
+    """Of the blocks that the counts fall into, one after another."""
+    blocks: tuple[slice, ...]
+    """The counts of each market; increasing within a block."""
+    market: Ints
+    """(m,) Index of each count's market."""
+    price_usd_per_s: Floats
+    """(m,) Of one instance held; 0 under `per_function` billing."""
     instances: Ints
-    """(m,) The instance counts that the search considers, increasing."""
+    """(m,)"""
     duration_s: Floats
-    """(stages, m, options) Stage time."""
-    function_usd: Floats
-    """(stages, m, options) What the trials cost under `per_function` billing, else 0."""
+    """(stages, m, options) Mean stage time: what the bill counts."""
+    late_s: Floats
+    """(stages, m, options) What the deadline must allow for the stage beyond its mean; 0 if nothing varies."""
+    extra_usd: Floats
+    """(stages, m, options) What the trials cost under `per_function` billing, and the data of replaced instances."""
     gpus: Ints
     """(stages, m, options) GPUs per trial."""
     valid: Bools
@@ -68,63 +97,188 @@ class Table:
         return int(self.duration_s.shape[0])
 
     def plan(self, path: Sequence[tuple[int, int]]) -> Plan:
-        """The plan that takes choice (index of the instance count, option) in each stage."""
+        """The plan that takes choice (index of the count, option) in each stage."""
         return Plan(
             stages=tuple(
-                StagePlan(instances=int(self.instances[at]), gpus_per_trial=int(self.gpus[stage, at, option]))
+                StagePlan(
+                    instances=int(self.instances[at]),
+                    gpus_per_trial=int(self.gpus[stage, at, option]),
+                    market=self.markets[self.market[at]],
+                )
                 for stage, (at, option) in enumerate(path)
             )
         )
 
 
-def build_table(stages: Sequence[Stage], profile: Profile, offer: Offer, constraints: Constraints) -> Table:
-    """The table of a job on an offer.
+class Moments(Protocol):
+    """How long stages take where times vary."""
+
+    def stages_s(self, market: Market, gangs: Ints, slots: Ints) -> tuple[Floats, Floats]:
+        """Mean and late seconds, each (stages, counts, gangs), for `slots` (counts, gangs)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeanMoments:
+    """Nothing varies: waves of equally long trials."""
+
+    stages: Sequence[Stage]
+    profile: Profile
+    offer: Offer
+
+    def stages_s(self, market: Market, gangs: Ints, slots: Ints) -> tuple[Floats, Floats]:
+        """Nothing is late."""
+        per_trial_s = mean_runs_s(self.stages, self.profile, self.offer, market, gangs)
+        trials = np.array([stage.trials for stage in self.stages])
+        with np.errstate(divide="ignore"):
+            duration_s = np.ceil(trials[:, None, None] / slots) * per_trial_s[:, None, :]
+        return duration_s, np.zeros_like(duration_s)
+
+
+def mean_runs_s(stages: Sequence[Stage], profile: Profile, offer: Offer, market: Market, gangs: Ints) -> Floats:
+    """(stages, gangs) Mean seconds of one trial."""
+    return np.array([[run_s(stage, int(gpus), profile, offer, market) for gpus in gangs] for stage in stages])
+
+
+def build_table(
+    stages: Sequence[Stage],
+    profile: Profile,
+    offer: Offer,
+    constraints: Constraints,
+    held: Sequence[Cohort] = (),
+    moments: Moments | None = None,
+    terms: Terms | None = None,
+) -> Table:
+    """The table of a job (or of the rest of one that holds instances) on an offer.
 
     Instance counts beyond which no stage gets faster are left out. If no instance can live shorter than the billing
     minimum, a plan's cost between two counts at which some stage gets faster is linear in the counts, with growing
-    and shrinking as its only constraints, so that one of its ends is a cheapest plan: only those counts are kept.
-    If holding is free, the largest count is as good as any.
+    and shrinking as its only constraints, so that one of its ends (or what is held) is a cheapest plan: only those
+    counts are kept. If holding is free, the largest count is as good as any.
 
     Raises InputError if no GPUs per trial fit the offer, or the profile does not cover the smallest that do.
     """
-    gangs = _gangs(profile, offer, constraints)
-    per_trial_s = np.array([[run_s(stage, gpus, profile) for gpus in gangs] for stage in stages])
-    trials = np.array([stage.trials for stage in stages])
-    counts = np.arange(1, _most_instances(int(trials.max()), gangs, offer) + 1)
-    slots = _slots(counts, np.array(gangs), offer.gpus)
-    counts, slots = counts[slots[:, 0] > 0], slots[slots[:, 0] > 0]
-    with np.errstate(divide="ignore"):
-        duration_s = np.ceil(trials[:, None, None] / slots) * per_trial_s[:, None, :]
-    per_trial_usd = offer.price_usd_per_s / offer.gpus * np.array(gangs) * per_trial_s
-    stage_usd = np.broadcast_to((trials[:, None] * per_trial_usd)[:, None, :], duration_s.shape)
-    if offer.billing == "per_instance":
-        choice = np.argmin(duration_s, axis=2, keepdims=True)
-        keep = np.ones(choice.shape, dtype=bool)
-        faster = _faster(np.take_along_axis(duration_s, choice, axis=2))
-    else:
-        choice, keep = _undominated(duration_s, stage_usd)
-        faster = _faster(duration_s)
-    duration_s = np.take_along_axis(duration_s, choice, axis=2)
-    function_usd = np.take_along_axis(stage_usd, choice, axis=2) * (offer.billing == "per_function")
-    young = _young_cohorts(duration_s.min(axis=(1, 2)), offer)
-    kept = _considered(faster, young, offer)
+    gangs = np.array(_gangs(profile, offer, constraints))
+    markets: tuple[Market, ...] = ("on_demand",) if offer.spot is None else ("on_demand", "spot")
+    begin = _start(held, offer)
+    blocks = [
+        _block(stages, profile, offer, market, gangs, begin, moments or MeanMoments(stages, profile, offer), moments)
+        for market in markets
+    ]
+    ends = np.cumsum([0] + [len(block.counts) for block in blocks])
+    width = max(block.duration_s.shape[2] for block in blocks)
+    market_of = np.repeat(np.arange(len(blocks)), [len(block.counts) for block in blocks])
+    per_instance = offer.billing == "per_instance"
+    prices = np.array([offer.market_price_usd_per_s(market) if per_instance else 0.0 for market in markets])
+    duration_s = _joined([block.duration_s for block in blocks], width)
     return Table(
-        terms=_terms(offer),
-        instances=counts[kept],
-        duration_s=duration_s[:, kept],
-        function_usd=function_usd[:, kept],
-        gpus=np.array(gangs)[choice[:, kept]],
-        valid=keep[:, kept],
-        young_cohorts=young,
+        terms=terms or mean_terms(offer),
+        start=begin,
+        markets=markets,
+        blocks=tuple(slice(int(ends[index]), int(ends[index + 1])) for index in range(len(blocks))),
+        market=market_of,
+        price_usd_per_s=prices[market_of],
+        instances=np.concatenate([block.counts for block in blocks]),
+        duration_s=duration_s,
+        late_s=_joined([block.late_s for block in blocks], width),
+        extra_usd=_joined([block.extra_usd for block in blocks], width),
+        gpus=_joined([block.gpus for block in blocks], width),
+        valid=_joined([block.valid for block in blocks], width, fill=False),
+        young_cohorts=_young_cohorts(duration_s.min(axis=(1, 2)), offer) + len(begin.young),
     )
 
 
-def _considered(faster: Bools, young_cohorts: int, offer: Offer) -> Ints:
-    """Indices of the counts worth considering, for the reasons that `build_table` gives."""
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """The part of a table that one market has."""
+
+    counts: Ints
+    duration_s: Floats
+    late_s: Floats
+    extra_usd: Floats
+    gpus: Ints
+    valid: Bools
+
+
+def _block(
+    stages: Sequence[Stage],
+    profile: Profile,
+    offer: Offer,
+    market: Market,
+    gangs: Ints,
+    begin: Start,
+    moments: Moments,
+    noisy: object,
+) -> _Block:
+    trials = np.array([stage.trials for stage in stages])
+    counts = np.arange(1, _most_instances(int(trials.max()), gangs.tolist(), offer) + 1)
+    slots = _slots(counts, gangs, offer.gpus)
+    counts, slots = counts[slots[:, 0] > 0], slots[slots[:, 0] > 0]
+    duration_s, late_s = moments.stages_s(market, gangs, slots)
+    per_trial_s = mean_runs_s(stages, profile, offer, market, gangs)
+    per_trial_usd = offer.market_price_usd_per_s(market) / offer.gpus * gangs * per_trial_s
+    trials_usd = np.broadcast_to((trials[:, None] * per_trial_usd)[:, None, :], duration_s.shape)
+    deadline_s = duration_s + late_s
+    if offer.billing == "per_instance":
+        choice = np.argmin(deadline_s, axis=2, keepdims=True)
+        keep = np.ones(choice.shape, dtype=bool)
+        faster = _faster(np.take_along_axis(deadline_s, choice, axis=2))
+    else:
+        choice, keep = _undominated(deadline_s, trials_usd)
+        faster = _faster(deadline_s)
+    young = _young_cohorts(duration_s.min(axis=(1, 2)), offer) + len(begin.young)
+    kept = _considered(faster, young, offer, counts, begin, noisy is not None)
+    duration_s = np.take_along_axis(duration_s, choice, axis=2)[:, kept]
+    extra_usd = np.take_along_axis(trials_usd, choice, axis=2)[:, kept] * (offer.billing == "per_function")
+    if market == "spot" and offer.spot is not None:
+        rate = offer.spot.interruptions_per_hour / SECONDS_PER_HOUR
+        extra_usd = extra_usd + rate * counts[kept][:, None] * duration_s * offer.data_usd_per_instance
+    return _Block(
+        counts=counts[kept],
+        duration_s=duration_s,
+        late_s=np.take_along_axis(late_s, choice, axis=2)[:, kept],
+        extra_usd=extra_usd,
+        gpus=gangs[choice[:, kept]],
+        valid=keep[:, kept],
+    )
+
+
+def _joined(parts: Sequence[npt.NDArray[Any]], width: int, fill: bool = True) -> npt.NDArray[Any]:
+    """The parts side by side; options that a part lacks repeat its first one, or are False without `fill`."""
+    padded = []
+    for part in parts:
+        missing = np.repeat(part[:, :, :1], width - part.shape[2], axis=2)
+        padded.append(np.concatenate([part, missing if fill else np.zeros_like(missing)], axis=2))
+    return np.concatenate(padded, axis=1)
+
+
+def _start(held: Sequence[Cohort], offer: Offer) -> Start:
+    groups = sorted((cohort for cohort in held if cohort.instances), key=lambda cohort: cohort.held_s)
+    if not groups:
+        return Start()
+    minimum_s = offer.minimum_billed_s if offer.billing == "per_instance" else 0.0
+    young = [group for group in groups if group.held_s < minimum_s]
+    return Start(
+        instances=sum(group.instances for group in groups),
+        market=groups[0].market,
+        young=tuple(group.instances for group in young),
+        prepaid_s=tuple(minimum_s - group.held_s for group in young),
+    )
+
+
+_ALL_COUNTS = 64
+
+
+def _considered(faster: Bools, young_cohorts: int, offer: Offer, counts: Ints, begin: Start, noisy: bool) -> Ints:
+    """Indices of the counts worth considering, for the reasons that `build_table` gives.
+
+    Where times vary, no count is quite like its neighbours: as many as the search bears are kept.
+    """
     breakpoints = np.flatnonzero(faster)
     if holding_is_free(offer):
         return breakpoints[-1:]
-    return breakpoints if young_cohorts == 0 else np.arange(breakpoints[-1] + 1)
+    if young_cohorts or (noisy and breakpoints[-1] < _ALL_COUNTS):
+        return np.arange(breakpoints[-1] + 1)
+    return np.union1d(breakpoints, np.flatnonzero(counts == begin.instances))
 
 
 def holding_is_free(offer: Offer) -> bool:
@@ -132,11 +286,10 @@ def holding_is_free(offer: Offer) -> bool:
     return offer.billing == "per_function" and offer.data_usd_per_instance == 0.0
 
 
-def _terms(offer: Offer) -> Terms:
-    per_instance = offer.billing == "per_instance"
+def mean_terms(offer: Offer) -> Terms:
+    """The terms of an offer if nothing varies."""
     return Terms(
-        price_usd_per_s=offer.price_usd_per_s if per_instance else 0.0,
-        minimum_s=offer.minimum_billed_s if per_instance else 0.0,
+        minimum_s=offer.minimum_billed_s if offer.billing == "per_instance" else 0.0,
         data_usd=offer.data_usd_per_instance,
         head_usd_per_s=offer.head_cost_usd(1.0),
         provision_s=offer.provision_delay_s,
