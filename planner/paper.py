@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rubberband.offer import Offer, gang_sizes, slots
 from rubberband.plan import Constraints, Plan, Stage, StagePlan
@@ -20,6 +20,17 @@ __all__ = ["Evaluate", "Sampled", "build_dag", "greedy", "literal_plan", "simula
 
 Evaluate = Callable[[Plan], tuple[float, float]]
 """(jct_s, cost_usd) of a plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Allocation:
+    """What a stage gets: GPUs in all, and what they make of its plan."""
+
+    gpus: int
+    choice: StagePlan
+
+
+_Allocations = tuple[_Allocation, ...]
 
 
 def literal_plan(
@@ -56,32 +67,126 @@ def greedy(
 
     None if no static allocation is in time (the paper's greedy needs a feasible start, though an elastic plan may
     be), or the plan found is beyond `max_cost_usd`. The plan is never dearer than the best static allocation.
-    Raises InputError as `profile.iteration_s` and `evaluate` do.
+    Equal plans are evaluated once. Raises what `evaluate` raises.
     """
     search = _Search(stages, offer, constraints, evaluate)
-    counts = [count for count in range(1, offer.max_instances + 1) if search.static(count)]
-    starts = [allocations for count in counts if search.in_time(allocations := search.static(count))]
-    if not starts:
+    statics = [search.static(count) for count in range(1, offer.max_instances + 1)]
+    feasible = [allocations for allocations in statics if search.in_time(allocations)]
+    if not feasible:
         return None
-    best = min(starts, key=search.cost_usd)
-    instances = best[0].instances
-    ends = [
-        search.descend(allocations)
-        for factor in warm_starts
-        if search.in_time(allocations := search.static(min(factor * instances, offer.max_instances)))
-    ]
-    found = min(ends, key=search.cost_usd)
-    max_cost_usd = math.inf if constraints.max_cost_usd is None else constraints.max_cost_usd
-    return _plan(found) if search.cost_usd(found) <= max_cost_usd + COST_TOLERANCE_USD else None
+    instances = min(feasible, key=search.cost_and_time)[0].choice.instances
+    multiples = [statics[min(factor * instances, offer.max_instances) - 1] for factor in warm_starts]
+    ends = [search.descend(warm_start) for warm_start in multiples if search.in_time(warm_start)]
+    found = min(ends, key=search.cost_and_time)
+    affordable = constraints.max_cost_usd is None or (
+        search.cost_and_time(found)[0] <= constraints.max_cost_usd + COST_TOLERANCE_USD
+    )
+    return _plan(found) if affordable else None
 
 
 @dataclass(frozen=True, slots=True)
-class _Allocation:
-    """What a stage gets: GPUs in all, on how many instances, and for each of its trials."""
+class _Search:
+    """Allocations of a job, and what each is predicted to take and cost."""
 
-    gpus: int
-    instances: int
-    gpus_per_trial: int
+    stages: Sequence[Stage]
+    offer: Offer
+    constraints: Constraints
+    evaluate: Evaluate
+    known: dict[Plan, tuple[float, float]] = field(default_factory=dict)
+
+    def static(self, instances: int) -> _Allocations:
+        """The same `instances` for every stage; empty if no trial fits on them."""
+        sizes = self._sizes()
+        if not sizes or slots(instances, self.offer.gpus, sizes[0]) == 0:
+            return ()
+        gpus = instances * self.offer.gpus
+        return tuple(
+            _Allocation(gpus, StagePlan(instances=instances, gpus_per_trial=self._share(gpus, stage.trials)))
+            for stage in self.stages
+        )
+
+    def descend(self, allocations: _Allocations) -> _Allocations:
+        """Algorithm 2: take the best candidate until it saves nothing or is late."""
+        while candidates := self._candidates(allocations):
+            best = max(candidates, key=lambda candidate: self._marginal_benefit(allocations, candidate))
+            saved_usd = self.cost_and_time(allocations)[0] - self.cost_and_time(best)[0]
+            if saved_usd <= COST_TOLERANCE_USD or not self.in_time(best):
+                break
+            allocations = best
+        return allocations
+
+    def in_time(self, allocations: _Allocations) -> bool:
+        """Whether these are allocations, and predicted to keep the deadline."""
+        deadline_s = math.inf if self.constraints.deadline_s is None else self.constraints.deadline_s
+        return bool(allocations) and self.cost_and_time(allocations)[1] <= deadline_s + TIME_TOLERANCE_S
+
+    def cost_and_time(self, allocations: _Allocations) -> tuple[float, float]:
+        """What the allocations are predicted to cost and take: ties on cost go to the shorter time."""
+        plan = _plan(allocations)
+        if plan not in self.known:
+            self.known[plan] = self.evaluate(plan)
+        jct_s, cost_usd = self.known[plan]
+        return cost_usd, jct_s
+
+    def _candidates(self, allocations: _Allocations) -> list[_Allocations]:
+        """The allocations with one stage's lowered by the smallest step to a fair one."""
+        candidates = []
+        for index, (stage, allocation) in enumerate(zip(self.stages, allocations, strict=True)):
+            lower = max((gpus for gpus in self._fair(stage.trials) if gpus < allocation.gpus), default=None)
+            if lower is not None:
+                candidates.append(
+                    (*allocations[:index], self._allocation(lower, stage.trials), *allocations[index + 1 :])
+                )
+        return candidates
+
+    def _marginal_benefit(self, before: _Allocations, after: _Allocations) -> tuple[float, float]:
+        """Equation 1, m = (C(a*) - C(a)) / (T(a) - T(a*)), and the saving for ties.
+
+        Where the paper leaves it undefined or it would reward a dearer plan: no saving is the least, one for no time
+        the most.
+        """
+        (cost_before_usd, before_s), (cost_after_usd, after_s) = self.cost_and_time(before), self.cost_and_time(after)
+        saved_usd, longer_s = cost_before_usd - cost_after_usd, after_s - before_s
+        if saved_usd <= COST_TOLERANCE_USD:
+            return -math.inf, saved_usd
+        return (saved_usd / longer_s if longer_s > TIME_TOLERANCE_S else math.inf), saved_usd
+
+    def _fair(self, trials: int) -> list[int]:
+        """The allocations that divide fairly: a factor or a multiple of the number of trials.
+
+        In units of the smallest gang that is allowed, and only those of which instances can hold every share at once.
+        """
+        sizes = self._sizes()
+        factors = [count * sizes[0] for count in range(1, trials) if trials % count == 0]
+        multiples = [trials * size for size in sizes]
+        return [
+            gpus
+            for gpus in factors + multiples
+            if gpus <= self.offer.max_instances * self.offer.gpus and self._held_at_once(gpus, trials)
+        ]
+
+    def _held_at_once(self, gpus: int, trials: int) -> bool:
+        size = max(self._sizes()[0], gpus // trials)
+        return slots(self._instances(gpus), self.offer.gpus, size) * size >= gpus
+
+    def _allocation(self, gpus: int, trials: int) -> _Allocation:
+        return _Allocation(gpus, StagePlan(instances=self._instances(gpus), gpus_per_trial=self._share(gpus, trials)))
+
+    def _instances(self, gpus: int) -> int:
+        return -(-gpus // self.offer.gpus)
+
+    def _share(self, gpus: int, trials: int) -> int:
+        """A trial's fair share, max(1, floor(gpus / trials)), rounded down to what packs with all trials at once."""
+        instances = self._instances(gpus)
+        sizes = self._sizes()
+        return max(
+            (size for size in sizes if size <= gpus // trials and slots(instances, self.offer.gpus, size) >= trials),
+            default=sizes[0],
+        )
+
+    def _sizes(self) -> list[int]:
+        return gang_sizes(self.offer.gpus, self.constraints.min_gpus_per_trial, self.constraints.max_gpus_per_trial)
 
 
-_Allocations = tuple[_Allocation, ...]
+def _plan(allocations: _Allocations) -> Plan:
+    return Plan(stages=tuple(allocation.choice for allocation in allocations))
