@@ -70,6 +70,17 @@ class Dumper(yaml.SafeDumper):
         return True
 
 
+_LINE_BREAKS = re.compile("[\x85\u2028\u2029]")
+"""Line breaks of YAML 1.1 that PyYAML writes as they are outside double quotes, and reads back as others."""
+
+
+def _text_node(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = '"' if _LINE_BREAKS.search(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+Dumper.add_representer(str, _text_node)
+
 for _tag, (_pattern, _first) in _CORE.items():
     _compiled = re.compile(rf"(?:{_pattern})\Z", re.ASCII)
     _Loader.add_implicit_resolver(_tag, _compiled, _first)

@@ -71,6 +71,14 @@ def test_a_dump_reads_back() -> None:
     assert parse_experiment(dump_experiment(experiment)) == experiment
 
 
+@pytest.mark.parametrize("text", ["\x85", "a\x85b", "\u2028x", "x\u2029", "\ufeff", "Zürich"])
+def test_line_breaks_of_other_alphabets_survive_a_dump(text: str) -> None:
+    experiment = Experiment(**words(search__space={text: text, "list": [text]}))
+    dumped = dump_experiment(experiment)
+    assert parse_experiment(dumped) == experiment
+    assert ("ü" in dumped) == (text == "Zürich")
+
+
 def test_numbers_and_booleans_are_those_of_yaml_1_2() -> None:
     text = dump_experiment(Experiment(**words(search__space={}))).replace(
         "space: {}", "space: {a: 1e-4, b: no, c: on, d: 1:30, e: 2026-01-01, f: true, g: 010, h: 0x10, i: .5, j: ~}"
