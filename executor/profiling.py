@@ -29,6 +29,7 @@ from rubberband.executor.events import (
     ReleaseInstance,
     Slot,
     StartTrial,
+    StopTrial,
     TrialFailed,
     TrialReported,
     TrialStarted,
@@ -37,6 +38,37 @@ from rubberband.offer import gang_sizes, slots
 from rubberband.profile import Profile
 
 _RELEASE_S = 60.0
+_PAUSE_S = 30.0
+"""A wait that took so much longer than asked was this machine's sleep, and nobody's silence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What measuring may take; it stops at the first that is reached."""
+
+    held_s: float = math.inf
+    """How long each instance may run."""
+    held_by: str = "max_cost"
+    """What sets `held_s`, in the user's words."""
+    time_s: float = math.inf
+    """From the call, however long the instances take to come."""
+    time_by: str = "deadline"
+    ready_s: float = 900.0
+    """The longest wait for another sign of the instances before they are ready."""
+    first_s: float = 300.0
+    """For a trial's start-up, and for an iteration as long as none was seen."""
+    iteration_s: float | None = None
+    """The longest silence of a trial that trains. None: `first_s`, then ten times the slowest iteration that was seen,
+    but not less than `shortest_s`."""
+    shortest_s: float = 60.0
+
+    def silence_s(self, *, starting: bool, slowest_s: float | None) -> float:
+        """After how many seconds without a sign a trial is given up; `slowest_s`: the slowest iteration seen."""
+        if starting:
+            return max(self.first_s, self.iteration_s or 0.0)
+        if self.iteration_s is not None:
+            return self.iteration_s
+        return self.first_s if slowest_s is None else max(self.shortest_s, 10.0 * slowest_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +96,8 @@ class Measured:
     points: tuple[Point, ...]
     held_s: tuple[float, ...]
     """Seconds for which each instance ran: what measuring cost."""
+    stopped_by: str = ""
+    """Why measuring stopped before all points were there, and what to do about it; empty if it did not."""
 
 
 def gpu_counts(gpus_per_instance: int, instances: int, minimum: int, maximum: int) -> list[int]:
@@ -83,18 +117,20 @@ def measure(
     num_trials: int | None = None,
     iterations: int = 3,
     warm_up_iterations: int = 1,
-    timeout_s: float = 900.0,
+    limits: Limits | None = None,
     on_point: Callable[[Point], None] = lambda point: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Measured:
     """Fill `instances` instances with trials and time them, for every GPU count of `gpu_counts`.
 
-    The backend knows `num_trials` trials (None: enough for every slot); the first ones are measured. `timeout_s` is the
-    longest silence that is borne. `on_point` is shown every point as soon as it is measured; `cancelled` is asked all
-    the time. The instances are released in the end; the caller closes the backend.
+    The backend knows `num_trials` trials (None: enough for every slot); the first ones are measured. `on_point` is
+    shown every point as soon as it is measured; `cancelled` is asked all the time. The instances are released in the
+    end; the caller closes the backend.
 
-    Trials that fail are done without, so a few bad configurations do no harm. Raises ProviderError where an instance is
-    refused or lost, RubberbandError where every trial fails, one is silent, or none reports the metric, and Cancelled.
+    Trials that fail or hang are done without, so a few bad configurations do no harm. A limit that is reached, or a
+    hang of all trials that train at once, ends the measurement with the points that there are. Raises ProviderError
+    where an instance is refused or lost, RubberbandError where there is no point then, where every trial fails, or none
+    reports the metric, and Cancelled.
     """
     counts = gpu_counts(gpus_per_instance, instances, min_gpus_per_trial, max_gpus_per_trial)
     if not counts:
@@ -103,15 +139,25 @@ def measure(
             f"raise the number of instances or lower resources.gpus_per_trial.min"
         )
     num_copies = instances * gpus_per_instance if num_trials is None else num_trials
-    session = _Session(backend, num_copies, timeout_s, cancelled)
-    with session.instances([f"profile-{number}" for number in range(instances)]) as names:
-        points = []
-        for gpus in counts:
-            gangs = _gangs(names, gpus_per_instance, gpus)
-            points.append(session.measure(gangs, warm_up_iterations, iterations))
-            on_point(points[-1])
+    session = _Session(backend, num_copies, limits or Limits(), cancelled)
+    points: list[Point] = []
+    stopped_by = ""
+    try:
+        with session.instances([f"profile-{number}" for number in range(instances)]) as names:
+            for gpus in counts:
+                gangs = _gangs(names, gpus_per_instance, gpus)
+                points.append(session.measure(gangs, warm_up_iterations, iterations))
+                on_point(points[-1])
+    except _Stopped as reason:
+        if not points:
+            raise RubberbandError(f"measuring the profile stopped before its first point: {reason}") from None
+        stopped_by = str(reason)
     profile = _profile(points, session.provision_delay_s, session.init_delay_s)
-    return Measured(profile=profile, points=tuple(points), held_s=session.held_s())
+    return Measured(profile=profile, points=tuple(points), held_s=session.held_s(), stopped_by=stopped_by)
+
+
+class _Stopped(Exception):
+    """Measuring goes no further; the message says why, and what to do about it."""
 
 
 def _profile(points: Sequence[Point], provision_delay_s: float, init_delay_s: float) -> Profile:
@@ -140,9 +186,12 @@ def _gangs(instances: Sequence[str], gpus_per_instance: int, gpus: int) -> list[
 class _Session:
     """A conversation with the backend, in which anything unexpected is an error."""
 
-    def __init__(self, backend: Backend, num_trials: int, timeout_s: float, cancelled: Callable[[], bool]) -> None:
+    def __init__(self, backend: Backend, num_trials: int, limits: Limits, cancelled: Callable[[], bool]) -> None:
         self._backend = backend
-        self._timeout_s = timeout_s
+        self._limits = limits
+        self._began_at = backend.now()
+        self._woke_at = -math.inf
+        self._slowest_s: float | None = None
         self._cancelled = cancelled
         self._trials = list(range(num_trials))
         """Those that have not failed."""
@@ -163,10 +212,15 @@ class _Session:
             for name in names:
                 self._held.add(name)
                 self._backend.execute(LaunchInstance(instance=name))
-            events = self._events("the instances to get ready")
+            heard_at = asked_at
             while len(ready) < len(names):
-                if isinstance(event := next(events), InstanceReady):
-                    ready[event.instance] = event.occurred_at
+                if events := self._next(heard_at + self._limits.ready_s):
+                    heard_at = self._backend.now()
+                ready |= {event.instance: event.occurred_at for event in events if isinstance(event, InstanceReady)}
+                if self._silent(heard_at, self._limits.ready_s):
+                    raise RubberbandError(
+                        f"profiling waited {self._limits.ready_s:.0f} s for the instances to get ready; see their logs"
+                    )
             self.provision_delay_s = statistics.fmean(self._running[name] - asked_at for name in names)
             self.init_delay_s = statistics.fmean(ready[name] - self._running[name] for name in names)
             yield names
@@ -188,6 +242,8 @@ class _Session:
             case InstanceRunning():
                 self._running[event.instance] = event.running_at
             case InstanceReleased() | InstanceLost():
+                if isinstance(event, InstanceReleased) and event.running_at is not None:
+                    self._running.setdefault(event.instance, event.running_at)
                 self._held.discard(event.instance)
                 self._ended[event.instance] = event.ended_at
             case InstanceRefused():
@@ -238,17 +294,46 @@ class _Session:
                 )
             )
         instants = {trial: [self._backend.now()] for trial in gangs}
-        events = self._events("a trial to report an iteration")
-        while any(len(trial) < until - start + 2 for trial in instants.values()):
-            match event := next(events):
-                case TrialStarted() | TrialReported():
-                    instants[event.trial].append(event.occurred_at)
-                case TrialFailed():
-                    del instants[event.trial]
-                    self._give_up(event)
-            if isinstance(event, TrialReported):
-                self._keep(event.trial, event.checkpoint)
+        while waiting := {trial: times for trial, times in instants.items() if len(times) < until - start + 2}:
+            wake_at = min(max(times[-1], self._woke_at) + self._patience_s(times) for times in waiting.values())
+            for event in self._next(wake_at):
+                self._take_in(event, instants)
+            for trial, times in waiting.items():
+                if trial in instants and self._silent(times[-1], self._patience_s(times)):
+                    self._give_up_silent(trial, times, instants)
         return instants
+
+    def _patience_s(self, times: Sequence[float]) -> float:
+        return self._limits.silence_s(starting=len(times) == 1, slowest_s=self._slowest_s)
+
+    def _silent(self, heard_at: float, patience_s: float) -> bool:
+        return self._backend.now() >= max(heard_at, self._woke_at) + patience_s
+
+    def _take_in(self, event: Event, instants: dict[int, list[float]]) -> None:
+        match event:
+            case TrialStarted() | TrialReported() if event.attempt == self._attempt and event.trial in instants:
+                instants[event.trial].append(event.occurred_at)
+            case TrialFailed() if event.attempt == self._attempt and event.trial in instants:
+                del instants[event.trial]
+                self._give_up(event)
+        if isinstance(event, TrialReported):
+            self._keep(event.trial, event.checkpoint)
+            times = instants.get(event.trial, [])[-2:]
+            self._slowest_s = max(
+                [self._slowest_s or 0.0, *(after - before for before, after in itertools.pairwise(times))]
+            )
+
+    def _give_up_silent(self, trial: int, times: Sequence[float], instants: dict[int, list[float]]) -> None:
+        """Do without a trial that hangs. Raises _Stopped if all beside it did: the others would cost as much time."""
+        self._backend.execute(StopTrial(trial=trial, attempt=self._attempt))
+        self._trials.remove(trial)
+        del instants[trial]
+        if not instants:
+            what = "start-up" if len(times) == 1 else "an iteration"
+            raise _Stopped(
+                f"its trials hung ({what} took more than {self._patience_s(times):.0f} s); if that may take longer, "
+                f"set constraints.iteration_timeout"
+            )
 
     def _give_up(self, failed: TrialFailed) -> None:
         """Do without a trial that failed. Raises RubberbandError if no other is left, or would do better."""
@@ -263,18 +348,28 @@ class _Session:
             self._backend.execute(DiscardCheckpoint(checkpoint=old))
         self._checkpoints[trial] = checkpoint
 
-    def _events(self, what: str) -> Iterator[Event]:
-        """Events as they come. Raises where one of them ends the measurement, or none comes for too long."""
-        deadline = self._backend.now() + self._timeout_s
-        while self._backend.now() < deadline:
-            for event in self._backend.next_events(deadline):
-                self._note(event)
-                _refuse(event)
-                deadline = event.occurred_at + self._timeout_s
-                yield event
-            if self._cancelled():
-                raise Cancelled("measuring the profile was cancelled; nothing was saved")
-        raise RubberbandError(f"profiling waited {self._timeout_s:.0f} s for {what}; look into the logs")
+    def _next(self, wake_at: float) -> Sequence[Event]:
+        """What has happened, or nothing by `wake_at`. Raises where that ends the measurement, or a limit does."""
+        ends_at, limit = self._end()
+        wake_at = min(wake_at, ends_at)
+        events = self._backend.next_events(wake_at)
+        for event in events:
+            self._note(event)
+            _refuse(event)
+        if self._cancelled():
+            raise Cancelled("measuring the profile was cancelled; nothing was saved")
+        if (now := self._backend.now()) >= ends_at:
+            raise _Stopped(f"{limit} is reached; raise it, or write a profile into the experiment file")
+        if now > wake_at + _PAUSE_S:
+            self._woke_at = now
+        return events
+
+    def _end(self) -> tuple[float, str]:
+        """When measuring must stop, and the limit that says so."""
+        ends = [(self._began_at + self._limits.time_s, self._limits.time_by)]
+        if self._running:
+            ends.append((min(self._running.values()) + self._limits.held_s, self._limits.held_by))
+        return min(ends)
 
 
 def _refuse(event: Event) -> None:

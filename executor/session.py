@@ -168,25 +168,13 @@ def make_backend(folder: ExperimentFolder, setup: Setup, job: Job, last_event_at
 
 
 def make_ray_backend(folder: ExperimentFolder, setup: Setup, offer: Offer, metric: str) -> Backend:
-    """A backend of real instances.
-
-    Local ones share out the machine's GPUs if it has enough for all of `max_instances`, whatever the plan holds, so
-    that a profile and the run that it is for are on the same device; otherwise trials use the CPU.
-    """
+    """A backend of real instances."""
     from rubberband.cloud.local.provider import LocalProvider
-    from rubberband.cloud.local.ray_node import real_gpus
     from rubberband.executor.ray.backend import RayBackend
 
     assert setup.provider == "local", "the edge refuses other providers"
     assert setup.entrypoint is not None, "the edge asks for an entry point"
-    devices = real_gpus()
-    provider = LocalProvider(
-        folder.name,
-        folder.instances,
-        offer.gpus,
-        setup.lease_s,
-        devices=devices if len(devices) >= offer.max_instances * offer.gpus else (),
-    )
+    provider = LocalProvider(folder.name, folder.instances, offer.gpus, setup.lease_s, devices=local_devices(offer)[0])
     return RayBackend(
         provider,
         entrypoint=setup.entrypoint,
@@ -198,6 +186,25 @@ def make_ray_backend(folder: ExperimentFolder, setup: Setup, offer: Offer, metri
         device=provider.device,
         logs=folder.logs,
         lease_interval_s=min(2.0, setup.lease_s / 4.0),
+    )
+
+
+def local_devices(offer: Offer) -> tuple[tuple[str, ...], str]:
+    """Ids of the GPUs that local instances share out, and a line for people if there are some that they do not.
+
+    They are shared out if there are enough for all of `max_instances`, whatever the plan holds, so that a profile and
+    the run that it is for are on the same device; otherwise there are none, and trials use the CPU.
+    """
+    from rubberband.cloud.local.ray_node import real_gpus
+
+    devices, needed = real_gpus(), offer.max_instances * offer.gpus
+    if len(devices) >= needed:
+        return devices, ""
+    if not devices:
+        return (), ""
+    return (), (
+        f"trials use the CPU: max_instances={offer.max_instances} instances of {offer.gpus} GPUs are {needed} GPUs and "
+        f"this machine has {len(devices)}; lower resources.max_instances or resources.gpus_per_instance to use them"
     )
 
 

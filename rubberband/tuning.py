@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import shutil
@@ -17,15 +18,24 @@ from rubberband.cloud.catalogue import offer
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.executor.driver import Observer
 from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.profiling import Point, measure
+from rubberband.executor.profiling import Limits, Point, measure
 from rubberband.executor.result import Result
-from rubberband.executor.session import RELEASE_MARGIN_S, Setup, cancel_on_signals, create, make_ray_backend, run
+from rubberband.executor.session import (
+    RELEASE_MARGIN_S,
+    Setup,
+    cancel_on_signals,
+    create,
+    local_devices,
+    make_ray_backend,
+    run,
+)
 from rubberband.executor.state import Job
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.experiment import Experiment
 from rubberband.offer import Offer
 from rubberband.plan import Constraints, Planned
-from rubberband.planner.search import Policy, plan
+from rubberband.planner.families import Policy
+from rubberband.planner.search import plan
 from rubberband.profile import Profile
 from rubberband.profile_file import save_profile
 from rubberband.units import format_duration, format_usd
@@ -75,11 +85,14 @@ def run_experiment(
     started_at = time.time()
     entrypoint = find_entrypoint(experiment, search_path)
     folder.require_free()
+    announce_device(experiment, announce)
     with cancel_on_signals() as cancelled:
         profile, spent = experiment.loaded_profile(), Spent()
         if profile is None:
             announce("no profile yet: measuring one first")
             measured = measure_profile(experiment, entrypoint, folder, announce=announce, cancelled=cancelled)
+            if measured.stopped_by:
+                announce(measured.stopped_line())
             announce(f"the profile is kept in {_keep(measured, profile_path, folder)}")
             profile = measured.profile
             spent = Spent(seconds=time.time() - started_at, cost_usd=measured.cost_usd)
@@ -87,6 +100,14 @@ def run_experiment(
         announce(_plan_line(job))
         create(folder, job, _setup(experiment, entrypoint, folder, spent))
         return run(folder, view=view, cancelled=cancelled)
+
+
+def announce_device(experiment: Experiment, announce: Announce) -> None:
+    """Say it if this machine has GPUs and the experiment's trials will not use them."""
+    if experiment.resources.provider == "local":
+        _, note = local_devices(offer(experiment.resources))
+        if note:
+            announce(note)
 
 
 def find_entrypoint(experiment: Experiment, search_path: Sequence[str | os.PathLike[str]] = ()) -> Entrypoint | None:
@@ -117,6 +138,8 @@ class MeasuredProfile:
     cost_usd: float
     entrypoint: str
     instance_type: str
+    stopped_by: str = ""
+    """Why measuring stopped before all points were there; empty if it did not."""
 
     def save(self, path: Path) -> None:
         """Write the profile file. Raises InputError if it cannot be written."""
@@ -137,7 +160,12 @@ class MeasuredProfile:
             starts.append(f"an instance is provisioned in {self.profile.provision_delay_s:.1f} s")
             starts.append(f"and has warm workers {self.profile.init_delay_s:.1f} s later")
         cost = f"measuring cost {format_usd(self.cost_usd)}"
-        return [point_line(point) for point in self.points] + [", ".join(starts), cost]
+        stopped = [self.stopped_line()] if self.stopped_by else []
+        return [point_line(point) for point in self.points] + [", ".join(starts), cost, *stopped]
+
+    def stopped_line(self) -> str:
+        """That larger numbers of GPUs were not measured, and why, for people."""
+        return f"beyond {self.points[-1].gpus} GPU nothing was measured: {self.stopped_by}"
 
 
 def point_line(point: Point) -> str:
@@ -161,7 +189,9 @@ def measure_profile(
 ) -> MeasuredProfile:
     """Run trials for a few iterations at 1, 2, 4, … GPUs, up to what the experiment allows, on instances of its own.
 
-    Raises ProfileMissingError for a virtual run (there is nothing to measure), RubberbandError if it cannot be done.
+    It stops where it would pass the experiment's max_cost or deadline; a trial that hangs is given up, after
+    constraints.iteration_timeout where that is set. Raises InputError where max_cost does not cover it at all,
+    ProfileMissingError for a virtual run (there is nothing to measure), RubberbandError if it cannot be done.
     """
     if entrypoint is None:
         raise ProfileMissingError("provider virtual has nothing to measure; write a profile into the experiment file")
@@ -171,7 +201,7 @@ def measure_profile(
     if experiment.resources.provider == "local":
         needed = -(-experiment.stages()[0].trials * limits.min_gpus_per_trial // rented.gpus)
         num_instances = max(num_instances, min(rented.max_instances, needed, SHARED_INSTANCES))
-    _afford_profiling(rented, num_instances, limits)
+    bounds = _profiling_limits(experiment, rented, num_instances, limits)
     scratch = ExperimentFolder(home=folder.home / "profiling", name=experiment.name)
     scratch.make()
     setup = replace(_setup(experiment, entrypoint, scratch, Spent()), checkpoints=str(scratch.checkpoints))
@@ -188,15 +218,17 @@ def measure_profile(
             min_gpus_per_trial=limits.min_gpus_per_trial,
             max_gpus_per_trial=limits.max_gpus_per_trial,
             iterations=iterations,
+            limits=bounds,
             on_point=lambda point: announce(point_line(point)),
             cancelled=cancelled,
         )
     return MeasuredProfile(
         profile=found.profile,
         points=found.points,
-        cost_usd=sum(rented.instance_cost_usd(held_s) for held_s in found.held_s),
+        cost_usd=sum(_measuring_usd(rented, held_s) for held_s in found.held_s),
         entrypoint=str(entrypoint),
         instance_type=rented.instance_type,
+        stopped_by=found.stopped_by,
     )
 
 
@@ -211,14 +243,30 @@ def _keep(measured: MeasuredProfile, wanted: Path | None, folder: ExperimentFold
     return fallback
 
 
-def _afford_profiling(rented: Offer, num_instances: int, limits: Constraints) -> None:
-    """Raise InputError if max_cost does not even cover a minute of the instances that measuring needs."""
-    least_usd = num_instances * rented.instance_cost_usd(60.0)
-    if limits.max_cost_usd is not None and least_usd > limits.max_cost_usd:
+def _measuring_usd(rented: Offer, held_s: float) -> float:
+    """What one instance costs on which every GPU is kept busy for `held_s` seconds."""
+    return rented.instance_cost_usd(held_s) + rented.function_cost_usd(rented.gpus, held_s)
+
+
+def _profiling_limits(experiment: Experiment, rented: Offer, num_instances: int, limits: Constraints) -> Limits:
+    """What measuring may take. Raises InputError if max_cost does not even cover a minute of the instances."""
+    found = Limits(iteration_s=experiment.constraints.iteration_timeout_s)
+    if limits.deadline_s is not None:
+        deadline = f"deadline ({format_duration(limits.deadline_s)} from now)"
+        found = replace(found, time_s=limits.deadline_s - RELEASE_MARGIN_S, time_by=deadline)
+    if limits.max_cost_usd is None:
+        return found
+    cap = f"max_cost={format_usd(limits.max_cost_usd)}"
+    least_usd = num_instances * _measuring_usd(rented, 60.0)
+    if least_usd > limits.max_cost_usd:
         raise InputError(
-            f"max_cost={format_usd(limits.max_cost_usd)} does not cover measuring a profile on {num_instances} "
-            f"instances (at least {format_usd(least_usd)}); raise it, or write a profile into the experiment file"
+            f"{cap} does not cover measuring a profile on {num_instances} instances (at least "
+            f"{format_usd(least_usd)}); raise it, or write a profile into the experiment file"
         )
+    left_usd = limits.max_cost_usd - num_instances * rented.data_usd_per_instance
+    usd_per_s = num_instances * rented.price_usd_per_s
+    held_s = left_usd / usd_per_s - RELEASE_MARGIN_S if usd_per_s > 0 else math.inf
+    return replace(found, held_s=held_s, held_by=cap)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

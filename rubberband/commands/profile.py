@@ -32,12 +32,13 @@ def profile(
     from rubberband.executor.folder import ExperimentFolder
     from rubberband.executor.session import cancel_on_signals
     from rubberband.files import default_profile_path, load_experiment
-    from rubberband.tuning import default_home, find_entrypoint, measure_profile
+    from rubberband.tuning import announce_device, default_home, find_entrypoint, measure_profile
 
     experiment = load_experiment(file, overrides or [])
     target = output or default_profile_path(file)
     entrypoint = find_entrypoint(experiment, (file.absolute().parent, Path.cwd()))
     folder = ExperimentFolder(home=default_home(), name=experiment.name)
+    announce_device(experiment, lambda line: print(line, file=sys.stderr, flush=True))
     with cancel_on_signals() as cancelled:
         measured = measure_profile(experiment, entrypoint, folder, iterations=iterations, cancelled=cancelled)
     measured.save(target)

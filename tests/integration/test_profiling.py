@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from rubberband.cloud.local import LocalProvider
 from rubberband.errors import ProviderError, RubberbandError
 from rubberband.executor.checkpoints import open_store
-from rubberband.executor.profiling import Point, gpu_counts, measure
+from rubberband.executor.events import Event, TrialStarted
+from rubberband.executor.profiling import Limits, Point, gpu_counts, measure
 from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual import Faults, VirtualBackend
@@ -67,15 +69,98 @@ def test_a_virtual_backend_is_measured_exactly_with_every_slot_busy() -> None:
         (Faults(refused=("profile-0",)), "refused"),
         (Faults(failures={(0, 1): "raised", (1, 1): "not_a_number"}), "every trial that was measured failed"),
         (Faults(failures={(1, 1): "no_metric"}), "fault"),
-        (Faults(failures={(0, 1): "hung"}), "waited 60 s"),
+        (Faults(failures={(0, 1): "hung", (1, 1): "hung"}), "an iteration took more than 60 s.*iteration_timeout"),
         (Faults(lost_after_s={"profile-0": 8.0}), "lost instance"),
     ],
 )
 def test_what_goes_wrong_is_told_and_everything_released(faults: Faults, message: str) -> None:
     backend = virtual(faults)
     with pytest.raises(RubberbandError, match=message):
-        measure(backend, gpus_per_instance=2, timeout_s=60.0)
+        measure(backend, gpus_per_instance=2, limits=Limits(first_s=60.0))
     assert all(status.state == "terminated" for status in backend.provider.describe())
+
+
+@pytest.mark.parametrize(
+    ("limits", "attempt", "silence_s"),
+    [
+        (Limits(), 1, 60.0),
+        (Limits(first_s=20.0), 2, 60.0),
+        (Limits(shortest_s=30.0), 2, 40.0),
+        (Limits(iteration_s=15.0), 2, 15.0),
+    ],
+)
+def test_a_trial_that_hangs_is_given_up_and_the_others_are_measured(
+    limits: Limits, attempt: int, silence_s: float
+) -> None:
+    backend = virtual(Faults(failures={(0, attempt): "hung"}))
+    measured = measure(backend, gpus_per_instance=2, limits=limits)
+    assert [(point.gpus, point.copies) for point in measured.points] == [(1, 1)]
+    assert measured.profile.seconds_per_iteration == pytest.approx({1: 4.0})
+    warm_s, timed_s = 3.0 + 4.0, 3.0 + 3 * 4.0
+    undisturbed_s = timed_s if attempt == 1 else warm_s
+    assert measured.held_s == pytest.approx((7.0 + undisturbed_s + 3.0 + silence_s,))
+
+
+def test_start_up_has_a_limit_of_its_own() -> None:
+    slow = Profile(seconds_per_iteration={1: 1.0}, trial_startup_s=250.0)
+    backend = VirtualBackend("profiling", OFFER, slow, metric="loss")
+    measured = measure(backend, gpus_per_instance=2, limits=Limits(iteration_s=2.0))
+    assert measured.profile.trial_startup_s == pytest.approx(250.0)
+    with pytest.raises(RubberbandError, match="start-up took more than 200 s"):
+        measure(
+            VirtualBackend("profiling", OFFER, slow, metric="loss"), gpus_per_instance=2, limits=Limits(first_s=200.0)
+        )
+
+
+@pytest.mark.parametrize(
+    ("limits", "named"),
+    [
+        (Limits(held_s=50.0, held_by="max_cost=1.00 USD"), "max_cost=1.00 USD is reached"),
+        (Limits(time_s=52.0, time_by="deadline=1m"), "deadline=1m is reached"),
+    ],
+)
+def test_a_limit_ends_the_measurement_with_the_points_there_are(limits: Limits, named: str) -> None:
+    backend = virtual()
+    measured = measure(backend, gpus_per_instance=2, instances=2, max_gpus_per_trial=4, limits=limits)
+    assert [point.gpus for point in measured.points] == [1, 2]
+    assert named in measured.stopped_by
+    assert backend.now() <= 55.0
+    assert max(measured.held_s) <= 50.0
+    assert all(status.state == "terminated" for status in backend.provider.describe())
+
+
+@pytest.mark.parametrize("limits", [Limits(held_s=20.0), Limits(time_s=20.0), Limits(time_s=2.0)])
+def test_a_limit_before_the_first_point_is_told_and_everything_released(limits: Limits) -> None:
+    backend = virtual()
+    with pytest.raises(RubberbandError, match=r"before its first point: .* is reached; raise it"):
+        measure(backend, gpus_per_instance=2, limits=limits)
+    assert backend.now() <= 25.0
+    assert all(status.state == "terminated" for status in backend.provider.describe())
+
+
+def test_a_gang_that_hangs_leaves_the_narrower_ones_measured() -> None:
+    measured = measure(virtual(Faults(failures={(0, 3): "hung"})), gpus_per_instance=2, max_gpus_per_trial=2)
+    assert [point.gpus for point in measured.points] == [1]
+    assert "hung" in measured.stopped_by
+
+
+class Sleepy(VirtualBackend):
+    """A machine that sleeps for an hour while the first iteration is under way."""
+
+    slept = False
+
+    def next_events(self, wake_at: float | None) -> Sequence[Event]:
+        events = super().next_events(wake_at)
+        if not self.slept and any(isinstance(event, TrialStarted) for event in events):
+            self.slept = True
+            self._clock.advance_to(self.now() + 3600.0)
+            self._agenda = [(at + 3600.0, order, happen) for at, order, happen in self._agenda]
+        return events
+
+
+def test_a_machine_that_slept_takes_no_trial_to_hang() -> None:
+    measured = measure(Sleepy("profiling", OFFER, PROFILE, metric="loss"), gpus_per_instance=2)
+    assert [(point.gpus, point.copies) for point in measured.points] == [(1, 2)]
 
 
 def test_copies_are_no_more_than_the_trials_there_are() -> None:
