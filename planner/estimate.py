@@ -13,8 +13,8 @@ from rubberband.errors import InfeasibleError
 from rubberband.offer import Offer
 from rubberband.plan import Constraints, Plan, Planned, Prediction, Stage
 from rubberband.planner import search
+from rubberband.planner.families import Policy
 from rubberband.planner.model import predict
-from rubberband.planner.search import Policy
 from rubberband.planner.solver import Objective
 from rubberband.profile import Profile
 

@@ -24,6 +24,7 @@ from rubberband.planner.labels import (
 from rubberband.planner.table import Bools, Floats, Ints, Table
 
 Objective = Literal["min_cost", "min_time"]
+OBJECTIVES: tuple[Objective, Objective] = ("min_time", "min_cost")
 Path = list[tuple[int, int]]
 
 _PAIRS_AT_ONCE = 1_000_000
@@ -67,6 +68,12 @@ def solve(table: Table, box: Box, objective: Objective = "min_cost", *, constant
     The best has the lowest cost and, among those, the shortest time (`min_time`: the other way round), then the
     fewest instances held over the stages, then the fewest GPUs per trial.
     """
+    found = several(table, box, objective, constant=constant, most=1)
+    return found[0] if found else None
+
+
+def several(table: Table, box: Box, objective: Objective, *, constant: bool = False, most: int) -> list[Found]:
+    """The best plan in `box` and up to `most` - 1 others that the search has met, best first; none if there is none."""
     if objective == "min_time" and not np.isfinite(box.cost_usd):
         fastest_s = float(relax(table, make_rows(table, np.zeros(0), with_time=True), constant=constant).root[0])
         box, objective = Box(time_s=min(box.time_s, fastest_s)), "min_cost"
@@ -76,8 +83,8 @@ def solve(table: Table, box: Box, objective: Objective = "min_cost", *, constant
         smaller = _shrunk(box, objective, upper)
         layers = label_setting(table, smaller, relaxed, constant=constant)
         if len(layers) == table.num_stages and len(layers[-1]):
-            return _best(table, layers, objective)
-    return None
+            return _best(layers, objective, most)
+    return []
 
 
 def _shrunk(box: Box, objective: Objective, upper: float) -> Box:
@@ -112,26 +119,27 @@ def _open_counts(relaxed: Relaxed, stage: int, limits: Floats) -> Ints:
     return np.flatnonzero((through <= limits[:, None]).all(axis=0))
 
 
-def pareto(table: Table, box: Box) -> list[Found]:
+def pareto(table: Table, box: Box, *, constant: bool = False) -> list[Found]:
     """Every plan in `box` that no other beats on both time and cost, fastest first.
 
     Between two plans that the relaxations meet, the others lie in the rectangle that the two span: each such
     rectangle is a small search with bounds of its own.
     """
-    fastest, cheapest = solve(table, box, "min_time"), solve(table, box, "min_cost")
+    fastest, cheapest = (solve(table, box, objective, constant=constant) for objective in OBJECTIVES)
     if fastest is None or cheapest is None:
         return []
-    ends = relax(table, make_rows(table, np.zeros(1), with_time=True))
+    ends = relax(table, make_rows(table, np.zeros(1), with_time=True), constant=constant)
     weights = max(ends.root[0], 1e-9) / max(ends.root[-1], 1e-9) * np.geomspace(1 / 256, 256, 48)
-    time_s, cost_usd = _carried_out(table, relax(table, make_rows(table, weights)))
+    time_s, cost_usd = _carried_out(table, relax(table, make_rows(table, weights), constant=constant))
     inside = box.holds(time_s, cost_usd)
     met = [(found.time_s, found.cost_usd) for found in (fastest, cheapest)]
     corners = _staircase([*met, *zip(time_s[inside].tolist(), cost_usd[inside].tolist(), strict=True)])
     points = {(found.time_s, found.cost_usd): found for found in (fastest, cheapest)}
     for (early_s, dear_usd), (late_s, cheap_usd) in itertools.pairwise(corners):
         slope = (dear_usd - cheap_usd) / (late_s - early_s)
-        relaxed = relax(table, make_rows(table, slope * np.array([0.25, 0.5, 1.0, 2.0, 4.0]), with_time=True))
-        layers = label_setting(table, Box(time_s=late_s, cost_usd=dear_usd), relaxed)
+        rows = make_rows(table, slope * np.array([0.25, 0.5, 1.0, 2.0, 4.0]), with_time=True)
+        relaxed = relax(table, rows, constant=constant)
+        layers = label_setting(table, Box(time_s=late_s, cost_usd=dear_usd), relaxed, constant=constant)
         if len(layers) == table.num_stages:
             found_here = [_found(layers, index) for index in range(len(layers[-1]))]
             points |= {(found.time_s, found.cost_usd): found for found in found_here}
@@ -222,6 +230,16 @@ def _within(table: Table, stage: int, labels: Labels, relaxed: Relaxed, limits: 
     return left
 
 
+def lower_bound(table: Table, box: Box, objective: Objective) -> float:
+    """What the objective of any plan in `box` is at least; inf if it is seen that there is none."""
+    ends = relax(table, make_rows(table, np.zeros(1), with_time=True))
+    if float(ends.root[-1]) > box.time_s + TIME_TOLERANCE_S or float(ends.root[0]) > box.cost_usd + COST_TOLERANCE_USD:
+        return np.inf
+    scale = max(ends.root[0], 1e-9) / max(ends.root[-1], 1e-9)
+    solved = relax(table, make_rows(table, scale * np.geomspace(1 / 64, 64, 12)))
+    return float(max(_dual(ends, box, objective).max(), _dual(solved, box, objective).max()))
+
+
 def _bracket(table: Table, box: Box, objective: Objective, constant: bool) -> tuple[Relaxed, float, float | None]:
     """Bounds for the search: the solved rows, a lower bound on the objective, and a plan's value if one was met."""
     ends = relax(table, make_rows(table, np.zeros(1), with_time=True), constant=constant)
@@ -284,12 +302,12 @@ def _carried_out(table: Table, solved: Relaxed) -> tuple[Floats, Floats]:
     return labels.time_s, labels.cost_usd
 
 
-def _best(table: Table, layers: list[Labels], objective: Objective) -> Found:
+def _best(layers: list[Labels], objective: Objective, most: int) -> list[Found]:
     final = layers[-1]
     cost_usd, time_s = np.round(final.cost_usd, 9), np.round(final.time_s, 6)
     first, second = (cost_usd, time_s) if objective == "min_cost" else (time_s, cost_usd)
-    tied = np.lexsort((final.held, second, first))
-    return _found(layers, int(tied[0]))
+    ranked = np.lexsort((final.held, second, first))
+    return [_found(layers, int(index)) for index in ranked[:most]]
 
 
 def _found(layers: list[Labels], index: int) -> Found:

@@ -157,7 +157,7 @@ def build_table(
 
     Raises InputError if no GPUs per trial fit the offer, or the profile does not cover the smallest that do.
     """
-    gangs = np.array(_gangs(profile, offer, constraints))
+    gangs = np.array(gangs_of(profile, offer, constraints))
     markets: tuple[Market, ...] = ("on_demand",) if offer.spot is None else ("on_demand", "spot")
     begin = _start(held, offer)
     blocks = [
@@ -297,8 +297,11 @@ def mean_terms(offer: Offer) -> Terms:
     )
 
 
-def _gangs(profile: Profile, offer: Offer, constraints: Constraints) -> list[int]:
-    """The GPUs per trial worth considering: beyond the largest measured count a trial is no faster, only wider."""
+def gangs_of(profile: Profile, offer: Offer, constraints: Constraints) -> list[int]:
+    """The GPUs per trial worth considering: beyond the largest measured count a trial is no faster, only wider.
+
+    Raises InputError if there is none.
+    """
     least, most = constraints.min_gpus_per_trial, constraints.max_gpus_per_trial
     sizes = gang_sizes(offer.gpus, least, most)
     if not sizes:

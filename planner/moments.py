@@ -1,0 +1,98 @@
+"""Mean and variance of every stage's time where times vary: what steers the search, before samples decide.
+
+The makespan of n noisy trials on s slots lies a little above n/s times the mean; how much is sampled for a few s and
+interpolated between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rubberband.plan import Market, Stage
+from rubberband.planner.model import interruptions
+from rubberband.planner.sampling import Draws, makespan
+from rubberband.planner.table import Floats, Ints, mean_runs_s
+
+_ROWS = 200
+_FEW_TRIALS = 64
+_WAVES = 8
+
+
+@dataclass(slots=True)
+class NoisyMoments:
+    """The `Moments` of a job: late is z * variance / (2 tau), so that late seconds add up over the stages.
+
+    A sum of stages with mean m and variance v keeps a deadline D with z standard deviations to spare, m + z*sqrt(v) <=
+    D, exactly if m + (z/2)*(v/tau + tau) <= D for some tau (the best one is sqrt(v)): what the search can add up.
+    """
+
+    draws: Draws
+    z: float = 0.0
+    tau_s: float = 1.0
+    _grids: dict[int, tuple[Floats, Floats, Floats]] = field(default_factory=dict)
+
+    def stages_s(self, market: Market, gangs: Ints, slots: Ints) -> tuple[Floats, Floats]:
+        """Mean and late seconds, each (stages, counts, gangs)."""
+        stages = self.draws.stages
+        mean_s, variance = np.empty((len(stages), *slots.shape)), np.empty((len(stages), *slots.shape))
+        runs_s = mean_runs_s(stages, self.draws.profile, self.draws.offer, market, gangs)
+        for index, stage in enumerate(stages):
+            mean_s[index], variance[index] = self._stage(index, stage, market, gangs, slots, runs_s[index])
+        return mean_s, self.z / (2.0 * self.tau_s) * variance
+
+    def _stage(
+        self, index: int, stage: Stage, market: Market, gangs: Ints, slots: Ints, runs_s: Floats
+    ) -> tuple[Floats, Floats]:
+        used = np.minimum(slots, stage.trials)
+        at, excess, spread = self._grid(index, stage)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            waves = np.ceil(stage.trials / used)
+            load = stage.trials / used + np.interp(used, at, excess)
+            startup_s = self.draws.profile.trial_startup_s
+            mean_s = startup_s * waves + (runs_s - startup_s) * load
+            variance = ((runs_s - startup_s) * np.interp(used, at, spread)) ** 2
+            if market == "spot":
+                variance = variance + load * self._spot_variance(stage, gangs)
+        never = slots == 0
+        return np.where(never, np.inf, mean_s), np.where(never, 0.0, variance)
+
+    def _grid(self, index: int, stage: Stage) -> tuple[Floats, Floats, Floats]:
+        """Numbers of slots; the makespan there beyond n/s, and its standard deviation, in mean training times."""
+        if index not in self._grids:
+            profile, trials = self.draws.profile, stage.trials
+            factor = self.draws.chunk(0).factor(index)[:, :_ROWS]
+            at = _slots_to_sample(trials)
+            spans = [makespan(factor, int(slots)) for slots in at]
+            excess = np.array([span.mean() for span in spans]) - trials / at
+            if profile.stage_cv(stage.iterations) == 0.0:
+                at = np.arange(1.0, trials + 1.0)
+                excess = np.ceil(trials / at) - trials / at
+                spans = [np.zeros(1)] * trials
+            self._grids[index] = (at, excess, np.array([span.std() for span in spans]))
+        return self._grids[index]
+
+    def _spot_variance(self, stage: Stage, gangs: Ints) -> Floats:
+        """(gangs,) Variance that interruptions add to a stage: Poisson numbers of losses."""
+        found = []
+        for gpus in gangs.tolist():
+            rate, lost_s = interruptions(stage, gpus, self.draws.profile, self.draws.offer)
+            steady_s = self.draws.profile.trial_startup_s + stage.iterations * self.draws.profile.iteration_s(gpus)
+            found.append(rate * steady_s * lost_s**2)
+        return np.array(found)
+
+
+def _slots_to_sample(trials: int) -> Floats:
+    """All, or where the number of waves changes while it is small, and a few more."""
+    if trials <= _FEW_TRIALS:
+        return np.arange(1.0, trials + 1.0)
+    edges = np.ceil(trials / np.arange(1.0, _WAVES + 1.0))
+    return np.unique(np.concatenate([edges, edges - 1.0, np.round(np.geomspace(1.0, edges[-1], _WAVES))]))
+
+
+def late_growth(draws: Draws, started: int) -> tuple[float, float, float]:
+    """Mean SCALE, mean INIT_INSTANCE of `started` instances at once, and the variance of their sum."""
+    chunk = draws.chunk(0)
+    provision_s, init_s = np.asarray(chunk.provision_s(0)), np.asarray(chunk.init_s(0, started))
+    return float(provision_s.mean()), float(init_s.mean()), float(provision_s.var() + init_s.var())

@@ -1,0 +1,402 @@
+"""Planning where times vary: the best plan that keeps its constraints with the confidence that is asked for.
+
+The exact search runs on mean times with an allowance for lateness (`rubberband.planner.moments`) and proposes plans;
+samples, the same for all of them, decide (design/planning-model.md, Searching). The allowance is tuned until the plans
+lie on both sides of the confidence, then the best are improved step by step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist
+
+import numpy as np
+
+from rubberband.errors import InfeasibleError
+from rubberband.offer import Offer, gang_sizes, slots
+from rubberband.plan import Cohort, Constraints, Odds, Plan, Planned, Stage, StagePlan
+from rubberband.planner.families import Policy, box_of, family
+from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
+from rubberband.planner.model import check_plan, predict
+from rubberband.planner.moments import NoisyMoments, late_growth
+from rubberband.planner.sampling import Draws, Samples, varies
+from rubberband.planner.solver import OBJECTIVES, Box, Objective, lower_bound, pareto, several
+from rubberband.planner.table import Floats, Table, build_table, mean_terms
+from rubberband.planner.wording import too_dear, too_late, too_much_at_once
+from rubberband.profile import Profile
+
+_ROUGH_CHUNKS = 2
+_CLEAR = 2.5
+"""Standard errors by which a probability must differ from the confidence to be clear."""
+_PROPOSALS = 24
+_ROUNDS = 6
+_FAMILIES = 4
+
+
+def planned(
+    stages: Sequence[Stage],
+    chosen: Plan,
+    profile: Profile,
+    offer: Offer,
+    constraints: Constraints,
+    *,
+    held: Sequence[Cohort] = (),
+    seed: int = 0,
+    draws: Draws | None = None,
+) -> Planned:
+    """A plan with its prediction, and its odds where times vary. Raises InputError as `predict` does."""
+    check_plan(stages, chosen, offer)
+    if not varies(profile, offer):
+        return Planned(plan=chosen, prediction=predict(stages, chosen, profile, offer, held))
+    drawn = draws or Draws(stages, profile, offer, seed=seed)
+    samples = drawn.evaluate(chosen, drawn.most_chunks, held)
+    return Planned(
+        plan=chosen, prediction=samples.prediction(chosen, profile, offer), odds=odds(samples, box_of(constraints))
+    )
+
+
+def odds(samples: Samples, box: Box) -> Odds:
+    """The share of samples that keep each limit."""
+    in_time = samples.jct_s <= box.time_s + TIME_TOLERANCE_S
+    in_budget = samples.cost_usd <= box.cost_usd + COST_TOLERANCE_USD
+    return Odds(
+        p_deadline=float(in_time.mean()),
+        p_budget=float(in_budget.mean()),
+        p_both=float((in_time & in_budget).mean()),
+    )
+
+
+def evaluator(
+    stages: Sequence[Stage], profile: Profile, offer: Offer, constraints: Constraints, *, seed: int = 0
+) -> Callable[[Plan], tuple[float, float]]:
+    """A function from a plan to (the JCT that it keeps with the confidence, its mean cost)."""
+    if not varies(profile, offer):
+
+        def certain(candidate: Plan) -> tuple[float, float]:
+            prediction = predict(stages, candidate, profile, offer)
+            return prediction.jct_s, prediction.cost_usd
+
+        return certain
+    draws = Draws(stages, profile, offer, seed=seed)
+
+    def sampled(candidate: Plan) -> tuple[float, float]:
+        samples = draws.evaluate(candidate, 1)
+        return float(np.quantile(samples.jct_s, constraints.confidence)), float(samples.cost_usd.mean())
+
+    return sampled
+
+
+def plan(
+    stages: Sequence[Stage],
+    profile: Profile,
+    offer: Offer,
+    constraints: Constraints,
+    policy: Policy = "optimal",
+    objective: Objective = "min_cost",
+    *,
+    held: Sequence[Cohort] = (),
+    seed: int = 0,
+) -> Planned:
+    """The plan of least mean cost (or mean JCT) with P(JCT <= deadline and cost <= max_cost) >= confidence.
+
+    Raises InfeasibleError if none is found, and InputError if none can exist.
+    """
+    search = _Search(stages, profile, offer, constraints, policy, objective, held, seed)
+    for proposed in search.propose():
+        search.judge.look(proposed)
+    search.improve()
+    chosen = search.judge.best()
+    if chosen is None:
+        search.propose_safest()
+        search.improve()
+        chosen = search.judge.best()
+    if chosen is None:
+        raise search.infeasible()
+    return planned(stages, chosen, profile, offer, constraints, held=held, draws=search.judge.draws)
+
+
+def frontier(
+    stages: Sequence[Stage],
+    profile: Profile,
+    offer: Offer,
+    constraints: Constraints,
+    *,
+    constant: bool = False,
+    seed: int = 0,
+) -> list[tuple[float, float]]:
+    """(the JCT that is kept with the confidence, mean cost) of plans near the frontier, fastest first."""
+    policy: Policy = "static" if constant else "optimal"
+    search = _Search(stages, profile, offer, constraints, policy, "min_cost", (), seed)
+    draws, points = search.judge.draws, list[tuple[float, float]]()
+    for table in search.tables(search.z, search.tau_s()):
+        for found in pareto(table, Box(), constant=constant):
+            samples = draws.evaluate(table.plan(found.path), 1)
+            jct_s = float(np.quantile(samples.jct_s, constraints.confidence))
+            points.append((jct_s, float(samples.cost_usd.mean())))
+    box, steps = search.judge.box, list[tuple[float, float]]()
+    for jct_s, cost_usd in sorted(points):
+        inside = jct_s <= box.time_s and cost_usd <= box.cost_usd
+        if inside and (not steps or cost_usd < steps[-1][1]):
+            steps.append((jct_s, cost_usd))
+    return steps
+
+
+@dataclass(slots=True)
+class _Look:
+    """What is known of a candidate."""
+
+    jct_s: Floats
+    cost_usd: Floats
+
+    def kept(self, box: Box) -> float:
+        """The share of samples within the limits."""
+        return float(box.holds(self.jct_s, self.cost_usd).mean())
+
+
+@dataclass(slots=True)
+class _Judge:
+    """Looks at candidates with the same samples, as many as it takes to decide."""
+
+    draws: Draws
+    box: Box
+    confidence: float
+    objective: Objective
+    held: Sequence[Cohort]
+    looks: dict[Plan, _Look] = field(default_factory=dict)
+
+    def look(self, candidate: Plan, num_chunks: int = _ROUGH_CHUNKS) -> _Look:
+        """The samples of a candidate, at least `num_chunks` chunks of them."""
+        known = self.looks.get(candidate)
+        have = 0 if known is None else len(known.jct_s) // self.draws.rows
+        if have < num_chunks:
+            more = self.draws.evaluate(candidate, num_chunks - have, self.held, first=have)
+            jct_s, cost_usd = more.jct_s, more.cost_usd
+            if known is not None:
+                jct_s, cost_usd = np.concatenate([known.jct_s, jct_s]), np.concatenate([known.cost_usd, cost_usd])
+            known = self.looks[candidate] = _Look(jct_s, cost_usd)
+        assert known is not None
+        return known
+
+    def value(self, candidate: Plan) -> tuple[float, float]:
+        """What is minimised, and what breaks ties, by the samples that every candidate has."""
+        look, rows = self.looks[candidate], _ROUGH_CHUNKS * self.draws.rows
+        cost_usd, jct_s = float(look.cost_usd[:rows].mean()), float(look.jct_s[:rows].mean())
+        return (cost_usd, jct_s) if self.objective == "min_cost" else (jct_s, cost_usd)
+
+    def likely(self, candidate: Plan) -> bool:
+        """Whether it seems to keep the limits with the confidence."""
+        return self.look(candidate).kept(self.box) >= self.confidence
+
+    def sure(self, candidate: Plan) -> bool:
+        """Whether it does: with more samples until that is clear, and none that are left without a margin."""
+        for num_chunks in range(_ROUGH_CHUNKS, self.draws.most_chunks + 1):
+            look = self.look(candidate, num_chunks)
+            kept, error = look.kept(self.box), self._error(len(look.jct_s))
+            if kept == 1.0 or abs(kept - self.confidence) > _CLEAR * error:
+                return kept > self.confidence
+        return kept >= min(1.0, self.confidence + error)
+
+    def _error(self, num_samples: int) -> float:
+        return math.sqrt(self.confidence * (1.0 - self.confidence) / num_samples)
+
+    def ranked(self) -> list[Plan]:
+        """The candidates that likely keep the limits, best first."""
+        return sorted(filter(self.likely, self.looks), key=self.value)
+
+    def best(self) -> Plan | None:
+        """The best candidate that surely keeps the limits."""
+        return next(filter(self.sure, self.ranked()), None)
+
+
+class _Search:
+    """The candidates of one planning call."""
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        profile: Profile,
+        offer: Offer,
+        constraints: Constraints,
+        policy: Policy,
+        objective: Objective,
+        held: Sequence[Cohort],
+        seed: int,
+    ) -> None:
+        self.stages, self.profile, self.offer, self.constraints = stages, profile, offer, constraints
+        self.policy, self.objective, self.held = policy, objective, held
+        self.constant = policy == "static"
+        draws = Draws(stages, profile, offer, seed=seed)
+        self.judge = _Judge(draws, box_of(constraints), constraints.confidence, objective, held)
+        self.moments = NoisyMoments(draws)
+        self.z = NormalDist().inv_cdf(max(0.5, constraints.confidence))
+        self.families = family(policy, profile, offer, constraints)
+        if len(self.families) > _FAMILIES:
+            self.families = self._promising()
+
+    def _promising(self) -> list[Constraints]:
+        """The families with the best plans on mean times, where there are too many to search them all."""
+        mean = [build_table(self.stages, self.profile, self.offer, limits, self.held) for limits in self.families]
+        values = [lower_bound(table, self.judge.box, self.objective) for table in mean]
+        return [self.families[at] for at in np.argsort(values, kind="stable")[:_FAMILIES].tolist()]
+
+    def tables(self, z: float, tau_s: float) -> list[Table]:
+        """The tables of the search with an allowance of z standard deviations."""
+        self.moments.z, self.moments.tau_s = z, tau_s
+        typical = max(1, min(self.offer.max_instances, max(stage.trials for stage in self.stages)) // 2)
+        provision_s, init_s, variance = late_growth(self.moments.draws, typical)
+        terms = replace(
+            mean_terms(self.offer),
+            provision_s=provision_s,
+            init_s=init_s,
+            late_growth_s=z / (2.0 * tau_s) * variance,
+        )
+        return [
+            build_table(self.stages, self.profile, self.offer, limits, self.held, self.moments, terms)
+            for limits in self.families
+        ]
+
+    def tau_s(self) -> float:
+        """The standard deviation of the JCT of a good plan."""
+        box = self.judge.box
+        found = self.solved(0.0, 1.0, box) or self.solved(0.0, 1.0, Box(cost_usd=box.cost_usd))
+        spread = [float(self.judge.look(candidate).jct_s.std()) for candidate in found[:1]]
+        return max([1e-3, *spread])
+
+    def solved(self, z: float, tau_s: float, box: Box, objective: Objective | None = None) -> list[Plan]:
+        """The best few plans that keep the limits with an allowance of z standard deviations."""
+        narrowed = Box(time_s=box.time_s - z * tau_s / 2.0, cost_usd=box.cost_usd)
+        goal = objective or self.objective
+        found: list[tuple[float, Plan]] = []
+        for table in self.tables(z, tau_s):
+            for each in several(table, narrowed, goal, constant=self.constant, most=_PROPOSALS):
+                found.append((each.cost_usd if goal == "min_cost" else each.time_s, table.plan(each.path)))
+        return [plan for _, plan in sorted(found, key=lambda pair: pair[0])]
+
+    def propose(self) -> Iterable[Plan]:
+        """Plans on both sides of the confidence: a wider allowance until some keep it, a narrower one until none do."""
+        tau_s, low, high = self.tau_s(), 0.0, math.inf
+        z = self.z if math.isfinite(self.judge.box.time_s) else 0.0
+        margin = 0.0
+        for _ in range(_ROUNDS):
+            box = replace(self.judge.box, cost_usd=self.judge.box.cost_usd - margin)
+            proposals = list(
+                dict.fromkeys(itertools.chain.from_iterable(self.solved(z, tau_s * share, box) for share in (0.7, 1.3)))
+            )
+            yield from proposals
+            kept = [candidate for candidate in proposals if self.judge.likely(candidate)]
+            if kept:
+                high = min(high, z)
+                if z == 0.0 or high - low < 0.15:
+                    break
+                z = (low + high) / 2.0
+                tau_s = max(1e-3, float(self.judge.looks[kept[0]].jct_s.std()))
+            else:
+                low = max(low, z)
+                margin = self._margin_usd(proposals)
+                z = (low + high) / 2.0 if math.isfinite(high) else z + 0.6
+                if not math.isfinite(self.judge.box.time_s):
+                    z = 0.0
+
+    def _margin_usd(self, proposals: Sequence[Plan]) -> float:
+        """What the cheapest proposal would have to cost less to keep the budget with the confidence."""
+        if not math.isfinite(self.judge.box.cost_usd) or not proposals:
+            return 0.0
+        cost_usd = self.judge.looks[proposals[0]].cost_usd
+        return max(0.0, float(np.quantile(cost_usd, self.judge.confidence) - cost_usd.mean()))
+
+    def propose_safest(self) -> None:
+        """Look at the plans that are most likely to be in time, and at the cheapest ones."""
+        tau_s = self.tau_s()
+        for z in (0.0, self.z, 2.0 * self.z):
+            for goal in OBJECTIVES:
+                for candidate in self.solved(z, tau_s, Box(), goal):
+                    self.judge.look(candidate)
+
+    def improve(self) -> None:
+        """Step from the best candidates to better neighbours until there are none."""
+        tried: set[Plan] = set()
+        for _ in range(_ROUNDS):
+            fresh = [candidate for candidate in self.judge.ranked()[:2] if candidate not in tried]
+            if not fresh:
+                return
+            for candidate in fresh:
+                tried.add(candidate)
+                bound = self.judge.value(self.judge.ranked()[0])[0]
+                for neighbour in self._neighbours(candidate):
+                    if self._may_be_better(neighbour, bound):
+                        self.judge.look(neighbour)
+
+    def _may_be_better(self, candidate: Plan, bound: float) -> bool:
+        if candidate in self.judge.looks:
+            return False
+        few = self.judge.draws.evaluate(candidate, 1, self.held)
+        value = few.cost_usd.mean() if self.objective == "min_cost" else few.jct_s.mean()
+        return float(value) < bound * 1.002 and odds(few, self.judge.box).p_both >= self.judge.confidence - 0.02
+
+    def _neighbours(self, candidate: Plan) -> Iterable[Plan]:
+        """Plans that differ in one run of stages of equal width, or in one stage."""
+        choices, num_stages = candidate.stages, len(candidate.stages)
+        runs = [(0, num_stages)] if self.constant else _runs(choices)
+        for first, last in runs:
+            for count in self._counts(choices[first].instances):
+                changed = [self._with(choice, instances=count) for choice in choices[first:last]]
+                yield from self._valid((*choices[:first], *changed, *choices[last:]))
+        for index, choice in enumerate(choices):
+            for gpus in self._gangs(choice):
+                changed = [self._with(choice, gpus=gpus)]
+                yield from self._valid((*choices[:index], *changed, *choices[index + 1 :]))
+                if self.policy == "optimal":
+                    for count in self._next_counts(choice.instances):
+                        wider = replace(choice, instances=count, gpus_per_trial=gpus)
+                        yield from self._valid((*choices[:index], wider, *choices[index + 1 :]))
+
+    def _counts(self, count: int) -> list[int]:
+        steps = {count - 1, count + 1, count - 2, count + 2, count * 3 // 4, count * 5 // 4}
+        return sorted(step for step in steps if 1 <= step <= self.offer.max_instances and step != count)
+
+    def _next_counts(self, count: int) -> list[int]:
+        return [step for step in (count - 1, count + 1) if 1 <= step <= self.offer.max_instances]
+
+    def _gangs(self, choice: StagePlan) -> list[int]:
+        if self.policy == "naive_elastic":
+            return []
+        limits = self.constraints
+        sizes = gang_sizes(self.offer.gpus, limits.min_gpus_per_trial, limits.max_gpus_per_trial)
+        at = sizes.index(choice.gpus_per_trial)
+        return sizes[max(0, at - 1) : at] + sizes[at + 1 : at + 2]
+
+    def _with(self, choice: StagePlan, *, instances: int | None = None, gpus: int | None = None) -> StagePlan:
+        return replace(choice, instances=instances or choice.instances, gpus_per_trial=gpus or choice.gpus_per_trial)
+
+    def _valid(self, choices: tuple[StagePlan, ...]) -> Iterable[Plan]:
+        if all(slots(choice.instances, self.offer.gpus, choice.gpus_per_trial) for choice in choices):
+            yield Plan(stages=choices)
+
+    def infeasible(self) -> InfeasibleError:
+        """The error that names what is out of reach with the confidence, and the nearest value that is not."""
+        box, confidence = self.judge.box, self.judge.confidence
+        surely = f" with confidence {confidence:g}"
+        looks = list(self.judge.looks.values())
+        times_s = [float(np.quantile(look.jct_s, confidence)) for look in looks]
+        costs_usd = [float(np.quantile(look.cost_usd, confidence)) for look in looks]
+        shortest_s, cheapest_usd = min(times_s), min(costs_usd)
+        if shortest_s > box.time_s:
+            message = too_late(box, shortest_s, surely)
+        elif cheapest_usd > box.cost_usd:
+            message = too_dear(box, cheapest_usd, surely)
+        else:
+            pairs = list(zip(times_s, costs_usd, strict=True))
+            in_time_usd = min(cost_usd for time_s, cost_usd in pairs if time_s <= box.time_s)
+            in_budget_s = min(time_s for time_s, cost_usd in pairs if cost_usd <= box.cost_usd)
+            message = too_much_at_once(box, in_time_usd, in_budget_s, surely)
+        return InfeasibleError(message, shortest_jct_s=shortest_s, cheapest_usd=cheapest_usd)
+
+
+def _runs(choices: Sequence[StagePlan]) -> list[tuple[int, int]]:
+    """The maximal runs of stages with equally many instances, and every stage by itself: [first, last)."""
+    edges = [0, *(at for at in range(1, len(choices)) if choices[at].instances != choices[at - 1].instances)]
+    whole = list(itertools.pairwise([*edges, len(choices)]))
+    return whole + [(at, at + 1) for at in range(len(choices)) if (at, at + 1) not in whole]

@@ -1,0 +1,268 @@
+"""Samples of what a plan takes and costs where times vary (design/planning-model.md, Noise).
+
+Every candidate is evaluated with the same random numbers (common random numbers), so that plans differ by what they do
+and not by luck. Samples come in chunks: a decision that is clear after few needs no more. It searches nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from rubberband.chance import Law, Spread
+from rubberband.offer import Offer, slots
+from rubberband.plan import Cohort, Distribution, Plan, Prediction, Stage, StagePlan
+from rubberband.planner.model import Step, check_plan, interruptions, summed, walk
+from rubberband.planner.table import Floats
+from rubberband.profile import Profile
+
+CHUNK = 1000
+"""Samples in a chunk, fewer for very many trials."""
+MOST_SAMPLES = 20_000
+_MOST_NUMBERS = 4_000_000
+
+
+def varies(profile: Profile, offer: Offer) -> bool:
+    """Whether anything about a job on an offer is noisy."""
+    taken_away = offer.spot is not None and offer.spot.interruptions_per_hour > 0.0
+    return profile.varies or taken_away or not (offer.provision_spread.certain and offer.init_spread.certain)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """What one plan takes and costs, S times."""
+
+    jct_s: Floats
+    """(S,)"""
+    cost_usd: Floats
+    """(S,)"""
+    steps: tuple[Step, ...]
+    """Mean values of every stage."""
+
+    def prediction(self, plan: Plan, profile: Profile, offer: Offer) -> Prediction:
+        """Means and quantiles."""
+        return replace(
+            summed(plan, profile, offer, self.steps),
+            jct=distribution(self.jct_s),
+            cost=distribution(self.cost_usd),
+            num_samples=len(self.jct_s),
+        )
+
+
+def distribution(values: Floats) -> Distribution:
+    """Mean and quantiles of a sample."""
+    p10, p50, p90, p95 = np.quantile(values, [0.1, 0.5, 0.9, 0.95]).tolist()
+    return Distribution(mean=float(values.mean()), p10=p10, p50=p50, p90=p90, p95=p95)
+
+
+def sample(
+    stages: Sequence[Stage],
+    plan: Plan,
+    profile: Profile,
+    offer: Offer,
+    *,
+    num_samples: int = MOST_SAMPLES,
+    seed: int = 0,
+    held: Sequence[Cohort] = (),
+) -> Samples:
+    """At least `num_samples` samples of a plan (RubberBand §4.2, Algorithm 1, without the graph).
+
+    Raises InputError as `predict` does.
+    """
+    check_plan(stages, plan, offer)
+    draws = Draws(stages, profile, offer, seed=seed)
+    return draws.evaluate(plan, -(-num_samples // draws.rows), held)
+
+
+class Draws:
+    """The random numbers of a job, drawn when they are first needed."""
+
+    def __init__(self, stages: Sequence[Stage], profile: Profile, offer: Offer, *, seed: int) -> None:
+        self.stages, self.profile, self.offer, self.seed = stages, profile, offer, seed
+        num_trials = sum(stage.trials for stage in stages)
+        self.rows = max(100, min(CHUNK, _MOST_NUMBERS // num_trials))
+        self.most_chunks = max(2, min(MOST_SAMPLES, _MOST_NUMBERS // num_trials) // self.rows)
+        """As many as memory bears."""
+        self._chunks: list[Chunk] = []
+
+    def chunk(self, index: int) -> Chunk:
+        """The chunk `index`; the same numbers whenever it is asked for."""
+        while len(self._chunks) <= index:
+            keep = len(self._chunks) < self.most_chunks
+            self._chunks.append(
+                Chunk(self.stages, self.profile, self.offer, (self.seed, len(self._chunks)), self.rows, keep)
+            )
+        return self._chunks[index]
+
+    def evaluate(self, plan: Plan, num_chunks: int, held: Sequence[Cohort] = (), first: int = 0) -> Samples:
+        """The samples of chunks `first` … of a plan that fits the job."""
+        walks = [walk(plan, self.offer, self.chunk(index), held) for index in range(first, first + num_chunks)]
+        steps = tuple(
+            Step(*(_mean([getattr(steps[at], name) for steps in walks]) for name in _STEP))
+            for at in range(len(plan.stages))
+        )
+        total = [
+            (sum(step.provisioning_s + step.duration_s for step in steps), sum(step.cost_usd for step in steps))
+            for steps in walks
+        ]
+        ones = np.ones(self.rows)
+        return Samples(
+            jct_s=np.concatenate([jct_s * ones for jct_s, _ in total]),
+            cost_usd=np.concatenate([cost_usd * ones for _, cost_usd in total]),
+            steps=steps,
+        )
+
+
+_STEP = ("provisioning_s", "duration_s", "cost_usd")
+
+
+def _mean(values: Sequence[float | Floats]) -> float:
+    return float(np.mean([np.mean(value) for value in values]))
+
+
+@dataclass(slots=True)
+class Chunk:
+    """`rows` samples of everything: the `Times` of a walk, as arrays (rows,)."""
+
+    stages: Sequence[Stage]
+    profile: Profile
+    offer: Offer
+    seed: tuple[int, int]
+    rows: int
+    keep: bool
+    """Whether the numbers are kept for the next candidate, or drawn again."""
+    _factors: dict[int, Floats] = field(default_factory=dict)
+    _extremes: dict[int, tuple[Floats, Floats]] = field(default_factory=dict)
+    _stages: dict[tuple[int, int, int, str], tuple[Floats, Floats]] = field(default_factory=dict)
+    _inits: dict[int, list[Floats]] = field(default_factory=dict)
+    _init_rngs: dict[int, np.random.Generator] = field(default_factory=dict)
+    _provisions: dict[int, Floats] = field(default_factory=dict)
+
+    def provision_s(self, index: int) -> float | Floats:
+        """SCALE before stage `index`."""
+        if self.offer.provision_spread.certain:
+            return self.offer.provision_delay_s
+        if index not in self._provisions:
+            self._provisions[index] = _factors(self.offer.provision_spread, self._rng(index, 1), self.rows)
+        return self.offer.provision_delay_s * self._provisions[index]
+
+    def init_s(self, index: int, started: int) -> float | Floats:
+        """The slowest of `started` INIT_INSTANCE nodes: more of them are never faster."""
+        if self.offer.init_spread.certain:
+            return self.offer.init_delay_s
+        rng = self._init_rngs.setdefault(index, self._rng(index, 2))
+        slowest = self._inits.setdefault(index, [])
+        while len(slowest) < started:
+            drawn = _factors(self.offer.init_spread, rng, self.rows)
+            slowest.append(np.maximum(slowest[-1], drawn) if slowest else drawn)
+        return self.offer.init_delay_s * slowest[started - 1]
+
+    def stage_s(self, index: int, choice: StagePlan) -> float | Floats:
+        """List scheduling: a free slot takes the next trial; the stage ends with its last one."""
+        return self._stage(index, choice)[0]
+
+    def busy_s(self, index: int, choice: StagePlan) -> float | Floats:
+        """What the trials take in all."""
+        return self._stage(index, choice)[1]
+
+    def _stage(self, index: int, choice: StagePlan) -> tuple[Floats, Floats]:
+        num_slots = min(self.stages[index].trials, slots(choice.instances, self.offer.gpus, choice.gpus_per_trial))
+        key = (index, num_slots, choice.gpus_per_trial, choice.market)
+        if key not in self._stages:
+            self._stages[key] = self._schedule(index, num_slots, choice)
+        return self._stages[key]
+
+    def _schedule(self, index: int, num_slots: int, choice: StagePlan) -> tuple[Floats, Floats]:
+        stage, startup_s = self.stages[index], self.profile.trial_startup_s
+        work_s = stage.iterations * self.profile.iteration_s(choice.gpus_per_trial)
+        if choice.market == "on_demand" and num_slots == stage.trials:
+            slowest, total = self._extreme(index)
+            return startup_s + work_s * slowest, stage.trials * startup_s + work_s * total
+        trials_s = startup_s + work_s * self.factor(index)
+        if choice.market == "spot":
+            trials_s = trials_s + self._lost_s(index, choice, trials_s)
+        return makespan(trials_s, num_slots), trials_s.sum(axis=0)
+
+    def _extreme(self, index: int) -> tuple[Floats, Floats]:
+        if index not in self._extremes:
+            factor = self.factor(index)
+            self._extremes[index] = (factor.max(axis=0), factor.sum(axis=0))
+        return self._extremes[index]
+
+    def factor(self, index: int) -> Floats:
+        """(trials, rows) How much longer than its mean each trial trains in the stage."""
+        if index in self._factors:
+            return self._factors[index]
+        stage = self.stages[index]
+        drawn = _noise(
+            self.profile.stage_cv(stage.iterations), self.profile.law, self._rng(index, 0), (stage.trials, self.rows)
+        )
+        if self.keep:
+            self._factors[index] = drawn
+        return drawn
+
+    def _lost_s(self, index: int, choice: StagePlan, trials_s: Floats) -> Floats:
+        """(trials, rows) Seconds that interruptions cost each trial: a Poisson number of them, each as long."""
+        spot, stage = self.offer.spot, self.stages[index]
+        assert spot is not None, "a plan uses the markets that its offer has"
+        rate, _ = interruptions(stage, choice.gpus_per_trial, self.profile, self.offer)
+        rng = self._rng(index, 3)
+        happens, where = rng.random(trials_s.shape), rng.random(trials_s.shape)
+        redone_s = min(spot.checkpoint_iterations, stage.iterations) * self.profile.iteration_s(choice.gpus_per_trial)
+        lost_s: Floats = poisson(happens, rate * trials_s) * (spot.restart_s + where * redone_s)
+        return lost_s
+
+    def _rng(self, index: int, what: int) -> np.random.Generator:
+        return np.random.default_rng((*self.seed, index, what))
+
+
+def _noise(cv: float, law: Law, rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
+    if cv == 0.0:
+        return np.ones(shape)
+    if law == "normal":
+        return np.maximum(0.0, 1.0 + cv * rng.standard_normal(shape))
+    return _lognormal(cv, rng.standard_normal(shape))
+
+
+def _lognormal(cv: float, normals: Floats) -> Floats:
+    variance = math.log1p(cv * cv)
+    factors: Floats = np.exp(math.sqrt(variance) * normals - variance / 2.0)
+    return factors
+
+
+def _factors(spread: Spread, rng: np.random.Generator, size: int) -> Floats:
+    if spread.samples:
+        return rng.choice(np.array(spread.samples), size)
+    return _lognormal(spread.cv, rng.standard_normal(size))
+
+
+def poisson(uniforms: Floats, means: Floats) -> Floats:
+    """Poisson numbers by inversion: the same uniforms give never fewer for a larger mean."""
+    term = np.exp(-means)
+    below, count = term.copy(), np.zeros_like(means)
+    for number in range(1, 1000):
+        more = uniforms > below
+        if not more.any():
+            break
+        count += more
+        term = term * means / number
+        below = below + term
+    return count
+
+
+def makespan(trials_s: Floats, num_slots: int) -> Floats:
+    """(rows,) When the last of the trials (n, rows) ends, if the first slot to be free takes the next one."""
+    num_trials, rows = trials_s.shape
+    latest: Floats
+    if num_slots >= num_trials or num_slots == 1:
+        latest = trials_s.sum(axis=0) if num_slots == 1 else trials_s.max(axis=0)
+        return latest
+    free_s = np.ascontiguousarray(trials_s[:num_slots].T)
+    every = np.arange(rows)
+    for trial_s in trials_s[num_slots:]:
+        free_s[every, free_s.argmin(axis=1)] += trial_s
+    latest = free_s.max(axis=1)
+    return latest
