@@ -10,10 +10,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rubberband.offer import Offer, gang_sizes, slots
+from rubberband.offer import Offer, slots
 from rubberband.plan import Constraints, Plan, Stage, StagePlan
 from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
 from rubberband.planner.paper_dag import NUM_SAMPLES, Sampled, build_dag, simulate
+from rubberband.planner.table import gangs_of
 from rubberband.profile import Profile
 
 __all__ = ["Evaluate", "Sampled", "build_dag", "greedy", "literal_plan", "simulate"]
@@ -66,10 +67,11 @@ def greedy(
     """Algorithm 2 from multiples of the best static allocation; the cheapest of the plans that it ends at.
 
     None if no static allocation is in time (the paper's greedy needs a feasible start, though an elastic plan may
-    be), or the plan found is beyond `max_cost_usd`. The plan is never dearer than the best static allocation.
-    Equal plans are evaluated once. Raises what `evaluate` raises.
+    be), or the plan found is beyond `max_cost_usd`. With 1 among the `warm_starts` the plan is never dearer than the
+    best static allocation.
+    Equal plans are evaluated once. Raises InputError if no GPUs per trial fit the offer, and what `evaluate` raises.
     """
-    search = _Search(stages, offer, constraints, evaluate)
+    search = _Search.of(stages, _Fair(offer, gangs_of(profile, offer, constraints)), constraints, evaluate)
     statics = [search.static(count) for count in range(1, offer.max_instances + 1)]
     feasible = [allocations for allocations in statics if search.in_time(allocations)]
     if not feasible:
@@ -77,11 +79,45 @@ def greedy(
     instances = min(feasible, key=search.cost_and_time)[0].choice.instances
     multiples = [statics[min(factor * instances, offer.max_instances) - 1] for factor in warm_starts]
     ends = [search.descend(warm_start) for warm_start in multiples if search.in_time(warm_start)]
-    found = min(ends, key=search.cost_and_time)
-    affordable = constraints.max_cost_usd is None or (
-        search.cost_and_time(found)[0] <= constraints.max_cost_usd + COST_TOLERANCE_USD
-    )
-    return _plan(found) if affordable else None
+    found = min(ends, key=search.cost_and_time, default=None)
+    return _plan(found) if found and search.affordable(found) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Fair:
+    """Dividing GPUs fairly among trials."""
+
+    offer: Offer
+    sizes: Sequence[int]
+    """GPUs per trial that are allowed and pack, increasing; at least one, and none without use."""
+
+    def allocation(self, gpus: int, trials: int) -> _Allocation:
+        """What `gpus` GPUs make of a stage, on as many whole instances as that takes."""
+        instances = -(-gpus // self.offer.gpus)
+        return _Allocation(gpus, StagePlan(instances=instances, gpus_per_trial=self._share(gpus, instances, trials)))
+
+    def allocations(self, trials: int) -> list[_Allocation]:
+        """Those of a factor or a multiple of the number of trials, in units of the smallest gang, fewest GPUs first.
+
+        Only where the instances can hold every share at once, since nothing else is divided fairly.
+        """
+        factors = [(count, self.sizes[0]) for count in range(1, trials) if trials % count == 0]
+        multiples = [(trials, size) for size in self.sizes]
+        fair = (
+            self.allocation(count * size, trials)
+            for count, size in factors + multiples
+            if count * size <= self.offer.gpus * self.offer.max_instances
+            and slots(-(-count * size // self.offer.gpus), self.offer.gpus, size) >= count
+        )
+        return sorted(fair, key=lambda allocation: allocation.gpus)
+
+    def _share(self, gpus: int, instances: int, trials: int) -> int:
+        """A trial's share, max(1, floor(gpus / trials)), rounded down to what packs with all trials at once."""
+        most = gpus // trials
+        return max(
+            (size for size in self.sizes if size <= most and slots(instances, self.offer.gpus, size) >= trials),
+            default=self.sizes[0],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +125,23 @@ class _Search:
     """Allocations of a job, and what each is predicted to take and cost."""
 
     stages: Sequence[Stage]
-    offer: Offer
     constraints: Constraints
     evaluate: Evaluate
+    fair: _Fair
+    ladders: Sequence[Sequence[_Allocation]]
+    """Of each stage: its fair allocations, fewest GPUs first."""
     known: dict[Plan, tuple[float, float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, stages: Sequence[Stage], fair: _Fair, constraints: Constraints, evaluate: Evaluate) -> _Search:
+        return cls(stages, constraints, evaluate, fair, [fair.allocations(stage.trials) for stage in stages])
 
     def static(self, instances: int) -> _Allocations:
         """The same `instances` for every stage; empty if no trial fits on them."""
-        sizes = self._sizes()
-        if not sizes or slots(instances, self.offer.gpus, sizes[0]) == 0:
+        gpus_per_instance, least = self.fair.offer.gpus, self.fair.sizes[0]
+        if slots(instances, gpus_per_instance, least) == 0:
             return ()
-        gpus = instances * self.offer.gpus
-        return tuple(
-            _Allocation(gpus, StagePlan(instances=instances, gpus_per_trial=self._share(gpus, stage.trials)))
-            for stage in self.stages
-        )
+        return tuple(self.fair.allocation(instances * gpus_per_instance, stage.trials) for stage in self.stages)
 
     def descend(self, allocations: _Allocations) -> _Allocations:
         """Algorithm 2: take the best candidate until it saves nothing or is late."""
@@ -120,6 +158,11 @@ class _Search:
         deadline_s = math.inf if self.constraints.deadline_s is None else self.constraints.deadline_s
         return bool(allocations) and self.cost_and_time(allocations)[1] <= deadline_s + TIME_TOLERANCE_S
 
+    def affordable(self, allocations: _Allocations) -> bool:
+        """Whether these are predicted to keep the budget."""
+        limit_usd = math.inf if self.constraints.max_cost_usd is None else self.constraints.max_cost_usd
+        return self.cost_and_time(allocations)[0] <= limit_usd + COST_TOLERANCE_USD
+
     def cost_and_time(self, allocations: _Allocations) -> tuple[float, float]:
         """What the allocations are predicted to cost and take: ties on cost go to the shorter time."""
         plan = _plan(allocations)
@@ -131,12 +174,10 @@ class _Search:
     def _candidates(self, allocations: _Allocations) -> list[_Allocations]:
         """The allocations with one stage's lowered by the smallest step to a fair one."""
         candidates = []
-        for index, (stage, allocation) in enumerate(zip(self.stages, allocations, strict=True)):
-            lower = max((gpus for gpus in self._fair(stage.trials) if gpus < allocation.gpus), default=None)
-            if lower is not None:
-                candidates.append(
-                    (*allocations[:index], self._allocation(lower, stage.trials), *allocations[index + 1 :])
-                )
+        for index, (ladder, allocation) in enumerate(zip(self.ladders, allocations, strict=True)):
+            lower = [fair for fair in ladder if fair.gpus < allocation.gpus]
+            if lower:
+                candidates.append((*allocations[:index], lower[-1], *allocations[index + 1 :]))
         return candidates
 
     def _marginal_benefit(self, before: _Allocations, after: _Allocations) -> tuple[float, float]:
@@ -150,42 +191,6 @@ class _Search:
         if saved_usd <= COST_TOLERANCE_USD:
             return -math.inf, saved_usd
         return (saved_usd / longer_s if longer_s > TIME_TOLERANCE_S else math.inf), saved_usd
-
-    def _fair(self, trials: int) -> list[int]:
-        """The allocations that divide fairly: a factor or a multiple of the number of trials.
-
-        In units of the smallest gang that is allowed, and only those of which instances can hold every share at once.
-        """
-        sizes = self._sizes()
-        factors = [count * sizes[0] for count in range(1, trials) if trials % count == 0]
-        multiples = [trials * size for size in sizes]
-        return [
-            gpus
-            for gpus in factors + multiples
-            if gpus <= self.offer.max_instances * self.offer.gpus and self._held_at_once(gpus, trials)
-        ]
-
-    def _held_at_once(self, gpus: int, trials: int) -> bool:
-        size = max(self._sizes()[0], gpus // trials)
-        return slots(self._instances(gpus), self.offer.gpus, size) * size >= gpus
-
-    def _allocation(self, gpus: int, trials: int) -> _Allocation:
-        return _Allocation(gpus, StagePlan(instances=self._instances(gpus), gpus_per_trial=self._share(gpus, trials)))
-
-    def _instances(self, gpus: int) -> int:
-        return -(-gpus // self.offer.gpus)
-
-    def _share(self, gpus: int, trials: int) -> int:
-        """A trial's fair share, max(1, floor(gpus / trials)), rounded down to what packs with all trials at once."""
-        instances = self._instances(gpus)
-        sizes = self._sizes()
-        return max(
-            (size for size in sizes if size <= gpus // trials and slots(instances, self.offer.gpus, size) >= trials),
-            default=sizes[0],
-        )
-
-    def _sizes(self) -> list[int]:
-        return gang_sizes(self.offer.gpus, self.constraints.min_gpus_per_trial, self.constraints.max_gpus_per_trial)
 
 
 def _plan(allocations: _Allocations) -> Plan:
