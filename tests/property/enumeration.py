@@ -84,6 +84,24 @@ def jobs(draw, billing=None, most_stages=4):
     return stages, profile, offer, Constraints(min_gpus_per_trial=least, max_gpus_per_trial=most[-1])
 
 
+@st.composite
+def limited_jobs(draw, **kinds):
+    """A job, all its plans, and limits near one plan, near two plans, or none."""
+    stages, profile, offer, constraints = draw(jobs(**kinds))
+    plans = every_plan(stages, profile, offer, constraints)
+    near = st.integers(0, len(plans) - 1).map(plans.__getitem__)
+    slack = st.sampled_from([0.97, 1.0, 1.0, 1.05])
+    deadline_s = draw(st.none() | st.builds(lambda chosen, factor: chosen[0] * factor, near, slack))
+    max_cost_usd = draw(st.none() | st.builds(lambda chosen, factor: chosen[1] * factor, near, slack))
+    limits = Constraints(
+        deadline_s=deadline_s,
+        max_cost_usd=max_cost_usd,
+        min_gpus_per_trial=constraints.min_gpus_per_trial,
+        max_gpus_per_trial=constraints.max_gpus_per_trial,
+    )
+    return stages, profile, offer, limits, plans
+
+
 def best(plans, constraints, objective="min_cost"):
     """(jct_s, cost_usd) of the best plan within the constraints, or None."""
     deadline_s = math.inf if constraints.deadline_s is None else constraints.deadline_s + 1e-6

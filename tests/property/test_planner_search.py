@@ -15,25 +15,7 @@ from rubberband.plan import Constraints, Plan, Stage, StagePlan
 from rubberband.planner.model import predict
 from rubberband.planner.search import frontier, plan
 from rubberband.profile import Profile
-from tests.property.enumeration import best, every_plan, jobs
-
-
-@st.composite
-def limited_jobs(draw, **kinds):
-    """A job, all its plans, and limits near one plan, near two plans, or none."""
-    stages, profile, offer, constraints = draw(jobs(**kinds))
-    plans = every_plan(stages, profile, offer, constraints)
-    near = st.integers(0, len(plans) - 1).map(plans.__getitem__)
-    slack = st.sampled_from([0.97, 1.0, 1.0, 1.05])
-    deadline_s = draw(st.none() | st.builds(lambda chosen, factor: chosen[0] * factor, near, slack))
-    max_cost_usd = draw(st.none() | st.builds(lambda chosen, factor: chosen[1] * factor, near, slack))
-    limits = Constraints(
-        deadline_s=deadline_s,
-        max_cost_usd=max_cost_usd,
-        min_gpus_per_trial=constraints.min_gpus_per_trial,
-        max_gpus_per_trial=constraints.max_gpus_per_trial,
-    )
-    return stages, profile, offer, limits, plans
+from tests.property.enumeration import best, every_plan, jobs, limited_jobs
 
 
 def check(case, objective="min_cost", policy="optimal"):
