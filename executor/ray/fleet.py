@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from rubberband.executor.events import (
 from rubberband.executor.ray.connection import Connection
 from rubberband.executor.ray.crew import Crew, CrewError
 from rubberband.executor.ray.mailbox import Mailbox
+
+_log = logging.getLogger(__name__)
 
 _WATCH_S = 0.25
 _WATCH_NODES_S = 1.0
@@ -123,14 +126,26 @@ class RayFleet:
 
     def _release_surely(self, instance: str) -> InstanceStatus | None:
         """Ask until the provider obeys: an instance that is not given back goes on costing money."""
+        told = ""
         while True:
             try:
                 return self._provider.release(instance)
-            except ProviderError:
-                if all(status.instance != instance for status in self._provider.describe()):
+            except Exception as error:
+                if isinstance(error, ProviderError) and self._unknown(instance):
                     return None
+                reason = f"{type(error).__name__}: {error}"
+                if reason != told:
+                    _log.warning("instance %s is not given back yet, and is asked for again: %s", instance, reason)
+                told = reason
                 if self._closing.wait(_RETRY_S):
                     return None
+
+    def _unknown(self, instance: str) -> bool:
+        """Whether the provider says that there never was such an instance."""
+        try:
+            return all(status.instance != instance for status in self._provider.describe())
+        except Exception:
+            return False
 
     def _end(self, instance: str, hold: _Hold) -> bool:
         """Mark the end of `hold`; False if that was done before."""
@@ -168,8 +183,8 @@ class RayFleet:
         while not self._closing.wait(self._lease_interval_s):
             try:
                 self._provider.renew_lease()
-            except (ProviderError, OSError):
-                continue  # the lease is long enough for the next time
+            except Exception as error:  # the lease is long enough for the next time
+                _log.debug("the lease was not renewed: %s", error)
 
     def _watch(self) -> None:
         while not self._closing.wait(_WATCH_S):
@@ -190,7 +205,8 @@ class RayFleet:
         try:
             statuses = self._provider.describe()
             head = self._provider.head()
-        except (ProviderError, OSError):
+        except Exception as error:  # it is asked again at once
+            _log.debug("the provider does not say what there is: %s", error)
             return
         for status in statuses:
             with self._mutex:

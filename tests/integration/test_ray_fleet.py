@@ -1,0 +1,119 @@
+"""The fleet, with a provider that breaks in ways that no provider should. No Ray node is started."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import pytest
+
+from rubberband.cloud.cluster import ClusterProvider, Head
+from rubberband.cloud.provider import InstanceStatus
+from rubberband.executor.events import Event, InstanceReleased
+from rubberband.executor.ray.crew import Crew
+from rubberband.executor.ray.fleet import RayFleet
+from rubberband.executor.ray.mailbox import Mailbox
+from tests.integration.conversation import eventually
+
+
+class Breaking:
+    """Rents one instance; what it is told to break raises an error that is no ProviderError."""
+
+    def __init__(self) -> None:
+        self.broken: set[str] = set()
+        self.asked: list[str] = []
+        self.status = InstanceStatus(instance="a", experiment="test", state="pending", requested_at=1.0)
+
+    def _called(self, what: str) -> None:
+        self.asked.append(what)
+        if what in self.broken:
+            raise OSError(28, "No space left on device")
+
+    def launch(self, instance: str) -> None:
+        """Rent it."""
+        self._called("launch")
+
+    def describe(self) -> Sequence[InstanceStatus]:
+        """The instance."""
+        self._called("describe")
+        return [self.status]
+
+    def release(self, instance: str) -> InstanceStatus:
+        """Give it back."""
+        self._called("release")
+        return InstanceStatus(
+            instance="a", experiment="test", state="terminated", requested_at=1.0, running_at=2.0, ended_at=3.0
+        )
+
+    def renew_lease(self) -> None:
+        """The driver lives."""
+        self._called("renew_lease")
+
+    def head(self) -> Head | None:
+        """None."""
+        self._called("head")
+        return None
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class NoCrew:
+    """Nobody to dismiss."""
+
+    def dismiss(self) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def provider() -> Breaking:
+    return Breaking()
+
+
+@pytest.fixture
+def mailbox() -> Mailbox:
+    return Mailbox(lambda: 10.0)
+
+
+@pytest.fixture
+def fleet(provider: Breaking, mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayFleet]:
+    monkeypatch.setattr("rubberband.executor.ray.fleet._RETRY_S", 0.02)
+    opened = RayFleet(
+        cast(ClusterProvider, provider),
+        lambda *_: cast(Crew, NoCrew()),
+        mailbox,
+        lease_interval_s=0.02,
+        on_gone=lambda _: None,
+    )
+    yield opened
+    opened.close()
+
+
+def test_a_release_that_breaks_is_told_once_and_asked_for_until_it_works(
+    fleet: RayFleet, provider: Breaking, mailbox: Mailbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    provider.broken = {"release", "describe"}
+    fleet.launch("a")
+    eventually(lambda: "launch" in provider.asked)
+    with caplog.at_level(logging.WARNING):
+        fleet.release("a")
+        eventually(lambda: provider.asked.count("release") >= 5)
+        assert mailbox.take(10.0) == []
+        provider.broken = set()
+        events: list[Event] = []
+        eventually(lambda: bool(events.extend(mailbox.take(10.0)) or events))
+    assert events == [InstanceReleased(occurred_at=10.0, instance="a", ended_at=3.0, running_at=2.0)]
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "instance a is not given back yet, and is asked for again: OSError: [Errno 28] No space left on device"
+    ]
+
+
+def test_the_lease_is_renewed_and_the_provider_watched_after_they_broke(fleet: RayFleet, provider: Breaking) -> None:
+    provider.broken = {"renew_lease", "describe", "head"}
+    fleet.launch("a")
+    eventually(lambda: provider.asked.count("renew_lease") >= 3 and provider.asked.count("describe") >= 2)
+    provider.broken = set()
+    provider.asked.clear()
+    eventually(lambda: "renew_lease" in provider.asked and "head" in provider.asked)
