@@ -12,9 +12,9 @@ from functools import cache
 from importlib.resources import files
 
 from rubberband.errors import InputError
-from rubberband.experiment import Resources
 from rubberband.offer import Offer
 from rubberband.profile import Profile
+from rubberband.resources import Resources
 from rubberband.units import nearest, shown
 
 PRICED_ON = "2025-05-01"

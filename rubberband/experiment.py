@@ -23,27 +23,15 @@ from pydantic import (
     model_validator,
 )
 
-from rubberband.errors import InputError
-from rubberband.offer import Billing
+from rubberband.errors import InputError, ProfileMissingError
 from rubberband.plan import Constraints as PlanningConstraints
-from rubberband.plan import Market, Stage
+from rubberband.plan import Stage
 from rubberband.profile import Profile
 from rubberband.profile_file import InlineProfile, load_profile
+from rubberband.resources import Resources
 from rubberband.search import Search
-from rubberband.units import shown
-from rubberband.words import (
-    Amount,
-    Deadline,
-    Duration,
-    Gpus,
-    Spread,
-    Tally,
-    Usd,
-    Words,
-    fault,
-    supported,
-    word_error,
-)
+from rubberband.units import nearest, shown
+from rubberband.words import Deadline, Duration, Tally, Usd, Words, fault, supported, word_error
 
 
 class Constraints(Words):
@@ -86,81 +74,6 @@ class Constraints(Words):
         return left_s
 
 
-class GpusPerTrial(Words):
-    """How many GPUs a plan may give to one trial."""
-
-    min: Gpus = 1
-    max: Gpus | None = None
-    """By default the GPUs of one instance (or `min`, if that is more)."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> GpusPerTrial:
-        if self.max is not None and self.max < self.min:
-            raise fault(f"min={self.min} is more than max={self.max}; lower min or raise max")
-        return self
-
-
-class DelayDistribution(Words):
-    """A delay that differs from one time to the next; not supported yet."""
-
-    mean: Duration
-    cv: Spread
-
-
-def _fixed_delay(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        raise fault("a distribution {mean, cv} is not supported yet; use a duration such as 15s")
-    return value
-
-
-Delay = Annotated[
-    Duration,
-    BeforeValidator(_fixed_delay, json_schema_input_type=Annotated[float, Field(ge=0)] | str | DelayDistribution),
-]
-
-
-class Resources(Words):
-    """Where the trials train, and what of the catalogue or of a measurement is overridden (None: it is not)."""
-
-    provider: Annotated[Literal["local", "aws", "virtual"], supported("local", "virtual")] = "local"
-    region: Annotated[str, Field(min_length=1)] = "us-east-1"
-    instance_type: Annotated[str, Field(min_length=1)] | None = None
-    instance_types: list[str] | None = Field(None, exclude=True)
-    """Several types for the planner to choose from; so far one."""
-    market: Annotated[Market, supported("on_demand")] = "on_demand"
-    max_instances: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 16
-    gpus_per_trial: GpusPerTrial = Field(default_factory=lambda: GpusPerTrial())
-    gpus_per_instance: Gpus | None = None
-    price_usd_per_hour: Usd | None = Field(None, alias="price_per_hour")
-    """Price of one instance."""
-    billing: Billing = "per_instance"
-    minimum_billed_s: Duration = Field(60.0, alias="minimum_billed")
-    """An instance is billed for at least this long."""
-    provision_delay_s: Delay | None = Field(None, alias="provision_delay")
-    """From asking for an instance until it runs."""
-    init_delay_s: Delay | None = Field(None, alias="init_delay")
-    """From a running instance until trials can start on it."""
-    dataset_gb: Amount = 0.0
-    data_price_usd_per_gb: Usd = Field(0.0, alias="data_price_per_gb")
-    head_price_usd_per_hour: Usd = Field(0.0, alias="head_price_per_hour")
-    lease_s: Annotated[Duration, Field(ge=2)] = Field(60.0, alias="lease")
-    """How long an instance outlives a driver that died; at least 2 s."""
-    checkpoints: Annotated[str, Field(min_length=1)] | None = None
-    """URL of the checkpoint store: a directory that every instance sees. By default one in the experiment's folder."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_instance_type(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping) or data.get("instance_types") is None:
-            return data
-        if data.get("instance_type") is not None:
-            raise fault("instance_type is given as well; keep one of the two", at="instance_types")
-        types = data["instance_types"]
-        if not isinstance(types, list | tuple) or len(types) != 1:
-            raise fault("more than one type is not supported yet; use instance_type with one", at="instance_types")
-        return {**{key: value for key, value in data.items() if key != "instance_types"}, "instance_type": types[0]}
-
-
 class Batch(Words):
     """How the batch size of a trial is chosen."""
 
@@ -173,6 +86,28 @@ class Batch(Words):
         if isinstance(data, Mapping) and data.get("policy") == "goodput":
             raise fault("goodput is not supported yet; use fixed", at="policy")
         return data
+
+
+def _written_kind(value: Any) -> str:
+    return "path" if isinstance(value, str) else "inline"
+
+
+WrittenProfile = Annotated[
+    Annotated[InlineProfile, Tag("inline")] | Annotated[str, Tag("path")], Discriminator(_written_kind)
+]
+"""The profile itself, or the path of a file that `rubberband profile` wrote."""
+
+
+class ProfilesByType(Words):
+    """A profile for every instance type, for types that differ in their GPUs."""
+
+    by_instance_type: Annotated[dict[str, WrittenProfile], Field(min_length=1)]
+
+
+def _profile_kind(value: Any) -> str:
+    if isinstance(value, ProfilesByType) or (isinstance(value, Mapping) and "by_instance_type" in value):
+        return "by type"
+    return _written_kind(value)
 
 
 _ENTRYPOINT = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -222,12 +157,14 @@ class Experiment(Words):
     resources: Resources = Field(default_factory=lambda: Resources())
     profile: (
         Annotated[
-            Annotated[InlineProfile, Tag("inline")] | Annotated[str, Tag("path")],
-            Discriminator(lambda value: "path" if isinstance(value, str) else "inline"),
+            Annotated[InlineProfile, Tag("inline")]
+            | Annotated[str, Tag("path")]
+            | Annotated[ProfilesByType, Tag("by type")],
+            Discriminator(_profile_kind),
         ]
         | None
     ) = None
-    """The profile itself, or the path of a file that `rubberband profile` wrote."""
+    """The profile itself, the path of a file that `rubberband profile` wrote, or one of these for every type."""
     batch: Batch = Field(default_factory=lambda: Batch())
 
     def __init__(self, **words: Any) -> None:
@@ -236,22 +173,67 @@ class Experiment(Words):
         except ValidationError as error:
             raise word_error(error) from None
 
+    @model_validator(mode="after")
+    def _agrees(self) -> Experiment:
+        _check_money(self.constraints, self.resources)
+        if isinstance(self.profile, ProfilesByType):
+            _check_profiles(self.profile, self.resources)
+        return self
+
+    def brackets(self) -> tuple[tuple[Stage, ...], ...]:
+        """The chains of stages of the job, which may run side by side: one, or several for hyperband.
+
+        Trials are numbered across the brackets, as `configurations` lists them.
+        """
+        return self.search.scheduler.brackets()
+
     def stages(self) -> tuple[Stage, ...]:
-        """The stages of the job."""
-        return self.search.scheduler.stages()
+        """The stages of a job that is one chain of them. Raises InputError if it has several brackets."""
+        brackets = self.brackets()
+        if len(brackets) > 1:
+            raise InputError(
+                f"search.scheduler: {self.search.scheduler.type} has {len(brackets)} brackets; `rubberband estimate` "
+                "plans them, `run` trains one chain of stages so far: use sha"
+            )
+        return brackets[0]
+
+    def require_runnable(self) -> None:
+        """Raise InputError for what can be planned and not be run yet: provider aws, the spot market, hyperband."""
+        if self.resources.provider == "aws":
+            raise InputError(_plan_only("provider", "aws", "use local or virtual"))
+        if self.resources.market == "spot":
+            raise InputError(_plan_only("market", "spot", "use on_demand"))
+        self.stages()
 
     def configurations(self) -> list[dict[str, Any]]:
         """The configuration of every trial, in order; always the same for the same experiment."""
         return self.search.configurations()
 
-    def loaded_profile(self) -> Profile | None:
-        """The profile, read from its file if it has one; None if the experiment has none.
+    def loaded_profile(self, instance_type: str | None = None) -> Profile | None:
+        """The profile for an instance type, read from its file if it has one; None if the experiment has none.
 
-        Raises ProfileMissingError if the file does not exist, InputError if it is no profile.
+        Without `instance_type` it is that of `resources`. A profile that is not written for a type holds for every one.
+
+        Raises ProfileMissingError if the file does not exist or the type has no profile, InputError if it is no profile
+        or if the type is not told.
         """
-        if isinstance(self.profile, str):
-            return load_profile(self.profile)
-        return None if self.profile is None else self.profile.to_profile()
+        if not isinstance(self.profile, ProfilesByType):
+            return None if self.profile is None else _loaded(self.profile)
+        name, written = instance_type or self.resources.instance_type, self.profile.by_instance_type
+        if name is None:
+            raise InputError(f"profile.by_instance_type: which of {', '.join(written)} is meant? set instance_type")
+        if name not in written:
+            raise ProfileMissingError(f"profile.by_instance_type: {shown(name)} has none; {nearest(name, written)}")
+        return _loaded(written[name])
+
+    def loaded_profiles(self) -> Profile | dict[str, Profile] | None:
+        """The one profile, or instance type -> profile if it is written by type; None if the experiment has none.
+
+        Raises as `loaded_profile` does.
+        """
+        if isinstance(self.profile, ProfilesByType):
+            return {name: _loaded(written) for name, written in self.profile.by_instance_type.items()}
+        return self.loaded_profile()
 
     def planning_constraints(self, now: float, gpus_per_instance: int) -> PlanningConstraints:
         """What a plan must keep if the experiment starts at `now` (Unix time) on instances of `gpus_per_instance` GPUs.
@@ -289,3 +271,28 @@ def _check_gang(key: str, gpus: int, gpus_per_instance: int) -> None:
         f"{key}: {gpus} GPUs are more than an instance has ({gpus_per_instance}) and no whole multiple; "
         f"use {below} or {below + gpus_per_instance}"
     )
+
+
+def _loaded(written: InlineProfile | str) -> Profile:
+    return load_profile(written) if isinstance(written, str) else written.to_profile()
+
+
+def _plan_only(key: str, value: str, remedy: str) -> str:
+    return f"resources.{key}: {value} can be estimated and is not supported yet for a run; {remedy}"
+
+
+def _check_money(constraints: Constraints, resources: Resources) -> None:
+    price = resources.price_usd_per_hour
+    if constraints.max_cost_usd == 0.0 and (price or (price is None and resources.provider != "local")):
+        prices = f"{price:g} USD per hour" if price else f"the prices of provider {resources.provider}"
+        raise fault(f"0 USD pays for nothing at {prices}; raise it, or leave it out", at=("constraints", "max_cost"))
+
+
+def _check_profiles(profiles: ProfilesByType, resources: Resources) -> None:
+    asked = resources.instance_types or ((resources.instance_type,) if resources.instance_type else ())
+    for name in asked:
+        if name not in profiles.by_instance_type:
+            raise fault(
+                f"{shown(name)} of resources has no profile; {nearest(name, profiles.by_instance_type)}",
+                at=("profile", "by_instance_type"),
+            )

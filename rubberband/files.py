@@ -40,8 +40,8 @@ MAX_BYTES = 256 << 10
 def load_experiment(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Experiment:
     """Read an experiment file; `overrides` such as `constraints.deadline=30m` replace single values of it.
 
-    A relative `profile` is taken from the file's folder. Without one, the file that `rubberband profile` writes by
-    default (`default_profile_path`) is used if it exists.
+    A relative `profile` or `resources.catalogue` is taken from the file's folder. Without a profile, the file that
+    `rubberband profile` writes by default (`default_profile_path`) is used if it exists.
 
     Raises InputError (one line, with file and line where they are known) for whatever does not fit.
     """
@@ -49,7 +49,7 @@ def load_experiment(path: str | os.PathLike[str], overrides: Sequence[str] = ())
     experiment_words, origins = _document(_read(where), where.name)
     for override in overrides:
         _override(experiment_words, origins, override)
-    _locate_profile(experiment_words, where)
+    _locate(experiment_words, where)
     return _experiment(experiment_words, origins, where.name)
 
 
@@ -149,8 +149,18 @@ def _key(text: str) -> str | int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
 
 
-def _locate_profile(words: dict[Any, Any], path: Path) -> None:
-    if isinstance(words.get("profile"), str):
-        words["profile"] = str(path.absolute().parent / words["profile"])
-    elif "profile" not in words and default_profile_path(path).is_file():
-        words["profile"] = str(default_profile_path(path.absolute()))
+def _locate(words: dict[Any, Any], path: Path) -> None:
+    """Take the relative paths in an experiment file from the file's folder, and its default profile if it has none."""
+    if "profile" not in words and default_profile_path(path).is_file():
+        words["profile"] = default_profile_path(path).name
+    profile = words.get("profile")
+    by_type = profile.get("by_instance_type") if isinstance(profile, dict) else None
+    _join(words, ("profile",), path)
+    _join(by_type, tuple(by_type) if isinstance(by_type, dict) else (), path)
+    _join(words.get("resources"), ("catalogue",), path)
+
+
+def _join(holder: Any, keys: Sequence[Any], path: Path) -> None:
+    for key in keys if isinstance(holder, dict) else ():
+        if isinstance(holder.get(key), str):
+            holder[key] = str(path.absolute().parent / holder[key])

@@ -5,12 +5,13 @@ Measured by `rubberband profile`, or written inline in the experiment file. It k
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from rubberband.chance import Law
+from rubberband.chance import FIXED, Law, Spread
 from rubberband.errors import InputError
 
 
@@ -29,9 +30,11 @@ class Profile:
     law: Law = "lognormal"
     """Of the noise that the two coefficients describe."""
     provision_delay_s: float | None = None
-    """Seconds from asking for an instance until it runs, where it was measured."""
+    """Seconds from asking for an instance until it runs, where it was measured; the mean."""
+    provision_spread: Spread = FIXED
     init_delay_s: float | None = None
-    """Seconds from a running instance until its workers are warm, where it was measured."""
+    """Seconds from a running instance until its workers are warm, where it was measured; the mean."""
+    init_spread: Spread = FIXED
     source: Literal["inline", "file"] = "inline"
 
     def __post_init__(self) -> None:
@@ -81,3 +84,32 @@ class Profile:
         above = min(count for count in table if count > gpus)
         share = (gpus - below) / (above - below)
         return 1.0 / ((1.0 - share) / table[below] + share / table[above])
+
+    def notes(self) -> list[str]:
+        """What is legal and yet worth knowing: a line for every gap in the table and for every time that goes up.
+
+        A gap is where one measured count is more than twice the one before.
+        """
+        counts = sorted(self.seconds_per_iteration)
+        return [
+            note(below, above)
+            for below, above in itertools.pairwise(counts)
+            for note, applies in ((_gap, above > 2 * below), (self._slower, self._rises(below, above)))
+            if applies
+        ]
+
+    def _rises(self, below: int, above: int) -> bool:
+        return self.seconds_per_iteration[above] > self.seconds_per_iteration[below]
+
+    def _slower(self, below: int, above: int) -> str:
+        return (
+            f"profile: an iteration is slower with {above} GPUs ({self.seconds_per_iteration[above]:g} s) than with "
+            f"{below} ({self.seconds_per_iteration[below]:g} s); planned as it is, measure again if that is a surprise"
+        )
+
+
+def _gap(below: int, above: int) -> str:
+    return (
+        f"profile: nothing is measured between {below} and {above} GPUs; times there are interpolated (linear in "
+        "throughput), measure some of them to know"
+    )

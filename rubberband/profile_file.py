@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, ValidationError
 
+from rubberband.chance import FIXED, Law, measured
+from rubberband.chance import Spread as Varying
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.profile import Profile
 from rubberband.units import MAX_DURATION_S, shown
@@ -28,6 +30,7 @@ def _gpu_count(key: Any) -> Any:
 GpuKey = Annotated[Gpus, BeforeValidator(_gpu_count)]
 """A number of GPUs as a key: JSON has it as text."""
 IterationSeconds = Annotated[float, Field(strict=True, gt=0, le=MAX_DURATION_S)]
+Samples = Annotated[tuple[Duration, ...], Field(max_length=10_000)]
 ScalingTable = Annotated[dict[GpuKey, IterationSeconds], Field(min_length=1)]
 
 
@@ -42,6 +45,8 @@ class InlineProfile(Words):
     """Coefficient of variation between trials."""
     iteration_cv: Spread = 0.0
     """Coefficient of variation between the iterations of a trial."""
+    noise: Law = "lognormal"
+    """The law of both."""
 
     def to_profile(self) -> Profile:
         """The plain values that the planner reckons with."""
@@ -50,6 +55,7 @@ class InlineProfile(Words):
             trial_startup_s=self.trial_startup_s,
             trial_cv=self.trial_cv,
             iteration_cv=self.iteration_cv,
+            law=self.noise,
             source="inline",
         )
 
@@ -64,8 +70,13 @@ class ProfileFile(Words):
     trial_startup_s: Duration = 0.0
     trial_cv: Spread = 0.0
     iteration_cv: Spread = 0.0
+    noise: Law = "lognormal"
+    """The law of both coefficients."""
     provision_delay_s: Duration | None = None
+    provision_delay_samples_s: Samples | None = None
+    """The single measurements; where there are any, the mean is theirs."""
     init_delay_s: Duration | None = None
+    init_delay_samples_s: Samples | None = None
     measured_at: str | None = None
     """When it was measured: ISO 8601 in UTC."""
     entrypoint: str | None = None
@@ -75,15 +86,24 @@ class ProfileFile(Words):
 
     def to_profile(self) -> Profile:
         """The plain values that the planner reckons with."""
+        provision_delay_s, provision_spread = _delay(self.provision_delay_s, self.provision_delay_samples_s)
+        init_delay_s, init_spread = _delay(self.init_delay_s, self.init_delay_samples_s)
         return Profile(
             seconds_per_iteration=dict(sorted(self.seconds_per_iteration.items())),
             trial_startup_s=self.trial_startup_s,
             trial_cv=self.trial_cv,
             iteration_cv=self.iteration_cv,
-            provision_delay_s=self.provision_delay_s,
-            init_delay_s=self.init_delay_s,
+            law=self.noise,
+            provision_delay_s=provision_delay_s,
+            provision_spread=provision_spread,
+            init_delay_s=init_delay_s,
+            init_spread=init_spread,
             source="file",
         )
+
+
+def _delay(mean_s: float | None, samples_s: Sequence[float] | None) -> tuple[float | None, Varying]:
+    return measured(samples_s) if samples_s else (mean_s, FIXED)
 
 
 def load_profile(path: str | os.PathLike[str]) -> Profile:
@@ -132,8 +152,11 @@ def save_profile(
         "trial_startup_s": profile.trial_startup_s,
         "trial_cv": profile.trial_cv,
         "iteration_cv": profile.iteration_cv,
+        "noise": profile.law,
         "provision_delay_s": profile.provision_delay_s,
+        "provision_delay_samples_s": _samples(profile.provision_delay_s, profile.provision_spread),
         "init_delay_s": profile.init_delay_s,
+        "init_delay_samples_s": _samples(profile.init_delay_s, profile.init_spread),
         "measured_at": measured_at.astimezone(UTC).isoformat(timespec="seconds") if measured_at else None,
         "entrypoint": entrypoint,
         "instance_type": instance_type,
@@ -145,6 +168,10 @@ def save_profile(
         _replace(Path(path), text + "\n")
     except OSError as error:
         raise InputError(f"{path} cannot be written ({error.strerror}); give another path") from None
+
+
+def _samples(mean_s: float | None, spread: Varying) -> list[float] | None:
+    return [factor * mean_s for factor in spread.samples] if mean_s and spread.samples else None
 
 
 def _replace(path: Path, text: str) -> None:

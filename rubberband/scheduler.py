@@ -28,11 +28,7 @@ def sha(num_samples: int, grace_period: int, max_t: int, reduction_factor: int) 
     _check_count("num_samples", num_samples, MAX_TRIALS)
     _check_count("grace_period", grace_period, MAX_ITERATIONS)
     _check_count("max_t", max_t, MAX_ITERATIONS)
-    _check_integer("reduction_factor", reduction_factor)
-    if reduction_factor < 2:
-        raise InputError(
-            f"reduction_factor={reduction_factor} keeps every trial; the least is 2, Ray Tune's usual is 3"
-        )
+    _check_reduction(reduction_factor)
     if grace_period > max_t:
         raise InputError(
             f"grace_period={grace_period} is more than max_t={max_t}; lower grace_period to {max_t} or raise max_t"
@@ -65,9 +61,34 @@ def stages(written: Sequence[Mapping[str, int] | Stage]) -> tuple[Stage, ...]:
     return chain
 
 
-def hyperband(max_t: int, reduction_factor: int) -> tuple[Stage, ...]:
-    """Hyperband's brackets (Li et al. 2018, Algorithm 1): not supported yet. Raises InputError."""
-    raise InputError(f"hyperband(max_t={max_t}, reduction_factor={reduction_factor}) is not supported yet; use sha")
+def hyperband(max_t: int, reduction_factor: int) -> tuple[tuple[Stage, ...], ...]:
+    """Hyperband's brackets (Li et al. 2018, Algorithm 1), each a chain of stages; the one with most trials comes first.
+
+    Bracket s = s_max ... 0 has n = ceil((s_max + 1) / (s + 1) * eta^s) trials, and its rung i trains floor(n / eta^i)
+    of them until they have R / eta^(s - i) iterations in all. Where that is no whole number, it is rounded to the
+    nearest one (halves up): at least 1, more in every rung than in the one before, and R in the last. Algorithm 1
+    counts here (as in Ray Tune); the paper's Table 1 has fewer trials in the middle brackets: for R = 81 and eta = 3,
+    27, 9 and 6 where these have 34, 15 and 8.
+
+    Raises InputError for counts below one, `reduction_factor` below two, and more trials than an experiment may have.
+    """
+    _check_count("max_t", max_t, MAX_ITERATIONS)
+    _check_reduction(reduction_factor)
+    s_max = 0
+    while reduction_factor ** (s_max + 1) <= max_t:
+        s_max += 1
+    sizes = {s: -(-(s_max + 1) * reduction_factor**s // (s + 1)) for s in range(s_max, -1, -1)}
+    if sum(sizes.values()) > MAX_TRIALS:
+        raise InputError(
+            f"max_t={max_t} with reduction_factor={reduction_factor} makes {sum(sizes.values()):,} trials, more than "
+            f"{MAX_TRIALS:,}; lower max_t or raise reduction_factor"
+        )
+    return tuple(_bracket(size, s, max_t, reduction_factor) for s, size in sizes.items())
+
+
+def _bracket(trials: int, s: int, max_t: int, eta: int) -> tuple[Stage, ...]:
+    totals = [0, *((2 * max_t + eta ** (s - i)) // (2 * eta ** (s - i)) for i in range(s + 1))]
+    return tuple(Stage(trials=trials // eta**i, iterations=totals[i + 1] - totals[i]) for i in range(s + 1))
 
 
 def _stage(index: int, words: Mapping[str, int] | Stage) -> Stage:
@@ -87,6 +108,14 @@ def _check_count(name: str, value: int, most: int) -> None:
     _check_integer(name, value)
     if not 1 <= value <= most:
         raise InputError(f"{name}={shown(value)} must be from 1 to {most:,}; raise or lower it")
+
+
+def _check_reduction(reduction_factor: int) -> None:
+    _check_integer("reduction_factor", reduction_factor)
+    if reduction_factor < 2:
+        raise InputError(
+            f"reduction_factor={reduction_factor} keeps every trial; the least is 2, Ray Tune's usual is 3"
+        )
 
 
 def _check_integer(name: str, value: int) -> None:

@@ -63,23 +63,28 @@ class Sha(Words):
 
     @model_validator(mode="after")
     def _has_stages(self) -> Sha:
-        told(lambda _: self.stages())(None)
+        told(lambda _: self.brackets())(None)
         return self
 
-    def stages(self) -> tuple[Stage, ...]:
-        """Its stages."""
-        return scheduler.sha(self.num_samples, self.grace_period, self.max_t, self.reduction_factor)
+    def brackets(self) -> tuple[tuple[Stage, ...], ...]:
+        """Its one chain of stages."""
+        return (scheduler.sha(self.num_samples, self.grace_period, self.max_t, self.reduction_factor),)
 
 
 class Hyperband(Words):
-    """Hyperband (Li et al. 2018): several successive halvings side by side; not supported yet."""
+    """Hyperband (Li et al. 2018): several successive halvings side by side (Ray Tune's words)."""
 
-    type: Annotated[Literal["hyperband"], supported("sha", "stages")]
+    type: Literal["hyperband"]
     max_t: Count
     reduction_factor: Annotated[int, Field(strict=True, ge=2, le=1_000_000)] = 3
 
-    def stages(self) -> tuple[Stage, ...]:
-        """Refused with InputError: not supported yet."""
+    @model_validator(mode="after")
+    def _has_brackets(self) -> Hyperband:
+        told(lambda _: self.brackets())(None)
+        return self
+
+    def brackets(self) -> tuple[tuple[Stage, ...], ...]:
+        """Its brackets, each a chain of stages."""
         return scheduler.hyperband(self.max_t, self.reduction_factor)
 
 
@@ -98,12 +103,13 @@ class WrittenStages(Words):
 
     @model_validator(mode="after")
     def _has_stages(self) -> WrittenStages:
-        told(lambda _: self.stages())(None)
+        told(lambda _: self.brackets())(None)
         return self
 
-    def stages(self) -> tuple[Stage, ...]:
-        """Its stages."""
-        return scheduler.stages([Stage(trials=stage.trials, iterations=stage.iterations) for stage in self.written])
+    def brackets(self) -> tuple[tuple[Stage, ...], ...]:
+        """Its one chain of stages."""
+        written = [Stage(trials=stage.trials, iterations=stage.iterations) for stage in self.written]
+        return (scheduler.stages(written),)
 
 
 class Sampler(Words):
@@ -127,12 +133,17 @@ class Search(Words):
 
     @model_validator(mode="after")
     def _can_sample(self) -> Search:
-        told(lambda _: check(self.space, self._sampler(), self.scheduler.stages()[0].trials))(None)
+        told(lambda _: check(self.space, self._sampler(), self.num_trials))(None)
         return self
 
+    @property
+    def num_trials(self) -> int:
+        """Trials that are started, over all brackets."""
+        return sum(bracket[0].trials for bracket in self.scheduler.brackets())
+
     def configurations(self) -> list[dict[str, Any]]:
-        """The configuration of every trial."""
-        return sample(self.space, self._sampler(), self.scheduler.stages()[0].trials, self.sampler.seed)
+        """The configuration of every trial, bracket after bracket."""
+        return sample(self.space, self._sampler(), self.num_trials, self.sampler.seed)
 
     def _sampler(self) -> SamplerType:
         return "grid" if self.sampler.type == "grid" else "random"

@@ -29,7 +29,7 @@ from rubberband.units import format_instant, nearest, parse_deadline, parse_dura
 Path = tuple[str | int, ...]
 """Keys from the top of a document to the value that is meant."""
 
-_TAGS = {"scheduler", "profile"}
+_TAGS = {"scheduler", "profile", "provision_delay", "init_delay"}
 
 
 class WordError(InputError):
@@ -64,8 +64,8 @@ class Words(BaseModel):
         return next(field.alias or name for name, field in cls.model_fields.items())
 
 
-def fault(reason: str, *, at: str | int | None = None) -> PydanticCustomError:
-    """The error to raise from a validator; `at` is a key below the value that is validated."""
+def fault(reason: str, *, at: str | int | Path | None = None) -> PydanticCustomError:
+    """The error to raise from a validator; `at` is a key (or a path of them) below the value that is validated."""
     return PydanticCustomError("fault", "{reason}", {"reason": reason, "at": at})
 
 
@@ -107,11 +107,18 @@ def dotted(path: Path) -> str:
 
 
 def _path(details: ErrorDetails) -> Path:
-    loc = [key for index, key in enumerate(details["loc"]) if not (index and details["loc"][index - 1] in _TAGS)]
+    loc = [key for index, key in enumerate(details["loc"]) if not _is_tag(details["loc"], index)]
     if loc and loc[-1] == "[key]":
         loc.pop()
     at = "type" if details["type"].startswith("union_tag") else details.get("ctx", {}).get("at")
-    return (*loc, at) if at is not None else tuple(loc)
+    below = at if isinstance(at, tuple) else () if at is None else (at,)
+    return (*loc, *below)
+
+
+def _is_tag(loc: Path, index: int) -> bool:
+    """Whether a key is none of the document's: pydantic adds the tag of a union's member after the key of the union."""
+    union = index > 0 and loc[index - 1] in _TAGS
+    return union or (index > 1 and loc[index - 2] == "by_instance_type")
 
 
 def _reason(details: ErrorDetails) -> str:

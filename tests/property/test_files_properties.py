@@ -71,7 +71,7 @@ experiments = st.builds(
     st.text(string.ascii_lowercase + string.digits + "-", min_size=1, max_size=63),
     st.dictionaries(texts, domains, max_size=4),
     st.floats(1, 1e6) | st.datetimes(timezones=st.just(UTC)),
-    st.none() | st.floats(0, 1e6),
+    st.none() | st.floats(0.01, 1e6),
     st.integers(0, 2**63 - 1),
     st.dictionaries(st.integers(1, 64), st.floats(1e-3, 1e5), min_size=1, max_size=4),
 )

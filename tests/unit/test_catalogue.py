@@ -6,8 +6,8 @@ import pytest
 
 from rubberband.cloud.catalogue import catalogue, offer
 from rubberband.errors import InputError
-from rubberband.experiment import Resources
 from rubberband.profile import Profile
+from rubberband.resources import Resources
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from rubberband.chance import FIXED, Spread, measured
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.experiment import Experiment
 from rubberband.files import load_profile, save_profile
 from rubberband.plan import Stage
 from rubberband.profile import Profile
+from rubberband.resources import delay_of
 from tests.unit.experiment_words import words
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
@@ -102,6 +104,46 @@ def test_the_entry_point_may_be_a_class() -> None:
         ({"profile": {"seconds_per_iteration": {1: 0}}}, "profile.seconds_per_iteration.1: 0 must be more than 0"),
         ({"resources": 3}, "resources: 3 is not a mapping; write keys and values, such as provider: ..."),
         ({"search__space": {"lr": math.nan}}, "search.space.lr: nan is not a finite number"),
+        ({"constraints__confidence": 0}, "constraints.confidence: 0 must be more than 0.0; raise it"),
+        ({"constraints__confidence": 1.5}, "constraints.confidence: 1.5 must be less than 1.0; lower it"),
+        ({"constraints__confidence": math.nan}, "constraints.confidence: nan is not a finite number"),
+        ({"constraints__deadline": 0}, "constraints.deadline: a deadline of 0s is over before it began"),
+        ({"constraints__max_cost": 0}, "constraints.max_cost: 0 USD pays for nothing at 3.6 USD per hour; raise it"),
+        (
+            {"constraints__max_cost": 0, "resources": {"provider": "aws", "instance_type": "g5.xlarge"}},
+            "constraints.max_cost: 0 USD pays for nothing at the prices of provider aws; raise it, or leave it out",
+        ),
+        ({"profile__seconds_per_iteration": {1: math.nan}}, "profile.seconds_per_iteration.1: nan is not a finite"),
+        ({"profile__seconds_per_iteration": {2: -1}}, "profile.seconds_per_iteration.2: -1 must be more than 0"),
+        ({"profile__noise": "gamma"}, "profile.noise: 'gamma' is not one of lognormal, normal; known are lognormal"),
+        ({"resources__init_delay": {"mean": "9s", "cv": -1}}, "resources.init_delay.cv: -1 must be at least 0"),
+        ({"resources__init_delay": {"man": "9s"}}, "resources.init_delay.man: unknown key; did you mean 'mean'?"),
+        ({"resources__init_delay": {"samples": []}}, "resources.init_delay.samples: is empty; write at least one"),
+        ({"resources__init_delay": {"samples": ["x"]}}, "resources.init_delay.samples.0: 'x' is not a duration"),
+        ({"resources__provision_delay": "soon"}, "resources.provision_delay: 'soon' is not a duration; write it as"),
+        ({"resources__spot": {"interruptions_per_hour": -1}}, "resources.spot.interruptions_per_hour: -1 must be at "),
+        (
+            {"resources__instance_type": "a", "resources__instance_types": ["a", "b"]},
+            "resources.instance_types: instance_type is given as well; keep one of the two",
+        ),
+        ({"resources": {"instance_types": ["a", "a"]}}, "resources.instance_types: 'a' occurs twice; remove one"),
+        ({"resources": {"instance_types": []}}, "resources.instance_types: is empty; write at least one entry"),
+        (
+            {"resources__instance_types": ["a", "b"]},
+            "resources.price_per_hour: 3.6 cannot hold for each of the 2 instance_types; keep one type, or",
+        ),
+        (
+            {"resources": {"instance_types": ["a", "b"], "spot": {"price_per_hour": 1}}},
+            "resources.spot.price_per_hour: 1 cannot hold for each of the 2 instance_types",
+        ),
+        (
+            {"resources__instance_type": "b", "profile": {"by_instance_type": {"a": "x.json"}}},
+            "profile.by_instance_type: 'b' of resources has no profile; known are a",
+        ),
+        (
+            {"profile": {"by_instance_type": {"a": {"seconds_per_iteration": {1: 0}}}}},
+            "profile.by_instance_type.a.seconds_per_iteration.1: 0 must be more than 0",
+        ),
     ],
 )
 def test_bad_input_is_one_line_with_the_key_path_and_the_remedy(change: dict[str, Any], message: str) -> None:
@@ -115,24 +157,10 @@ def test_bad_input_is_one_line_with_the_key_path_and_the_remedy(change: dict[str
     ("change", "message"),
     [
         (
-            {"search__scheduler": {"type": "hyperband", "max_t": 81}},
-            "search.scheduler.type: hyperband is not supported",
-        ),
-        (
             {"search__sampler": {"type": "optuna"}},
             "search.sampler.type: optuna is not supported yet; use random or grid",
         ),
-        ({"resources__provider": "aws"}, "resources.provider: aws is not supported yet; use local or virtual"),
-        ({"resources__market": "spot"}, "resources.market: spot is not supported yet; use on_demand"),
-        (
-            {"resources__instance_types": ["a", "b"]},
-            "resources.instance_types: more than one type is not supported yet",
-        ),
         ({"batch": {"policy": "goodput", "initial": 9}}, "batch.policy: goodput is not supported yet; use fixed"),
-        (
-            {"resources__init_delay": {"mean": "9s", "cv": 1}},
-            "resources.init_delay: a distribution {mean, cv} is not supp",
-        ),
     ],
 )
 def test_what_is_to_come_is_refused(change: dict[str, Any], message: str) -> None:
@@ -143,6 +171,64 @@ def test_what_is_to_come_is_refused(change: dict[str, Any], message: str) -> Non
 
 def test_one_of_several_instance_types_is_that_type() -> None:
     assert Experiment(**words(resources__instance_types=["g5.xlarge"])).resources.instance_type == "g5.xlarge"
+
+
+def test_delays_are_durations_distributions_or_samples() -> None:
+    resources = Experiment(
+        **words(resources__provision_delay={"mean": "30s", "cv": 0.5}, resources__init_delay={"samples": ["12s", 28]})
+    ).resources
+    assert resources.provision_delay is not None
+    assert resources.init_delay is not None
+    assert delay_of(resources.provision_delay) == (30.0, Spread(cv=0.5))
+    assert delay_of(resources.init_delay) == (20.0, Spread(samples=(0.6, 1.4)))
+    assert (resources.provision_delay_s, resources.init_delay_s) == (30.0, 20.0)
+    assert delay_of(7.0) == (7.0, FIXED)
+
+
+HYPERBAND = {"type": "hyperband", "max_t": 9}
+
+
+def test_the_brackets_of_hyperband_share_one_list_of_trials() -> None:
+    experiment = Experiment(**words(search__scheduler=HYPERBAND))
+    assert [bracket[0].trials for bracket in experiment.brackets()] == [9, 5, 3]
+    assert len(experiment.configurations()) == 17
+    with pytest.raises(InputError, match=r"search.scheduler: hyperband has 3 brackets; .* use sha"):
+        experiment.stages()
+    sha = Experiment(**words())
+    assert sha.brackets() == (sha.stages(),)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"resources__provider": "aws"}, "resources.provider: aws can be estimated and is not supported yet for a run"),
+        ({"resources__market": "spot"}, "resources.market: spot can be estimated and is not supported yet for a run"),
+        ({"search__scheduler": HYPERBAND}, "search.scheduler: hyperband has 3 brackets; `rubberband estimate` plans"),
+    ],
+)
+def test_what_can_be_planned_and_not_run(change: dict[str, Any], message: str) -> None:
+    Experiment(**words()).require_runnable()
+    with pytest.raises(InputError) as caught:
+        Experiment(**words(**change)).require_runnable()
+    assert str(caught.value).startswith(message)
+
+
+def test_a_profile_for_every_instance_type(tmp_path: Path) -> None:
+    save_profile(Profile(seconds_per_iteration={1: 5.0}, source="file"), tmp_path / "b.json")
+    written = {"by_instance_type": {"a": {"seconds_per_iteration": {1: 9}}, "b": str(tmp_path / "b.json")}}
+    experiment = Experiment(**words(resources={"instance_types": ["a", "b"]}, profile=written))
+    one, other = experiment.loaded_profile("a"), experiment.loaded_profile("b")
+    assert one is not None
+    assert other is not None
+    assert (one.iteration_s(1), other.iteration_s(1)) == (9.0, 5.0)
+    assert experiment.loaded_profiles() == {"a": one, "b": other}
+    with pytest.raises(InputError, match="which of a, b is meant"):
+        experiment.loaded_profile()
+    with pytest.raises(ProfileMissingError, match="'c' has none; known are a, b"):
+        experiment.loaded_profile("c")
+    assert Experiment(**experiment.to_words()) == experiment
+    alone = Experiment(**words(resources={"instance_type": "b"}, profile=written))
+    assert alone.loaded_profile() == other
 
 
 def test_planning_constraints() -> None:
@@ -184,6 +270,18 @@ def test_a_profile_file_reads_back_what_was_saved(tmp_path: Path) -> None:
     assert load_profile(path) == profile
     assert Experiment(**words(profile=str(path))).loaded_profile() == profile
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.profile.json"]
+
+
+def test_measured_delays_are_kept_one_by_one(tmp_path: Path) -> None:
+    mean_s, spread = measured([12.0, 15.0, 33.0])
+    profile = Profile(
+        seconds_per_iteration={1: 1.0}, law="normal", provision_delay_s=mean_s, provision_spread=spread, source="file"
+    )
+    save_profile(profile, tmp_path / "x.json")
+    again = load_profile(tmp_path / "x.json")
+    assert (again.law, again.init_spread) == ("normal", FIXED)
+    assert again.provision_delay_s == pytest.approx(20.0)
+    assert again.provision_spread.samples == pytest.approx((0.6, 0.75, 1.65))
 
 
 @pytest.mark.parametrize(

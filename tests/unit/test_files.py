@@ -183,3 +183,23 @@ def test_a_profile_is_found_beside_the_file(tmp_path: Path) -> None:
     assert load_experiment(path, ["profile=other.json"]).loaded_profile() == profile
     with pytest.raises(ProfileMissingError, match=r"there is no profile at .*/none.json"):
         load_experiment(path, ["profile=none.json"]).loaded_profile()
+
+
+def test_paths_in_a_file_are_taken_from_its_folder(tmp_path: Path) -> None:
+    types = {"by_instance_type": {"a": "a.json", "b": {"seconds_per_iteration": {1: 2}}}}
+    document = words(profile=types, resources={"instance_types": ["a", "b"], "catalogue": "mine.csv"})
+    save_profile(Profile(seconds_per_iteration={1: 3.0}, source="file"), tmp_path / "a.json")
+    experiment = load_experiment(write(tmp_path, json.dumps(document)))
+    assert experiment.resources.catalogue == str(tmp_path / "mine.csv")
+    profile = experiment.loaded_profile("a")
+    assert profile is not None
+    assert profile.seconds_per_iteration == {1: 3.0}
+
+
+@pytest.mark.parametrize("profile", ["3", "[a.json]", "{by_instance_type: 3}", "{by_instance_type: {a: 3}}"])
+def test_what_is_no_profile_is_told_with_its_line(tmp_path: Path, profile: str) -> None:
+    document = words()
+    del document["profile"]
+    path = write(tmp_path, f"profile: {profile}\n" + dump_experiment(Experiment(**document)))
+    with pytest.raises(InputError, match=r"^digits.yaml:1: profile.* is not a mapping"):
+        load_experiment(path)

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rubberband.errors import InputError
 from rubberband.plan import Stage, total_iterations
@@ -66,6 +70,69 @@ def test_written_stages_refused(written: list[dict[str, int]], why: str) -> None
         stages(written)
 
 
-def test_hyperband_is_not_supported_yet() -> None:
-    with pytest.raises(InputError, match="not supported yet; use sha"):
-        hyperband(81, 3)
+def totals(chain: tuple[Stage, ...]) -> list[tuple[int, int]]:
+    """(trials, iterations in all) of each rung, as the tables of the paper have it."""
+    done, rungs = 0, []
+    for stage in chain:
+        done += stage.iterations
+        rungs.append((stage.trials, done))
+    return rungs
+
+
+@pytest.mark.parametrize(
+    ("max_t", "reduction_factor", "expected"),
+    [
+        (
+            81,
+            3,
+            [
+                [(81, 1), (27, 3), (9, 9), (3, 27), (1, 81)],
+                [(34, 3), (11, 9), (3, 27), (1, 81)],
+                [(15, 9), (5, 27), (1, 81)],
+                [(8, 27), (2, 81)],
+                [(5, 81)],
+            ],
+        ),
+        (
+            27,
+            3,
+            [[(27, 1), (9, 3), (3, 9), (1, 27)], [(12, 3), (4, 9), (1, 27)], [(6, 9), (2, 27)], [(4, 27)]],
+        ),
+        (81, 4, [[(64, 1), (16, 5), (4, 20), (1, 81)], [(22, 5), (5, 20), (1, 81)], [(8, 20), (2, 81)], [(4, 81)]]),
+        (2, 3, [[(1, 2)]]),
+        (3, 3, [[(3, 1), (1, 3)], [(2, 3)]]),
+    ],
+)
+def test_hyperband(max_t: int, reduction_factor: int, expected: list[list[tuple[int, int]]]) -> None:
+    assert [totals(bracket) for bracket in hyperband(max_t, reduction_factor)] == expected
+
+
+@given(st.integers(1, 20_000), st.integers(2, 50))
+def test_every_bracket_of_hyperband_ends_at_max_t_with_survivors_only(max_t: int, reduction_factor: int) -> None:
+    brackets = hyperband(max_t, reduction_factor)
+    assert reduction_factor ** (len(brackets) - 1) <= max_t < reduction_factor ** len(brackets)
+    for s, bracket in zip(range(len(brackets) - 1, -1, -1), brackets, strict=True):
+        assert len(bracket) == s + 1
+        assert total_iterations(bracket) == max_t
+        assert all(stage.trials >= 1 and stage.iterations >= 1 for stage in bracket)
+        assert all(after.trials == before.trials // reduction_factor for before, after in itertools.pairwise(bracket))
+
+
+@pytest.mark.parametrize("power", [5, 10, 12])
+def test_a_whole_power_has_no_rounding_in_its_logarithm(power: int) -> None:
+    assert len(hyperband(3**power, 3)) == power + 1
+    assert len(hyperband(3**power - 1, 3)) == power
+
+
+@pytest.mark.parametrize(
+    ("max_t", "reduction_factor", "why"),
+    [
+        (0, 3, "max_t=0"),
+        (81, 1, "reduction_factor=1 keeps every trial"),
+        (10**9, 2, "trials, more than 1,000,000; lower max_t or raise reduction_factor"),
+        (81.0, 3, "max_t=81.0 is not a whole number"),
+    ],
+)
+def test_hyperband_refuses(max_t: int, reduction_factor: int, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        hyperband(max_t, reduction_factor)

@@ -1,0 +1,160 @@
+"""Resources: where the trials train, and what of the catalogue or of a measurement is overridden.
+
+Part of the experiment file; attribute names carry their units, the file's words are their aliases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from rubberband.chance import FIXED, Spread, measured
+from rubberband.offer import Billing
+from rubberband.plan import Market
+from rubberband.units import shown
+from rubberband.words import Amount, Count, Duration, Gpus, Usd, Words, fault
+from rubberband.words import Spread as Coefficient
+
+
+class GpusPerTrial(Words):
+    """How many GPUs a plan may give to one trial."""
+
+    min: Gpus = 1
+    max: Gpus | None = None
+    """By default the GPUs of one instance (or `min`, if that is more)."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> GpusPerTrial:
+        if self.max is not None and self.max < self.min:
+            raise fault(f"min={self.min} is more than max={self.max}; lower min or raise max")
+        return self
+
+
+class LognormalDelay(Words):
+    """A delay that differs from one time to the next: its mean and coefficient of variation."""
+
+    mean_s: Duration = Field(alias="mean")
+    cv: Coefficient = 0.0
+
+
+class SampledDelay(Words):
+    """A delay that was measured: each of the `samples` is as likely as the others."""
+
+    samples_s: Annotated[tuple[Duration, ...], Field(alias="samples", min_length=1, max_length=10_000)]
+
+
+def _delay_kind(value: Any) -> str:
+    if isinstance(value, SampledDelay) or (isinstance(value, Mapping) and "samples" in value):
+        return "samples"
+    return "mean" if isinstance(value, LognormalDelay | Mapping) else "duration"
+
+
+Delay = Annotated[
+    Annotated[Duration, Tag("duration")]
+    | Annotated[LognormalDelay, Tag("mean")]
+    | Annotated[SampledDelay, Tag("samples")],
+    Discriminator(_delay_kind),
+]
+"""A duration, `{mean: 30s, cv: 0.5}`, or `{samples: [12s, 15s, 31s]}`."""
+
+
+class SpotMarket(Words):
+    """What the spot market is like; read where `market` is `spot`."""
+
+    price_usd_per_hour: Usd | None = Field(None, alias="price_per_hour")
+    """Price of one instance; by default the catalogue's indicative one."""
+    interruptions_per_hour: Annotated[Amount, Field(le=3600)] = 0.05
+    """How often one instance is taken away; by default once in 20 hours, a guess that a measurement should replace."""
+    checkpoint_iterations: Count = 1
+    """Iterations between checkpoints."""
+    restart_s: Duration | None = Field(None, alias="restart")
+    """From an interruption until the trial trains again; by default both delays and the profile's trial start-up."""
+
+
+class Resources(Words):
+    """Where the trials train, and what of the catalogue or of a measurement is overridden (None: it is not)."""
+
+    provider: Literal["local", "aws", "virtual"] = "local"
+    region: Annotated[str, Field(min_length=1)] = "us-east-1"
+    instance_type: Annotated[str, Field(min_length=1)] | None = None
+    instance_types: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(max_length=64)] | None = None
+    """Several types, of which the planner chooses one; a single one is the same as `instance_type`."""
+    catalogue: Annotated[str, Field(min_length=1)] | None = None
+    """Path of a table of instance types that replaces the catalogue's own (rubberband.cloud.catalogue)."""
+    market: Market = "on_demand"
+    """With `spot`, each stage of a plan is on spot or, where the deadline is tight, on demand."""
+    spot: SpotMarket = Field(default_factory=lambda: SpotMarket())
+    max_instances: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 16
+    gpus_per_trial: GpusPerTrial = Field(default_factory=lambda: GpusPerTrial())
+    gpus_per_instance: Gpus | None = None
+    price_usd_per_hour: Usd | None = Field(None, alias="price_per_hour")
+    """Price of one instance, on demand."""
+    billing: Billing = "per_instance"
+    minimum_billed_s: Duration = Field(60.0, alias="minimum_billed")
+    """An instance is billed for at least this long."""
+    provision_delay: Delay | None = None
+    """From asking for an instance until it runs."""
+    init_delay: Delay | None = None
+    """From a running instance until trials can start on it."""
+    dataset_gb: Amount = 0.0
+    data_price_usd_per_gb: Usd = Field(0.0, alias="data_price_per_gb")
+    head_price_usd_per_hour: Usd = Field(0.0, alias="head_price_per_hour")
+    lease_s: Annotated[Duration, Field(ge=2)] = Field(60.0, alias="lease")
+    """How long an instance outlives a driver that died; at least 2 s."""
+    checkpoints: Annotated[str, Field(min_length=1)] | None = None
+    """URL of the checkpoint store: a directory that every instance sees. By default one in the experiment's folder."""
+
+    @property
+    def provision_delay_s(self) -> float | None:
+        """The mean of `provision_delay`, in seconds."""
+        return None if self.provision_delay is None else delay_of(self.provision_delay)[0]
+
+    @property
+    def init_delay_s(self) -> float | None:
+        """The mean of `init_delay`, in seconds."""
+        return None if self.init_delay is None else delay_of(self.init_delay)[0]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_of_one(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or data.get("instance_types") is None:
+            return data
+        types = data["instance_types"]
+        if data.get("instance_type") is not None:
+            raise fault("instance_type is given as well; keep one of the two", at="instance_types")
+        if not isinstance(types, list | tuple) or len(types) != 1:
+            return data
+        return {**{key: value for key, value in data.items() if key != "instance_types"}, "instance_type": types[0]}
+
+    @model_validator(mode="after")
+    def _several_types(self) -> Resources:
+        if self.instance_types is None:
+            return self
+        if not self.instance_types:
+            raise fault("is empty; write at least one entry", at="instance_types")
+        for index, name in enumerate(self.instance_types):
+            if name in self.instance_types[:index]:
+                raise fault(f"{shown(name)} occurs twice; remove one", at="instance_types")
+        for key, given in (
+            (("gpus_per_instance",), self.gpus_per_instance),
+            (("price_per_hour",), self.price_usd_per_hour),
+            (("spot", "price_per_hour"), self.spot.price_usd_per_hour),
+        ):
+            if given is not None:
+                raise fault(
+                    f"{given:g} cannot hold for each of the {len(self.instance_types)} instance_types; keep one type, "
+                    "or take it from the table of resources.catalogue",
+                    at=key,
+                )
+        return self
+
+
+def delay_of(delay: float | LognormalDelay | SampledDelay) -> tuple[float, Spread]:
+    """The mean of a delay in seconds, and how it varies about it."""
+    if isinstance(delay, SampledDelay):
+        return measured(delay.samples_s)
+    if isinstance(delay, LognormalDelay):
+        return delay.mean_s, Spread(cv=delay.cv) if delay.mean_s > 0.0 else FIXED
+    return delay, FIXED
