@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,9 @@ class Journal:
             self._next_seq = self._count()
         except SQLAlchemyError as error:
             self._engine.dispose()
-            raise JournalError(f"the journal {url} cannot be opened: {_first_line(error)}") from error
+            raise JournalError(
+                f"the journal {url} cannot be opened: {_first_line(error)}; its folder must be there and writable"
+            ) from error
 
     def _count(self) -> int:
         with self._engine.connect() as connection:
@@ -90,8 +92,8 @@ class Journal:
         self._write(sql.insert(_experiments), [row])
 
     def header(self) -> Header | None:
-        """The header; None if the experiment is not here."""
-        with self._engine.connect() as connection:
+        """The header; None if the experiment is not here. Raises JournalError if it cannot be read."""
+        with self._reading() as connection:
             row = connection.execute(sql.select(_experiments).where(_experiments.c.name == self.name)).first()
         if row is None:
             return None
@@ -110,20 +112,20 @@ class Journal:
             self._next_seq += len(rows)
 
     def events(self, after: int = -1) -> Iterator[tuple[int, Event]]:
-        """(sequence number, event) of all events past `after`, in order."""
+        """(sequence number, event) of all events past `after`, in order. Raises JournalError if they cannot be read."""
         query = (
             sql.select(_events.c.seq, _events.c.kind, _events.c.body)
             .where(_events.c.experiment == self.name, _events.c.seq > after)
             .order_by(_events.c.seq)
         )
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             for row in connection.execute(query):
                 yield row.seq, decode_event(row.kind, row.body)
 
     def last_event_at(self) -> float | None:
         """The latest instant in the journal; None if nothing has happened yet."""
         latest = sql.select(sql.func.max(_events.c.occurred_at)).where(_events.c.experiment == self.name)
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             found: float | None = connection.execute(latest).scalar()
         return found
 
@@ -132,7 +134,18 @@ class Journal:
             with self._engine.begin() as connection:
                 connection.execute(statement, rows)
         except SQLAlchemyError as error:
-            raise JournalError(f"the journal of {self.name!r} cannot be written: {_first_line(error)}") from error
+            raise JournalError(
+                f"the journal of {self.name!r} cannot be written: {_first_line(error)}; make room or give access, then "
+                f"go on by `rubberband resume {self.name}`, or run it again if it had not begun"
+            ) from error
+
+    @contextmanager
+    def _reading(self) -> Iterator[sql.Connection]:
+        try:
+            with self._engine.connect() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            raise JournalError(f"the journal of {self.name!r} cannot be read: {_first_line(error)}") from error
 
     def close(self) -> None:
         """Let go of the store. Idempotent."""
@@ -155,7 +168,8 @@ def begin(path: Path, name: str, *, created_at: float, job: Job, setup: Mapping[
         _remove(path, *_LOGS)
         os.replace(unborn, path)
     except OSError as error:
-        raise JournalError(f"the journal {path} cannot be made ({error.strerror or error})") from error
+        told = error.strerror or str(error)
+        raise JournalError(f"the journal {path} cannot be made ({told}); make room or give access") from error
     finally:
         _remove(unborn, *_LOGS, "")
     with suppress(OSError):

@@ -45,8 +45,11 @@ Announce = Callable[[str], None]
 
 
 def default_home(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where experiments are kept: RUBBERBAND_HOME, or `~/.rubberband`."""
-    return Path(environment.get("RUBBERBAND_HOME") or Path.home() / ".rubberband").expanduser().resolve()
+    """Where experiments are kept: RUBBERBAND_HOME, or `~/.rubberband`. Raises InputError where there is no `~`."""
+    try:
+        return Path(environment.get("RUBBERBAND_HOME") or Path.home() / ".rubberband").expanduser().resolve()
+    except RuntimeError as error:
+        raise InputError(f"this user has no home folder ({error}); set RUBBERBAND_HOME to a folder") from None
 
 
 def tune(entrypoint: Any = None, /, *, home: str | os.PathLike[str] | None = None, **words: Any) -> Result:

@@ -69,11 +69,16 @@ def load(path: Path) -> Record:
 def save(path: Path, record: Record) -> None:
     """Write `record` to `path`: a reader sees the old one or the new one."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".record-")
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(asdict(record), file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(asdict(record), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 @contextlib.contextmanager
@@ -126,13 +131,15 @@ def end_tagged(directory: str, name: str) -> list[int]:
 
 
 def finish(path: Path, record: Record, *, ended_at: float | None = None, reason: str) -> Record:
-    """End what is left of the instance, write its last record, and return it. The caller holds the lock."""
+    """End what is left of the instance, write its last record, and return it. The caller holds the lock.
+
+    A record that cannot be written (a full disk) is left to who looks next.
+    """
     end_tagged(record.directory, record.name)
+    shutil.rmtree(record.temp_dir, ignore_errors=True)  # first: on a full disk it makes room for the record
     final = replace(record, ended_at=time.time() if ended_at is None else ended_at, reason=reason)
-    try:
+    with contextlib.suppress(OSError):
         save(path, final)
-    finally:
-        shutil.rmtree(record.temp_dir, ignore_errors=True)
     return final
 
 
@@ -190,8 +197,7 @@ def run(path: Path, lease: Path, lease_s: float) -> None:
         except OSError as error:
             reason = f"its directory is gone ({error})"
         node.kill()
-        with contextlib.suppress(OSError):
-            finish(path, record, reason=reason)
+        finish(path, record, reason=reason)
 
 
 if __name__ == "__main__":

@@ -45,8 +45,9 @@ class LocalProvider:
         """Take over `directory`, where everything about the instances is kept.
 
         `devices` are ids of real GPUs to hand out (see `real_gpus`); empty: GPUs are logical and trials use the CPU.
-        The token that opens the Ray cluster is one per user (default `~/.rubberband/ray-token`), as Ray remembers it
-        for the life of a process. Raises ProviderError if another driver holds the directory.
+        The token that opens the Ray cluster is one per user (see `ray_node.default_token_path`), as Ray remembers it
+        for the life of a process. Raises ProviderError if another driver holds the directory, or if the directory or
+        the token cannot be written.
         """
         self._experiment = experiment
         self._directory = directory.resolve()
@@ -57,15 +58,27 @@ class LocalProvider:
         self._mutex = threading.RLock()
         self._closed = False
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._exclusive = contextlib.ExitStack()
+        try:
+            self._take_over(token_path)
+        except OSError as error:
+            self._exclusive.close()
+            where = error.filename or self._directory
+            raise ProviderError(
+                f"{where} cannot be written ({error.strerror or error}); make room or give access, or set "
+                f"RUBBERBAND_HOME to another folder"
+            ) from error
+
+    def _take_over(self, token_path: Path | None) -> None:
         for folder in (self._instances, self._heads):
             folder.mkdir(parents=True, exist_ok=True)
-        self._exclusive = contextlib.ExitStack()
         if not self._exclusive.enter_context(guard.lock(self._directory / "driver")):
             self._exclusive.close()
             raise ProviderError(
-                f"another driver is at work on experiment {experiment} ({self._directory}); wait for it, or cancel it"
+                f"another driver is at work on experiment {self._experiment} ({self._directory}); wait for it, or "
+                f"cancel it"
             )
-        self._token_path = ray_node.ensure_token(token_path or Path.home() / ".rubberband" / "ray-token")
+        self._token_path = ray_node.ensure_token(token_path or ray_node.default_token_path())
         self.renew_lease()
 
     @property
@@ -156,7 +169,8 @@ class LocalProvider:
             paths = [*self._instances.glob("*.json"), *self._heads.glob("*.json")]
             living = [path for path in paths if guard.load(path).ended_at is None]
             for path in living:
-                ask_to_end(path, "")
+                with contextlib.suppress(OSError):  # a full disk; `end` needs none of it
+                    ask_to_end(path, "")
             for path in living:
                 end(path, "")
             for process in self._processes:

@@ -72,14 +72,23 @@ def authentication(token_path: Path) -> dict[str, str]:
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_path)}
 
 
+def default_token_path(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where the token is kept: one per user, `ray-token` in RUBBERBAND_HOME, or in `~/.rubberband`.
+
+    Raises RuntimeError where RUBBERBAND_HOME is not set and this user has no home.
+    """
+    home = environment.get("RUBBERBAND_HOME")
+    return (Path(home) if home else Path.home() / ".rubberband").expanduser().resolve() / "ray-token"
+
+
 def ensure_token(path: Path) -> Path:
     """Create the token that only this user can read, unless it exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".token-")  # mkstemp's mode is 0600
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_hex(32))
         try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_hex(32))
             os.link(temporary, path)  # unlike a rename, never replaces a token that another process just made
         except FileExistsError:
             pass

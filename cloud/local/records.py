@@ -6,9 +6,10 @@ import contextlib
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from rubberband.cloud.local.instance import Record, finish, load, lock, release_marker
+from rubberband.cloud.local.instance import Record, end_tagged, finish, load, lock, release_marker
 
 _SPAWN_S = 30.0
 """A recorded process that has not appeared by then never will: its driver died in between."""
@@ -38,11 +39,24 @@ def ask_to_end(path: Path, reason: str) -> None:
 
 
 def end(path: Path, reason: str) -> Record:
-    """End the instance recorded at `path` for `reason` ('': released) and return its last record; idempotent."""
+    """End the instance recorded at `path` for `reason` ('': released) and return its last record; idempotent.
+
+    Where nothing can be written (a full disk), the instance is ended all the same, and who looks next records it.
+    """
+    record = load(path)
+    try:
+        return _end(path, reason)
+    except OSError:
+        end_tagged(record.directory, record.name)
+        return replace(record, ended_at=time.time(), reason=reason)
+
+
+def _end(path: Path, reason: str) -> Record:
     record = observe(path)
     if record.ended_at is not None:
         return record
-    ask_to_end(path, reason)
+    with contextlib.suppress(OSError):
+        ask_to_end(path, reason)
     if record.pid is not None:  # alive just now: it holds the lock
         with contextlib.suppress(ProcessLookupError):
             os.kill(record.pid, signal.SIGTERM)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import signal
@@ -10,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -201,3 +204,64 @@ def test_the_token_is_for_this_user_only(open_provider: Open, tmp_path: Path) ->
     kept = token.read_text()
     ray_node.ensure_token(token)
     assert token.read_text() == kept
+
+
+def test_the_token_lies_in_rubberband_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", "/dev/null")
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
+    with contextlib.closing(LocalProvider("local", tmp_path / "local", 2)):
+        assert (tmp_path / "home" / "ray-token").stat().st_mode & 0o777 == 0o600
+    monkeypatch.delenv("RUBBERBAND_HOME")
+    with pytest.raises(ProviderError, match=r"/dev/null/.* cannot be written \(Not a directory\).*RUBBERBAND_HOME"):
+        LocalProvider("local", tmp_path / "local", 2)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with contextlib.closing(LocalProvider("local", tmp_path / "local", 2)):
+        assert (tmp_path / ".rubberband" / "ray-token").exists()
+
+
+def test_a_disk_that_is_full_before_the_start_is_one_clear_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(ray_node.tempfile, "mkstemp", _no_space)
+        with pytest.raises(ProviderError, match=r"cannot be written \(No space left on device\); make room"):
+            LocalProvider("local", tmp_path, 2, token_path=tmp_path / "token")
+    LocalProvider("local", tmp_path, 2, token_path=tmp_path / "token").close()
+
+
+def _no_space(*_: object, **__: object) -> NoReturn:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_on_a_full_disk_instances_are_given_back_all_the_same(
+    open_provider: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frozen: bool
+) -> None:
+    provider = open_provider()
+    _launch(provider, "a", "b", "c")
+    if frozen:  # so that no guard writes its own last record
+        for name in ("a", "b", "c"):
+            os.kill(load(tmp_path / "instances" / f"{name}.json").pid or 0, signal.SIGSTOP)
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_text", _no_space)
+        full.setattr("rubberband.cloud.local.instance.tempfile.mkstemp", _no_space)
+        assert provider.release("a").state == "terminated"
+        assert processes_of(tmp_path, "a") == []
+        provider.close()
+        assert processes_of(tmp_path) == []
+    again = open_provider()
+    ended = again.describe()
+    assert [status.instance for status in ended] == ["a", "b", "c"]
+    assert all(status.running_at is not None and status.ended_at is not None for status in ended)
+
+
+def test_where_even_locks_cannot_be_opened_instances_are_given_back(
+    open_provider: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = open_provider()
+    _launch(provider, "a", "b")
+    with monkeypatch.context() as read_only:
+        read_only.setattr("rubberband.cloud.local.records.lock", _no_space)
+        assert provider.release("a").state == "terminated"
+        provider.close()
+    assert processes_of(tmp_path) == []

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import resource
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -217,3 +218,26 @@ def test_several_may_look_at_once(folder: ExperimentFolder) -> None:
     with open(folder.path / "driver.lock") as other:
         fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
         assert not folder.driven
+
+
+def test_a_disk_that_fills_up_ends_a_run_in_one_line_and_a_resume_goes_on(folder: ExperimentFolder) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    grown = max(path.stat().st_size for path in folder.path.glob("journal.db*")) + 16_000
+    resource.setrlimit(resource.RLIMIT_FSIZE, (grown, hard))
+    try:
+        with pytest.raises(JournalError, match="cannot be written: .*; make room .* `rubberband resume test`"):
+            session.run(folder, view=dying_after(1000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    cut = session.read(folder)
+    assert cut.outcome == "unfinished"
+    assert not folder.driven
+    result = session.run(folder)
+    assert result.outcome == "done"
+    assert result.actual_jct_s >= cut.actual_jct_s
+
+
+def test_a_journal_that_is_none_is_one_clear_line(folder: ExperimentFolder) -> None:
+    folder.journal.write_bytes(b"no journal " * 1000)
+    with pytest.raises(JournalError, match=r"cannot be opened: .*not a database"):
+        session.run(folder)
