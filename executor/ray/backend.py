@@ -26,6 +26,7 @@ from rubberband.executor.ray.attempt import Attempt
 from rubberband.executor.ray.crew import Crew
 from rubberband.executor.ray.fleet import RayFleet
 from rubberband.executor.ray.mailbox import Mailbox
+from rubberband.executor.ray.store_watch import StoreWatch
 from rubberband.executor.ray.worker import Device
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.segment import Segment
@@ -63,6 +64,7 @@ class RayBackend:
         self._seeds = seeds
         self._metric = metric
         self._store = store
+        self._store_watch = StoreWatch(store)
         self._device = device
         self._logs = logs
         self._clock = clock
@@ -141,8 +143,13 @@ class RayBackend:
                 attempt.stop()
 
     def next_events(self, wake_at: float | None) -> Sequence[Event]:
-        """Wait for events and return them in order; return empty once the clock reaches `wake_at`, or after a while."""
-        return self._mailbox.take(wake_at)
+        """Wait for events and return them in order; return empty once the clock reaches `wake_at`, or after a while.
+
+        Raises CheckpointError if the checkpoint store is full or gone.
+        """
+        events = self._mailbox.take(wake_at)
+        self._store_watch.check(events)
+        return events
 
     def reconcile(self, known: Collection[str]) -> DriverResumed:
         """Take over from a driver that died. Raises ProviderError if the provider cannot tell what exists."""

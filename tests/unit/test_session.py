@@ -225,7 +225,7 @@ def test_a_disk_that_fills_up_ends_a_run_in_one_line_and_a_resume_goes_on(folder
     grown = max(path.stat().st_size for path in folder.path.glob("journal.db*")) + 16_000
     resource.setrlimit(resource.RLIMIT_FSIZE, (grown, hard))
     try:
-        with pytest.raises(JournalError, match="cannot be written: .*; make room .* `rubberband resume test`"):
+        with pytest.raises(JournalError, match=r"cannot be written: .*; make room .* `rubberband resume test`"):
             session.run(folder, view=dying_after(1000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
