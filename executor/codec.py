@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -41,9 +42,12 @@ def encode_job(job: Job) -> str:
 
 
 def decode_job(body: str) -> Job:
-    """The job that `encode_job` made this of. Raises JournalError if it is none."""
+    """The job that `encode_job` made this of. Raises JournalError if it is none.
+
+    A job without `replan` is of a version that did not plan again: its journal goes on from SYNC to stage at once.
+    """
     job: Job = _decode(Job, body)
-    return job
+    return job if '"replan":' in body else replace(job, replan=False)
 
 
 def _decode(kind: type[Any], body: str) -> Any:

@@ -1,14 +1,14 @@
 """The controller: `handle(event) -> [command]`, a pure function of its history. It reads no clock, network or chance.
 
 A stage: ask for the instances that the plan wants -> wait for them -> place and start trials, queueing those beyond the
-slots -> SYNC when all have done their iterations -> promote the best, stop the rest, give back what the next stage does
-not need. Whatever ends the experiment (done, cancel, budget, failure) first releases every instance.
+slots -> SYNC when all have done their iterations -> promote the best, stop the rest -> the driver plans the rest again
+and tells what came of it, as an event -> give back what the next stage does not need. Whatever ends the experiment
+(done, cancel, budget, failure) first releases every instance.
 """
 
 from __future__ import annotations
 
-import math
-
+from rubberband.executor import rules
 from rubberband.executor.events import (
     CancelRequested,
     Command,
@@ -26,6 +26,7 @@ from rubberband.executor.events import (
     LaunchInstance,
     Outcome,
     ReleaseInstance,
+    RestPlanned,
     Started,
     StartTrial,
     StopTrial,
@@ -34,9 +35,8 @@ from rubberband.executor.events import (
     TrialReported,
     TrialStarted,
 )
-from rubberband.executor.placement import place
 from rubberband.executor.ranking import rank
-from rubberband.executor.rules import affordable, gang_size, hang_limit_s, over_budget, stop_at, target_iterations
+from rubberband.executor.recovery import sort_out
 from rubberband.executor.state import (
     Allocation,
     InstanceRecord,
@@ -63,7 +63,12 @@ class Controller:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.state = State(trials=[TrialState(trial=trial) for trial in range(job.stages[0].trials)])
+        self.state = State(
+            trials=[TrialState(trial=trial) for trial in range(job.stages[0].trials)],
+            plan=job.plan,
+            predicted=job.prediction.stages,
+            profile=job.profile,
+        )
         self._commands: list[Command] = []
 
     def handle(self, event: Event) -> list[Command]:
@@ -81,15 +86,7 @@ class Controller:
 
     def wake_at(self) -> float | None:
         """When a Tick is due, if no other event comes before: a hang, a retry, or the end of the budget."""
-        state = self.state
-        if state.phase in (Phase.NEW, Phase.FINISHED, Phase.ENDING):
-            return None
-        instants = [trial.progress_at + hang_limit_s(self.job, state, trial) for trial in state.running()]
-        if state.relaunch_at > state.now:
-            instants.append(state.relaunch_at)
-        instants.append(stop_at(self.job, state))
-        earliest = min(instants)
-        return earliest if math.isfinite(earliest) else None
+        return rules.wake_at(self.job, self.state)
 
     # What happened
 
@@ -106,6 +103,8 @@ class Controller:
                     self._note_trial(trial, event)
             case DriverResumed():
                 self._note_resumed(event)
+            case RestPlanned():
+                self._note_planned(event)
             case CancelRequested():
                 self._end("cancelled", "cancelled by the user")
             case Tick():
@@ -157,7 +156,7 @@ class Controller:
         trial.reports.append(
             Report(reported_at=event.occurred_at, iterations=event.iterations, metrics=event.metrics, stage=stage)
         )
-        if trial.iterations >= target_iterations(self.job, self.state):
+        if trial.iterations >= rules.target_iterations(self.job, self.state):
             self._free(trial)
             trial.status = TrialStatus.PAUSED
 
@@ -167,27 +166,10 @@ class Controller:
         for trial in state.running():
             self._free(trial, at=max(last_progress, self.state.allocation(trial).started_at))
             trial.status = TrialStatus.QUEUED
-        live = {found.instance: found for found in event.live}
-        ended = {found.instance: found for found in event.ended}
-        for record in state.instances.values():
-            if record.status in (InstanceStatus.ENDED, InstanceStatus.REFUSED):
-                continue
-            if record.instance in live:
-                record.running_at = live[record.instance].running_at
-                if record.status is InstanceStatus.RELEASING:
-                    self._commands.append(ReleaseInstance(instance=record.instance))
-                else:
-                    pending = record.running_at is None
-                    record.status = InstanceStatus.REQUESTED if pending else InstanceStatus.RUNNING
-            elif record.instance in ended:
-                record.running_at = ended[record.instance].running_at
-                self._lose(record, ended[record.instance].ended_at, "ended while no driver watched")
-            elif record.status is InstanceStatus.RELEASING and record.running_at is None:
-                record.status, record.reason = InstanceStatus.REFUSED, "given up before it ran"
-            elif record.running_at is None:
-                self._commands.append(LaunchInstance(instance=record.instance))
-            else:
-                self._lose(record, event.occurred_at, "unknown to the provider")
+        commands, lost = sort_out(state, event)
+        self._commands += commands
+        for record, ended_at, reason in lost:
+            self._lose(record, ended_at, reason)
         state.resumes += 1
         self._reopen()
 
@@ -202,7 +184,16 @@ class Controller:
         elif self._cancelled():
             state.paused_s += state.now - (state.now if state.ended_at is None else state.ended_at)
             state.outcome, state.reason, state.ended_at = None, "", None
-            state.phase = Phase.SCALING
+            state.phase = Phase.SCALING if state.stages[-1].ended_at is None else Phase.PLANNING
+
+    def _note_planned(self, event: RestPlanned) -> None:
+        state = self.state
+        if state.phase is not Phase.PLANNING:
+            return
+        state.decisions.append(event)
+        state.plan, state.profile = event.plan, event.profile
+        state.predicted = (*state.predicted[: event.stage], *event.predicted)
+        self._begin_stage(event.stage, tuple(sorted(rules.promoted(self.job, state.stages[-1]))))
 
     def _cancelled(self) -> bool:
         return self.state.outcome == "cancelled"
@@ -210,14 +201,14 @@ class Controller:
     # What follows from time
 
     def _check_time(self, ticked: bool) -> None:
-        if self.state.phase not in (Phase.SCALING, Phase.TRAINING):
+        if self.state.phase not in (Phase.SCALING, Phase.TRAINING, Phase.PLANNING):
             return
         for trial in self.state.running():
-            limit_s = hang_limit_s(self.job, self.state, trial)
+            limit_s = rules.hang_limit_s(self.job, self.state, trial)
             if self.state.now >= trial.progress_at + limit_s:
                 self._commands.append(StopTrial(trial=trial.trial, attempt=trial.attempt))
                 self._fail(trial, "hung", f"no report for {limit_s:.0f} s")
-        if (reason := over_budget(self.job, self.state, ticked)) is not None:
+        if (reason := rules.over_budget(self.job, self.state, ticked)) is not None:
             self._end("budget", reason)
 
     def _forgive_a_pause(self, ticked_at: float) -> None:
@@ -235,7 +226,7 @@ class Controller:
             phase = self.state.phase
             if phase in (Phase.SCALING, Phase.TRAINING):
                 self._scale()
-            if phase is Phase.SCALING and not self._awaited():
+            if phase is Phase.SCALING and not rules.awaited(self.state):
                 self._begin_training()
             elif phase is Phase.TRAINING:
                 self._train()
@@ -251,7 +242,7 @@ class Controller:
         state.phase = Phase.SCALING
         state.launches_left = self.job.launch_attempts
         state.relaunch_at = 0.0
-        surplus = len(state.live()) - self.job.plan.stages[stage].instances
+        surplus = len(state.live()) - state.chosen().instances
         unbilled_first = sorted(state.live(), key=lambda record: record.running_at is not None)
         for record in unbilled_first[: max(0, surplus)]:
             self._release(record)
@@ -260,28 +251,17 @@ class Controller:
         """Ask for the instances that the stage still lacks."""
         state = self.state
         stage = state.stages[-1]
-        missing = self.job.plan.stages[stage.stage].instances - len(state.live())
-        if missing <= 0 or state.now < state.relaunch_at:
-            return
-        if state.launches_left <= 0:
+        missing = rules.missing(state)
+        if missing == 0 or state.now < state.relaunch_at or state.launches_left <= 0:
             return
         state.launches_left -= 1
         for _ in range(missing):
-            if not affordable(self.job, self.state):
+            if not rules.affordable(self.job, self.state):
                 break
             name = f"i-{len(state.instances) + 1:03d}"
             state.instances[name] = InstanceRecord(instance=name, requested_at=state.now)
             self._commands.append(LaunchInstance(instance=name))
         stage.widest = max(stage.widest, len(state.live()))
-
-    def _awaited(self) -> bool:
-        """Whether an instance of this stage may still come before its trials start."""
-        waiting = any(record.status is not InstanceStatus.READY for record in self.state.live())
-        return waiting or self._more_may_come()
-
-    def _more_may_come(self) -> bool:
-        missing = self.job.plan.stages[self.state.stages[-1].stage].instances - len(self.state.live())
-        return missing > 0 and self.state.launches_left > 0 and self.state.relaunch_at > self.state.now
 
     def _begin_training(self) -> None:
         self.state.phase = Phase.TRAINING
@@ -292,32 +272,18 @@ class Controller:
 
     def _train(self) -> None:
         state = self.state
-        size = gang_size(self.job, self.state)
+        size = rules.gang_size(self.job, self.state)
         if state.queued() and size > 0:
-            self._fill_slots(size)
-        elif state.queued() and not state.running() and not self._awaited():
+            for trial, gang in rules.starts(self.job, state, size).items():
+                self._start(state.trials[trial], gang)
+        elif state.queued() and not state.running() and not rules.awaited(self.state):
             reasons = [record.reason for record in state.instances.values() if record.reason]
-            outcome: Outcome = "failed" if affordable(self.job, self.state) else "budget"
+            outcome: Outcome = "failed" if rules.affordable(self.job, self.state) else "budget"
             self._end(
                 outcome, f"no instance to train on: {reasons[-1] if reasons else 'max_cost leaves room for none'}"
             )
         elif not state.queued() and not state.running():
             self._sync()
-
-    def _fill_slots(self, size: int) -> None:
-        """Start queued trials, in order, on the slots that are free."""
-        state = self.state
-        running = {trial.trial: trial.gang for trial in state.running()}
-        gpus = {record.instance: self.job.offer.gpus for record in state.ready()}
-        free_gpus = sum(gpus.values()) - sum(len(gang) for gang in running.values())
-        waiting = state.queued()[: free_gpus // size]
-        if not waiting:
-            return
-        allocation = {trial: len(gang) for trial, gang in running.items()} | {t.trial: size for t in waiting}
-        placed = place(allocation, running | {t.trial: t.gang for t in waiting}, gpus, locked=running)
-        for trial in waiting:
-            if trial.trial in placed:
-                self._start(trial, placed[trial.trial])
 
     def _start(self, trial: TrialState, gang: Gang) -> None:
         state = self.state
@@ -335,7 +301,7 @@ class Controller:
                 attempt=trial.attempt,
                 gang=gang,
                 from_iterations=trial.iterations,
-                until_iterations=target_iterations(self.job, self.state),
+                until_iterations=rules.target_iterations(self.job, self.state),
                 checkpoint=trial.checkpoint,
             )
         )
@@ -357,10 +323,13 @@ class Controller:
                 state.trials[trial].status = TrialStatus.COMPLETED
             self._end("done", "")
         else:
-            promoted = stage.ranking[: self.job.stages[stage.stage + 1].trials]
+            promoted = rules.promoted(self.job, stage)
             for trial in set(stage.ranking) - set(promoted):
                 state.trials[trial].status = TrialStatus.STOPPED
-            self._begin_stage(stage.stage + 1, tuple(sorted(promoted)))
+            if self.job.replan:
+                state.phase = Phase.PLANNING
+            else:
+                self._begin_stage(stage.stage + 1, tuple(sorted(promoted)))
 
     # Ends
 

@@ -1,4 +1,8 @@
-"""The driver loop: events into the journal, then into the controller; its commands to the backend. Nothing else."""
+"""The driver loop: events into the journal, then into the controller; its commands to the backend. Nothing else.
+
+One event is of the driver's own making: after a SYNC it plans the rest again and journals what came of it. So a replay
+needs no planner, and a resume by a newer version repeats the decisions that were carried out, not its own.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ from rubberband.executor.backend import Backend
 from rubberband.executor.controller import Controller
 from rubberband.executor.events import CancelRequested, Command, Event, Finish, Started, Tick
 from rubberband.executor.journal import Journal
-from rubberband.executor.state import InstanceStatus
+from rubberband.executor.replanning import decide
+from rubberband.executor.state import InstanceStatus, Phase
 
 Observer = Callable[[Event, Controller], None]
 """Is shown every event after the controller has taken it in."""
@@ -45,7 +50,11 @@ def drive(
         events = [backend.reconcile([record.instance for record in records if record.status not in gone])]
     asked_to_stop = False
     while True:
-        for command in _take_in(events, controller, journal, observers):
+        commands = _take_in(events, controller, journal, observers)
+        if controller.state.phase is Phase.PLANNING:
+            decision = decide(controller.job, controller.state, backend.now())
+            commands += _take_in([decision], controller, journal, observers)
+        for command in commands:
             if isinstance(command, Finish):
                 return command
             backend.execute(command)

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from rubberband.plan import Plan, StagePrediction
+from rubberband.profile import Profile
+
 FailureKind = Literal["raised", "not_a_number", "no_metric", "hung", "died", "checkpoint"]
 """Why an attempt failed: the trial's code raised; its metric is NaN or infinite, or missing; no report in time; its
 process ended; its checkpoint could not be written or read back."""
@@ -153,6 +156,31 @@ class DriverResumed(Event):
 
     live: tuple[LiveInstance, ...]
     ended: tuple[EndedInstance, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestPlanned(Event):
+    """After a SYNC the rest was planned again. A fact like any other: a resume adopts it and does not plan it anew."""
+
+    stage: int
+    """The first stage that it is about."""
+    plan: Plan
+    """The whole plan; the stages before `stage` are as they were."""
+    predicted: tuple[StagePrediction, ...]
+    """Of the stages from `stage` on; costs are what each adds to the bill."""
+    profile: Profile
+    """What the rest was planned with: the job's, corrected by what was measured."""
+    changed: bool
+    reason: str
+    """One line for the user."""
+    present_jct_s: float
+    """When the plan that was in force would have ended, in seconds from the start."""
+    present_cost_usd: float
+    """What the whole experiment would have cost by it."""
+    jct_s: float
+    """When the plan that is in force now will end, in seconds from the start."""
+    cost_usd: float
+    """What the whole experiment costs by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

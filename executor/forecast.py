@@ -1,7 +1,7 @@
 """The forecast of a running experiment: when it will end and what it will have cost, from where it stands. Pure.
 
-The current stage is list-scheduled with the profile's times on the slots that the plan gives it; later stages are as
-predicted. (Replanning from measured times builds on this.)
+The current stage is list-scheduled on the slots that the plan gives it, with the profile's times (corrected by what was
+measured at the latest replan); later stages are as predicted by then.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def forecast(job: Job, state: State, now: float) -> Forecast:
     if not state.stages:
         return Forecast(jct_s=job.prediction.jct_s, cost_usd=job.prediction.cost_usd)
     current = state.stages[-1].stage
-    planned = job.prediction.stages[current]
+    planned = state.predicted[current]
     due_at = state.stages[-1].started_at + planned.provisioning_s
     waiting_s = max(0.0, due_at - now) if state.phase is Phase.SCALING else 0.0
     left_s = waiting_s + _stage_left_s(job, state, now)
-    later = job.prediction.stages[current + 1 :]
+    later = state.predicted[current + 1 :]
     return Forecast(
         jct_s=now - state.started_at + left_s + sum(stage.provisioning_s + stage.duration_s for stage in later),
         cost_usd=bill_usd(job, state, now)
@@ -47,19 +47,21 @@ def forecast(job: Job, state: State, now: float) -> Forecast:
 
 def _stage_left_usd(job: Job, state: State, now: float, left_s: float) -> float:
     """What the current stage still adds to the bill: minima that are paid already are used up first."""
+    if state.phase is Phase.PLANNING:
+        return 0.0
     offer, end = job.offer, now + left_s
     if offer.billing == "per_function":
         return _functions_left_usd(job, state, now)
     held = [record for record in state.live() if record.running_at is not None]
     growth_usd = sum(instance_cost_usd(record, offer, end) - instance_cost_usd(record, offer, now) for record in held)
     stage = state.stages[-1]
-    coming = max(0, job.plan.stages[stage.stage].instances - len(held))
+    coming = max(0, state.chosen().instances - len(held))
     running_in_s = max(0.0, stage.started_at + offer.provision_delay_s - now)
     return growth_usd + coming * offer.instance_cost_usd(max(0.0, left_s - running_in_s))
 
 
 def _functions_left_usd(job: Job, state: State, now: float) -> float:
-    chosen = job.plan.stages[state.stages[-1].stage]
+    chosen = state.chosen()
     coming = max(0, chosen.instances - sum(record.running_at is not None for record in state.live()))
     left_s = _running_left_s(job, state, now) + [_trial_left_s(job, state, trial) for trial in state.queued()]
     return job.offer.function_cost_usd(chosen.gpus_per_trial, sum(left_s)) + coming * job.offer.instance_cost_usd(0.0)
@@ -67,7 +69,7 @@ def _functions_left_usd(job: Job, state: State, now: float) -> float:
 
 def _stage_left_s(job: Job, state: State, now: float) -> float:
     """Seconds until the current stage's last trial is done: list scheduling on the plan's slots."""
-    chosen = job.plan.stages[state.stages[-1].stage]
+    chosen = state.chosen()
     free_in = _running_left_s(job, state, now)
     num_slots = max(1, slots(chosen.instances, job.offer.gpus, chosen.gpus_per_trial))
     free_in += [0.0] * (num_slots - len(free_in))
@@ -90,5 +92,5 @@ def _trial_left_s(job: Job, state: State, trial: TrialState, starts: bool = True
     """Seconds from the trial's start, or from its latest report, to the stage's end."""
     stage = state.stages[-1].stage
     target = total_iterations(job.stages[: stage + 1])
-    training_s = (target - trial.iterations) * job.profile.iteration_s(job.plan.stages[stage].gpus_per_trial)
-    return training_s + (job.profile.trial_startup_s if starts else 0.0)
+    training_s = (target - trial.iterations) * state.profile.iteration_s(state.chosen().gpus_per_trial)
+    return training_s + (state.profile.trial_startup_s if starts else 0.0)

@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from rubberband.executor import rules
 from rubberband.executor.accounting import PaidTime, bill_usd, instance_cost_usd, paid_time
-from rubberband.executor.events import CheckpointRef
+from rubberband.executor.events import CheckpointRef, RestPlanned
 from rubberband.executor.ranking import best_trial
 from rubberband.executor.state import Job, Phase, State
+from rubberband.plan import Plan
 
 SCHEMA = "rubberband.report/1"
 
@@ -43,7 +45,9 @@ class StageResult:
     trials: int
     iterations: int
     gpus_per_trial: int
+    """By the plan in force."""
     planned_instances: int
+    """By the plan that the run began with, like all that is called planned."""
     instances: int
     """Most instances held at once."""
     planned_s: float
@@ -53,6 +57,26 @@ class StageResult:
     planned_cost_usd: float
     actual_cost_usd: float | None
     promoted: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionResult:
+    """What was decided at a SYNC: to keep the plan for the rest, or to change it."""
+
+    stage: int
+    """The first stage that it is about."""
+    at_s: float
+    """From the start."""
+    changed: bool
+    reason: str
+    plan: Plan
+    """In force from then on."""
+    present_jct_s: float
+    """What was expected of the whole run by the plan that was in force."""
+    present_cost_usd: float
+    jct_s: float
+    """What was expected of it by the plan that is in force now."""
+    cost_usd: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +118,8 @@ class Result:
     """The winner, or the best so far."""
     trials: tuple[TrialResult, ...]
     stages: tuple[StageResult, ...]
+    decisions: tuple[DecisionResult, ...]
+    """At each SYNC, in order; empty where nothing is planned again."""
     planned_jct_s: float
     actual_jct_s: float
     """From the start to the last SYNC; to now while it runs, to its end if it was cut short."""
@@ -151,6 +177,7 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         best=None if best is None else trials[best.trial],
         trials=trials,
         stages=tuple(_stage(job, state, stage, at) for stage in range(len(job.stages))),
+        decisions=tuple(_decision(state, decision) for decision in state.decisions),
         planned_jct_s=job.prediction.jct_s,
         actual_jct_s=_jct_s(state, at),
         planned_cost_usd=job.prediction.cost_usd,
@@ -186,8 +213,22 @@ def _trial(state: State, trial: int, configuration: Mapping[str, Any]) -> TrialR
     )
 
 
+def _decision(state: State, decision: RestPlanned) -> DecisionResult:
+    return DecisionResult(
+        stage=decision.stage,
+        at_s=decision.occurred_at - state.started_at,
+        changed=decision.changed,
+        reason=decision.reason,
+        plan=decision.plan,
+        present_jct_s=decision.present_jct_s,
+        present_cost_usd=decision.present_cost_usd,
+        jct_s=decision.jct_s,
+        cost_usd=decision.cost_usd,
+    )
+
+
 def _stage(job: Job, state: State, index: int, at: float) -> StageResult:
-    predicted, chosen, stage = job.prediction.stages[index], job.plan.stages[index], job.stages[index]
+    predicted, stage = job.prediction.stages[index], job.stages[index]
     record = state.stages[index] if index < len(state.stages) else None
     actual_s = actual_cost_usd = None
     promoted: tuple[int, ...] = ()
@@ -199,13 +240,13 @@ def _stage(job: Job, state: State, index: int, at: float) -> StageResult:
         # The first stage's cost starts from nothing: an instance may be billed from the very instant of the start.
         before_usd = bill_usd(job, state, record.started_at) if index else 0.0
         actual_cost_usd = bill_usd(job, state, until) - before_usd
-        promoted = state.stages[index + 1].trials if index + 1 < len(state.stages) else record.ranking
+        promoted = tuple(sorted(rules.promoted(job, record))) if index + 1 < len(job.stages) else record.ranking
     return StageResult(
         stage=index,
         trials=stage.trials,
         iterations=stage.iterations,
-        gpus_per_trial=chosen.gpus_per_trial,
-        planned_instances=chosen.instances,
+        gpus_per_trial=state.plan.stages[index].gpus_per_trial,
+        planned_instances=job.plan.stages[index].instances,
         instances=record.widest if record else 0,
         planned_s=predicted.provisioning_s + predicted.duration_s,
         actual_s=actual_s,

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from rubberband.executor.events import CheckpointRef, FailureKind, Gang, Outcome
+from rubberband.executor.events import CheckpointRef, FailureKind, Gang, Outcome, RestPlanned
 from rubberband.offer import Offer
-from rubberband.plan import Plan, Prediction, Stage
+from rubberband.plan import Plan, Prediction, Stage, StagePlan, StagePrediction
 from rubberband.profile import Profile
 
 
@@ -37,6 +37,16 @@ class Job:
     """How long a release may take; the cap on the cost keeps clear of it."""
     launch_attempts: int = 3
     """How often a stage's missing instances are asked for again before the stage runs with what there is."""
+    replan: bool = True
+    """Whether the rest is planned again at every SYNC; False where the plan was given, or is held fixed."""
+    objective: Literal["min_cost", "min_time"] = "min_cost"
+    """What a replan minimises."""
+    min_gpus_per_trial: int | None = None
+    """Of a replan. None: the fewest that were profiled."""
+    max_gpus_per_trial: int | None = None
+    """Of a replan. None: the most that the plan gives."""
+    confidence: float = 0.95
+    """With which a replan keeps the limits, where times vary."""
 
 
 class TrialStatus(StrEnum):
@@ -157,6 +167,8 @@ class Phase(StrEnum):
     NEW = "new"
     SCALING = "scaling"
     TRAINING = "training"
+    PLANNING = "planning"
+    """SYNC is over; the driver plans the rest and answers with RestPlanned, which the journal keeps."""
     ENDING = "ending"
     FINISHED = "finished"
 
@@ -166,6 +178,13 @@ class State:
     """Everything; `fold(events)` gives it again."""
 
     trials: list[TrialState]
+    plan: Plan
+    """In force: the job's, until a replan changes it."""
+    predicted: tuple[StagePrediction, ...]
+    """By the plan in force; a stage that is over stays as it was predicted when it began."""
+    profile: Profile
+    """Corrected by what was measured, at the latest replan."""
+    decisions: list[RestPlanned] = field(default_factory=list)
     instances: dict[str, InstanceRecord] = field(default_factory=dict)
     allocations: list[Allocation] = field(default_factory=list)
     stages: list[StageRecord] = field(default_factory=list)
@@ -189,6 +208,10 @@ class State:
         return sorted(
             held, key=lambda record: (math.inf if record.running_at is None else record.running_at, record.instance)
         )
+
+    def chosen(self) -> StagePlan:
+        """What the plan in force gives the current stage."""
+        return self.plan.stages[self.stages[-1].stage]
 
     def ready(self) -> list[InstanceRecord]:
         """Instances that trials can run on."""

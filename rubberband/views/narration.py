@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rubberband.executor import rules
 from rubberband.executor.accounting import bill_usd
 from rubberband.executor.controller import Controller
 from rubberband.executor.events import (
@@ -19,7 +20,7 @@ from rubberband.executor.ranking import best_trial
 from rubberband.executor.state import InstanceStatus, Job, Phase, StageRecord, State, TrialState, TrialStatus
 from rubberband.offer import slots
 from rubberband.units import format_usd
-from rubberband.views.words import counted, duration, listed, number, printable
+from rubberband.views.words import counted, decided, duration, listed, number, printable
 
 
 class Narrator:
@@ -35,6 +36,7 @@ class Narrator:
         self._stages_begun = 0
         self._stages_trained = 0
         self._stages_ended = 0
+        self._decisions = 0
         self._ending = False
 
     def lines(self, event: Event, controller: Controller) -> list[str]:
@@ -51,6 +53,7 @@ class Narrator:
         said += self._instance(event, state)
         said += self._failed(state)
         said += self._synced(state)
+        said += self._decided(state)
         said += self._scaled(state)
         said += self._training(state)
         said += self._ended(state)
@@ -80,6 +83,7 @@ class Narrator:
         self._stages_begun = sum(stage.started_at < now for stage in state.stages)
         self._stages_trained = sum(stage.training_at is not None for stage in state.stages)
         self._stages_ended = sum(stage.ended_at is not None for stage in state.stages)
+        self._decisions = len(state.decisions)
 
     # Instances
 
@@ -159,21 +163,26 @@ class Narrator:
         self._stages_ended = len(ended)
         return said
 
+    def _decided(self, state: State) -> list[str]:
+        fresh = state.decisions[self._decisions :]
+        self._decisions = len(state.decisions)
+        return [f"plan {decided(decision.changed, printable(decision.reason))}" for decision in fresh]
+
     def _sync(self, stage: StageRecord, state: State) -> str:
         job = self._job
         failed = len(stage.trials) - len(stage.ranking)
         parts = []
         if stage.ranking:
             parts.append(f"best {job.metric}={_metric(job, state.trials[stage.ranking[0]])} (trial {stage.ranking[0]})")
-        if stage.stage + 1 < len(state.stages):
-            promoted = stage.ranking[: len(state.stages[stage.stage + 1].trials)]
+        if stage.ranking and stage.stage + 1 < len(job.stages):
+            promoted = rules.promoted(job, stage)
             stopped = len(stage.ranking) - len(promoted)
             parts.append(f"promoted {len(promoted)} of {len(stage.trials)} ({_trials(promoted)})")
             parts.append(f"stopped {stopped}" if stopped else "")
         parts.append(f"{failed} failed" if failed else "")
         expected = forecast(job, state, state.now)
         parts.append(f"spent {format_usd(bill_usd(job, state, state.now))}")
-        if state.phase in (Phase.SCALING, Phase.TRAINING):
+        if state.phase in (Phase.SCALING, Phase.TRAINING, Phase.PLANNING):
             parts.append(f"forecast {duration(expected.jct_s)}, {format_usd(expected.cost_usd)}")
         return f"SYNC {stage.stage}: {'; '.join(part for part in parts if part)}"
 

@@ -29,6 +29,7 @@ class StageProgress:
     instances: int
     """Held now; the most that were held, of a stage that is over."""
     planned_instances: int
+    """By the plan in force, as is what follows."""
     gpus_per_trial: int
     started_s: float | None
     """From the start of the run."""
@@ -90,11 +91,12 @@ def _copy(job: Job, state: State) -> State:
         instances={name: replace(record) for name, record in state.instances.items()},
         allocations=[replace(use) for use in state.allocations if functions or use.ended_at is None],
         stages=[replace(stage) for stage in state.stages],
+        decisions=list(state.decisions),
     )
 
 
 def _stage(job: Job, state: State, index: int) -> StageProgress:
-    stage, chosen, predicted = job.stages[index], job.plan.stages[index], job.prediction.stages[index]
+    stage, chosen, predicted = job.stages[index], state.plan.stages[index], state.predicted[index]
     record = state.stages[index] if index < len(state.stages) else None
     trials = record.trials if record else ()
     before = total_iterations(job.stages[:index])

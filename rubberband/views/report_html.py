@@ -13,7 +13,17 @@ from typing import Any
 from rubberband.errors import InputError
 from rubberband.executor.result import Result
 from rubberband.views.charts import allocation, learning_curves
-from rubberband.views.tables import Table, comparison, failures, headlines, incidents, paid_time, stages, trials
+from rubberband.views.tables import (
+    Table,
+    comparison,
+    decisions,
+    failures,
+    headlines,
+    incidents,
+    paid_time,
+    stages,
+    trials,
+)
 from rubberband.views.words import counted, difference, duration, number, printable, usd
 
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
@@ -31,6 +41,7 @@ def render_html(result: Result) -> str:
             _chart("allocation", "Instances and GPUs over time", _ALLOCATION, drawn),
             _table(comparison(result)),
             _table(stages(result)),
+            _table(decisions(result)),
             _paid(result),
             _table(failures(result)),
             _table(incidents(result)),

@@ -88,6 +88,7 @@ def tables(result: Result, most_trials: int | None = None) -> list[Table]:
     every = [
         comparison(result),
         stages(result),
+        decisions(result),
         paid_time(result),
         failures(result),
         incidents(result),
@@ -161,6 +162,34 @@ def stages(result: Result) -> Table:
             "Promoted of the last stage: trials that completed it.",
         ),
     )
+
+
+def decisions(result: Result) -> Table:
+    """What was decided at each SYNC: one row each, with what was expected of the whole run then, before and after."""
+    decimals = usd_decimals(max([decision.cost_usd for decision in result.decisions], default=0.0))
+    return Table(
+        title="The plan at each SYNC",
+        header=("before stage", "at", "plan", "expected time", "expected USD", "why"),
+        rows=tuple(
+            (
+                str(decision.stage),
+                duration(decision.at_s),
+                "changed" if decision.changed else "kept",
+                _became(duration(decision.present_jct_s), duration(decision.jct_s)),
+                _became(usd(decision.present_cost_usd, decimals), usd(decision.cost_usd, decimals)),
+                printable(decision.reason),
+            )
+            for decision in result.decisions
+        ),
+        words=frozenset({2, 5}),
+        notes=(
+            "Expected: of the whole run, by the plan before and after. Everything called planned is the first plan.",
+        ),
+    )
+
+
+def _became(before: str, after: str) -> str:
+    return after if before == after else f"{before} -> {after}"
 
 
 _FIGURES = ("time plan", "time", "USD plan", "USD")

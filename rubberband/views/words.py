@@ -90,3 +90,8 @@ def listed(names: Iterable[object], most: int = 8) -> str:
     every = [str(name) for name in names]
     left = len(every) - most
     return ", ".join(every[:most]) + (f" and {left} more" if left > 0 else "")
+
+
+def decided(changed: bool, reason: str) -> str:
+    """What was decided of the rest of a plan: `kept: …` or `changed: …`."""
+    return f"{'changed' if changed else 'kept'}: {reason}"

@@ -67,4 +67,5 @@ def jobs(draw: st.DrawFn) -> Job:
         profile=profile,
         metric="score",
         mode="max",
+        replan=False,
     )

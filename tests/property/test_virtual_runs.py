@@ -97,7 +97,7 @@ def test_a_driver_killed_after_any_event_resumes_and_trains_no_acknowledged_iter
     backend = VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, faults=faults)
     try:
         before = Controller(job)
-        _run_until(before, backend, journal, events_before)
+        run_until_killed(before, backend, journal, events_before)
         after, _, _ = run_virtual(job, journal=journal, backend=backend)
         assert after.state.phase is Phase.FINISHED
         assert all(status.state == "terminated" for status in backend.provider.describe())
@@ -114,7 +114,7 @@ class Killed(Exception):
     """Stands for kill -9."""
 
 
-def _run_until(controller: Controller, backend: VirtualBackend, journal: Journal, num_events: int) -> None:
+def run_until_killed(controller: Controller, backend: VirtualBackend, journal: Journal, num_events: int) -> None:
     left = [num_events]
 
     def kill(*_: object) -> None:

@@ -43,6 +43,7 @@ JOB = Job(
     profile=PROFILE,
     metric="score",
     mode="max",
+    replan=False,
 )
 CHECKPOINT = CheckpointRef(url="file:///tmp/x", digest="ab", size_bytes=3)
 EVENTS: list[Event] = [

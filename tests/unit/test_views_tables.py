@@ -52,6 +52,7 @@ def a_job(**changes: Any) -> Job:
         mode="max",
         deadline_s=1200.0,
         max_cost_usd=1.0,
+        replan=False,
     )
     return dataclasses.replace(job, **changes)
 

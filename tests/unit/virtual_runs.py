@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 from rubberband.executor.controller import Controller
-from rubberband.executor.driver import drive
+from rubberband.executor.driver import Observer, drive
 from rubberband.executor.events import Event, Finish
 from rubberband.executor.invariants import validate
 from rubberband.executor.journal import Journal
@@ -23,6 +24,7 @@ def run_virtual(
     journal: Journal | None = None,
     backend: VirtualBackend | None = None,
     cancel_after: int | None = None,
+    observers: Sequence[Observer] = (),
 ) -> tuple[Controller, VirtualBackend, Finish]:
     """Drive `job` to its end; the user cancels it after so many rounds of events."""
     rounds = itertools.count()
@@ -30,7 +32,8 @@ def run_virtual(
     backend = backend or VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, faults=faults)
     own = Journal("sqlite://", job.name, create=True) if journal is None else journal
     try:
-        finish = drive(controller, backend, own, observers=[check], cancelled=lambda: next(rounds) == cancel_after)
+        cancelled = lambda: next(rounds) == cancel_after  # noqa: E731
+        finish = drive(controller, backend, own, observers=[check, *observers], cancelled=cancelled)
     finally:
         if journal is None:
             own.close()

@@ -1,0 +1,171 @@
+"""The profile as a run corrects it: times that were measured, against those that were expected. Pure.
+
+A factor (observed over expected) is the median over trials, which a few broken ones do not move; a lognormal mean lies
+above its median, by as much as the trials differ. Its deviation from 1 is shrunk by what chance would explain (the
+James-Stein estimator): to nothing where few trials that vary much were seen, not at all where all of them agree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean, median
+
+from rubberband.chance import Spread
+from rubberband.executor.state import Allocation, Job, State
+from rubberband.offer import Offer
+from rubberband.profile import Profile
+from rubberband.units import format_duration
+
+FEWEST_ITERATIONS = 3
+"""Fewer do not tell the speed of a gang size."""
+FEWEST_STARTS = 3
+"""Fewer starts of trials do not tell how long one takes."""
+WITHIN_NOISE = 0.03
+"""A smaller deviation is left alone."""
+SMALLEST_DELAY_S = 0.1
+"""Likewise, of delays."""
+HICCUP = 10.0
+"""An iteration that took so many times longer than the trial's typical one (the machine slept) tells nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What the rest is to be planned with, and what differs from what was expected, in words ("" if nothing does)."""
+
+    profile: Profile
+    offer: Offer
+    findings: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Speed:
+    """How fast the trials of one gang size were."""
+
+    factor: float
+    """Seconds per iteration, observed over expected."""
+    iterations: int
+
+
+def measured(job: Job, state: State) -> Measured:
+    """The job's profile and offer, corrected by what the state's trials and instances took.
+
+    Gang sizes that were seen get their own factor, the others the mean of those, weighted by iterations.
+    """
+    speeds = _speeds(job, state)
+    iterations = sum(speed.iterations for speed in speeds.values())
+    overall = sum(speed.factor * speed.iterations for speed in speeds.values()) / iterations if iterations else 1.0
+    startup_s = _startup_s(job, state)
+    findings = [_pace(overall), _delay("a trial starts in", job.profile.trial_startup_s, startup_s)]
+    offer, changes = _delays(job.offer, state)
+    profile = replace(
+        job.profile, seconds_per_iteration=_table(job.profile, speeds, overall), trial_startup_s=startup_s
+    )
+    return Measured(
+        profile=job.profile if profile == job.profile else profile,
+        offer=offer,
+        findings=", ".join(finding for finding in [*findings, *changes] if finding),
+    )
+
+
+def _table(profile: Profile, speeds: Mapping[int, _Speed], overall: float) -> dict[int, float]:
+    seconds = {gpus: overall * expected_s for gpus, expected_s in profile.seconds_per_iteration.items()}
+    own = {gpus: speed.factor * profile.iteration_s(gpus) for gpus, speed in speeds.items()}
+    changed = overall != 1.0 or any(speed.factor != 1.0 for speed in speeds.values())
+    return dict(sorted((seconds | own).items())) if changed else dict(profile.seconds_per_iteration)
+
+
+def _speeds(job: Job, state: State) -> dict[int, _Speed]:
+    """Gang size -> its speed, where enough was seen of it."""
+    seen: dict[int, list[list[float]]] = {}
+    for use in state.allocations:
+        if steps := _steps_s(state, use):
+            seen.setdefault(len(use.gang), []).append(steps)
+    return {
+        gpus: _Speed(_factor(trials, job.profile, gpus), sum(map(len, trials)))
+        for gpus, trials in sorted(seen.items())
+        if sum(map(len, trials)) >= FEWEST_ITERATIONS
+    }
+
+
+def _steps_s(state: State, use: Allocation) -> list[float]:
+    """Seconds of each iteration that was reported from one stretch on a gang."""
+    if use.training_at is None:
+        return []
+    until = math.inf if use.ended_at is None else use.ended_at
+    reports = (report.reported_at for report in state.trials[use.trial].reports)
+    instants = [use.training_at, *(at for at in reports if use.training_at < at <= until)]
+    steps = [after - before for before, after in pairwise(instants)]
+    longest_s = HICCUP * median(steps) if steps else 0.0
+    return [step for step in steps if step <= longest_s]
+
+
+def _factor(trials: Sequence[Sequence[float]], profile: Profile, gpus: int) -> float:
+    expected_s = profile.iteration_s(gpus)
+    iterations = round(median(map(len, trials)))
+    return _shrunk([fmean(steps) / expected_s for steps in trials], profile.stage_cv(iterations), WITHIN_NOISE)
+
+
+def _shrunk(ratios: Sequence[float], cv: float, least: float) -> float:
+    """The factor that the ratios are taken to show; 1 if it deviates by no more than `least`."""
+    middle = median(ratios)
+    spread = 1.4826 * median(abs(ratio - middle) for ratio in ratios) / middle if middle else 0.0
+    deviation = middle * math.hypot(1.0, spread) - 1.0
+    error = max(spread, cv) / math.sqrt(len(ratios))
+    if abs(deviation) <= max(least, error):
+        return 1.0
+    factor = 1.0 + deviation * (1.0 - (error / deviation) ** 2)
+    return factor if abs(factor - 1.0) > least else 1.0
+
+
+def _startup_s(job: Job, state: State) -> float:
+    seen = [use.training_at - use.started_at for use in state.allocations if use.training_at is not None]
+    return (
+        _settled(job.profile.trial_startup_s, seen, 0.0) if len(seen) >= FEWEST_STARTS else job.profile.trial_startup_s
+    )
+
+
+def _settled(expected_s: float, seen_s: Sequence[float], cv: float) -> float:
+    """The delay to expect, from the one expected before and those that were seen."""
+    if not seen_s:
+        return expected_s
+    if expected_s == 0.0:
+        return median(seen_s) if median(seen_s) > SMALLEST_DELAY_S else 0.0
+    least = max(WITHIN_NOISE, SMALLEST_DELAY_S / expected_s)
+    return expected_s * _shrunk([seen / expected_s for seen in seen_s], cv, least)
+
+
+def _delays(offer: Offer, state: State) -> tuple[Offer, list[str]]:
+    """The offer with the delays that instances showed, and what differs."""
+    records = state.instances.values()
+    provision = [r.running_at - r.requested_at for r in records if r.running_at is not None]
+    init = [r.ready_at - r.running_at for r in records if r.ready_at is not None and r.running_at is not None]
+    provision_s = _settled(offer.provision_delay_s, provision, _cv(offer.provision_spread))
+    init_s = _settled(offer.init_delay_s, init, _cv(offer.init_spread))
+    changes = [
+        _delay("an instance runs after", offer.provision_delay_s, provision_s),
+        _delay("its workers are warm after", offer.init_delay_s, init_s),
+    ]
+    return replace(offer, provision_delay_s=provision_s, init_delay_s=init_s), changes
+
+
+def _cv(spread: Spread) -> float:
+    if not spread.samples:
+        return spread.cv
+    return math.sqrt(fmean((sample - 1.0) ** 2 for sample in spread.samples))
+
+
+def _pace(factor: float) -> str:
+    if factor == 1.0:
+        return ""
+    return (
+        f"iterations take {100.0 * abs(factor - 1.0):.0f} % {'longer' if factor > 1.0 else 'less time'} than profiled"
+    )
+
+
+def _delay(what: str, expected_s: float, settled_s: float) -> str:
+    if settled_s == expected_s:
+        return ""
+    return f"{what} {format_duration(settled_s)} instead of {format_duration(expected_s)}"

@@ -1,0 +1,118 @@
+"""The decision after a SYNC: the state as the planner sees it, and the planner's answer as an event. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rubberband.errors import RubberbandError
+from rubberband.executor import rules
+from rubberband.executor.accounting import bill_usd, held_s
+from rubberband.executor.events import RestPlanned
+from rubberband.executor.forecast import forecast
+from rubberband.executor.measured import Measured, measured
+from rubberband.executor.state import Job, State
+from rubberband.plan import Cohort, Constraints, Stage, StagePrediction
+from rubberband.planner.replan import Replanned, replan
+
+
+def decide(job: Job, state: State, now: float) -> RestPlanned:
+    """Plan the stages after the SYNC that has just been, as of `now`.
+
+    A run goes on with the plan that it has where the planner refuses.
+    """
+    done = state.stages[-1].stage + 1
+    seen = measured(job, state)
+    elapsed_s, spent_usd = now - state.started_at, bill_usd(job, state, now)
+    try:
+        found = _replan(job, state, now, seen)
+    except RubberbandError as error:
+        return _as_before(job, state, now, f"the rest cannot be planned again: {error}")
+    return RestPlanned(
+        occurred_at=now,
+        stage=done,
+        plan=found.plan,
+        predicted=_from_start(found.prediction.stages, elapsed_s),
+        profile=seen.profile,
+        changed=found.changed,
+        reason=found.reason,
+        present_jct_s=elapsed_s + found.present.jct_s,
+        present_cost_usd=spent_usd + found.present.cost_usd,
+        jct_s=elapsed_s + found.prediction.jct_s,
+        cost_usd=spent_usd + found.prediction.cost_usd,
+    )
+
+
+def _replan(job: Job, state: State, now: float, seen: Measured) -> Replanned:
+    return replan(
+        remaining(job, state),
+        seen.profile,
+        seen.offer,
+        limits(job),
+        done=state.stages[-1].stage + 1,
+        held=held(state, now),
+        spent_s=now - state.started_at,
+        spent_usd=bill_usd(job, state, now),
+        current=state.plan,
+        objective=job.objective,
+        because=", ".join(finding for finding in (_losses(state), seen.findings) if finding),
+    )
+
+
+def remaining(job: Job, state: State) -> tuple[Stage, ...]:
+    """The job's stages, the later ones with no more trials than are left: some may have failed."""
+    left = len(rules.promoted(job, state.stages[-1]))
+    done = state.stages[-1].stage + 1
+    later = (replace(stage, trials=min(stage.trials, left)) for stage in job.stages[done:])
+    return (*job.stages[:done], *later)
+
+
+def limits(job: Job) -> Constraints:
+    """What the whole experiment must keep."""
+    sizes = [choice.gpus_per_trial for choice in job.plan.stages]
+    least, most = job.min_gpus_per_trial, job.max_gpus_per_trial
+    return Constraints(
+        deadline_s=job.deadline_s,
+        max_cost_usd=job.max_cost_usd,
+        min_gpus_per_trial=min(job.profile.smallest_gpus, *sizes) if least is None else least,
+        max_gpus_per_trial=max(sizes) if most is None else most,
+        confidence=job.confidence,
+    )
+
+
+def held(state: State, now: float) -> list[Cohort]:
+    """The instances that run, by how long they have been billed.
+
+    One that was asked for and does not run yet is not held: it costs and delays a plan just as a new one does, and
+    nothing if it is given up.
+    """
+    ages = Counter(held_s(record, now) for record in state.live() if record.running_at is not None)
+    market = state.chosen().market
+    return [Cohort(instances=count, held_s=age_s, market=market) for age_s, count in sorted(ages.items())]
+
+
+def _losses(state: State) -> str:
+    planned, running = state.chosen().instances, sum(record.running_at is not None for record in state.live())
+    return "" if running >= planned else f"{running} of {planned} instances are left"
+
+
+def _from_start(stages: Sequence[StagePrediction], elapsed_s: float) -> tuple[StagePrediction, ...]:
+    return tuple(replace(stage, start_s=elapsed_s + stage.start_s) for stage in stages)
+
+
+def _as_before(job: Job, state: State, now: float, reason: str) -> RestPlanned:
+    expected, done = forecast(job, state, now), state.stages[-1].stage + 1
+    return RestPlanned(
+        occurred_at=now,
+        stage=done,
+        plan=state.plan,
+        predicted=state.predicted[done:],
+        profile=state.profile,
+        changed=False,
+        reason=reason,
+        present_jct_s=expected.jct_s,
+        present_cost_usd=expected.cost_usd,
+        jct_s=expected.jct_s,
+        cost_usd=expected.cost_usd,
+    )

@@ -1,0 +1,225 @@
+"""Planning the rest of a job that runs: from what is held, spent and known now to the best plan from here on.
+
+Pure: the same state gives the same plan. SYNC makes stages additive (RubberBand §4.2), so the rest is a job of its own
+that starts with instances held, less time and less money.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rubberband.errors import InfeasibleError
+from rubberband.offer import Offer
+from rubberband.plan import Cohort, Constraints, Plan, Planned, Prediction, Stage, StagePlan
+from rubberband.planner import risk
+from rubberband.planner.search import meets, plan
+from rubberband.planner.solver import Objective
+from rubberband.profile import Profile
+from rubberband.units import format_duration, format_usd
+
+SMALLEST_GAIN = 0.01
+"""Hysteresis: a plan that keeps its limits is left only for one that saves this share of what is left, and at least
+`SMALLEST_GAIN_USD` (or `SMALLEST_GAIN_S`, if time is what counts)."""
+SMALLEST_GAIN_USD = 0.01
+SMALLEST_GAIN_S = 1.0
+MOST_CHANGES = 3
+"""Stages that a reason names; the rest is counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replanned:
+    """The plan for the rest of a job, and why it is the one."""
+
+    plan: Plan
+    """Whole; the stages before the first one that is left are as they were."""
+    prediction: Prediction
+    """Of the rest by `plan`: time from now, and what is added to the bill from now on."""
+    present: Prediction
+    """Of the rest by the plan that was in force."""
+    changed: bool
+    reason: str
+    """One line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rest:
+    """The job that is left."""
+
+    stages: Sequence[Stage]
+    profile: Profile
+    offer: Offer
+    limits: Constraints
+    """What is left of them."""
+    held: Sequence[Cohort]
+    objective: Objective
+    seed: int
+
+    def evaluate(self, choice: Plan) -> Planned:
+        """What a plan of the rest takes and costs from now on, and how likely it keeps the limits."""
+        return risk.planned(self.stages, choice, self.profile, self.offer, self.limits, held=self.held, seed=self.seed)
+
+    def best(self, limits: Constraints, objective: Objective) -> Planned | None:
+        """The best plan within `limits`; None if none keeps them."""
+        try:
+            return plan(
+                self.stages, self.profile, self.offer, limits, "optimal", objective, held=self.held, seed=self.seed
+            )
+        except InfeasibleError:
+            return None
+
+    def kept(self, planned: Planned) -> bool:
+        """Whether a plan keeps the limits, as surely as they ask."""
+        if planned.odds is not None:
+            return planned.odds.p_both >= self.limits.confidence
+        return all(meets(planned.prediction, self.limits))
+
+
+def replan(
+    stages: Sequence[Stage],
+    profile: Profile,
+    offer: Offer,
+    constraints: Constraints,
+    *,
+    done: int,
+    held: Sequence[Cohort],
+    spent_s: float,
+    spent_usd: float,
+    current: Plan,
+    objective: Objective = "min_cost",
+    because: str = "",
+    seed: int = 0,
+) -> Replanned:
+    """The best plan from stage `done` on, with the instances `held` now and what is left of the `constraints`.
+
+    The plan in force stays unless it no longer keeps the constraints, or another saves more than hysteresis asks for.
+    If none keeps them: the one that ends soonest within the budget; if not even that can be kept, the cheapest.
+    `because` (what differs from the plan's assumptions) goes into the reason.
+
+    Raises InputError if no plan can exist at all.
+    """
+    rest = _Rest(
+        stages=stages[done:],
+        profile=profile,
+        offer=offer,
+        limits=_left(constraints, spent_s, spent_usd),
+        held=held,
+        objective=objective,
+        seed=seed,
+    )
+    present = rest.evaluate(Plan(stages=current.stages[done:]))
+    chosen, verdict = _choose(rest, present)
+    changed = chosen.plan != present.plan
+    return Replanned(
+        plan=Plan(stages=(*current.stages[:done], *chosen.plan.stages)),
+        prediction=chosen.prediction,
+        present=present.prediction,
+        changed=changed,
+        reason=_reason(because, verdict, _changes(done, present, chosen) if changed else ""),
+    )
+
+
+def _left(constraints: Constraints, spent_s: float, spent_usd: float) -> Constraints:
+    deadline_s, max_cost_usd = constraints.deadline_s, constraints.max_cost_usd
+    return replace(
+        constraints,
+        deadline_s=None if deadline_s is None else max(0.0, deadline_s - spent_s),
+        max_cost_usd=None if max_cost_usd is None else max(0.0, max_cost_usd - spent_usd),
+    )
+
+
+def _choose(rest: _Rest, present: Planned) -> tuple[Planned, str]:
+    """The plan to take, and what is to be said of the one in force."""
+    best = rest.best(rest.limits, rest.objective)
+    if rest.kept(present):
+        better = best is not None and _gains(rest.objective, present.prediction, best.prediction)
+        return (best, "") if best is not None and better else (present, _holds(rest, present))
+    if best is not None:
+        return best, f"the plan would {_failing(rest, present)}"
+    soonest = rest.best(replace(rest.limits, deadline_s=None), "min_time")
+    if soonest is not None:
+        within_budget = meets(present.prediction, rest.limits)[1]
+        stays = within_budget and not _gains("min_time", present.prediction, soonest.prediction)
+        taken = present if stays else soonest
+        return taken, f"no plan keeps the deadline any more{_surely(rest, taken)}; this one ends {_late(rest, taken)}"
+    cheapest = rest.best(replace(rest.limits, deadline_s=None, max_cost_usd=None), "min_cost")
+    if cheapest is None or not _gains("min_cost", present.prediction, cheapest.prediction):
+        cheapest = present
+    return cheapest, f"no plan keeps max_cost any more{_surely(rest, cheapest)}; this one costs {_dear(rest, cheapest)}"
+
+
+def _gains(objective: Objective, present: Prediction, other: Prediction) -> bool:
+    """Whether leaving the plan in force is worth it."""
+    if objective == "min_time":
+        return present.jct_s - other.jct_s >= max(SMALLEST_GAIN * present.jct_s, SMALLEST_GAIN_S)
+    return present.cost_usd - other.cost_usd >= max(SMALLEST_GAIN * present.cost_usd, SMALLEST_GAIN_USD)
+
+
+def _holds(rest: _Rest, present: Planned) -> str:
+    if rest.limits.deadline_s is None:
+        return "no other saves enough to change it"
+    return f"it ends {_late(rest, present)}"
+
+
+def _failing(rest: _Rest, present: Planned) -> str:
+    """What the plan in force would do to the limits."""
+    in_time, in_budget = meets(present.prediction, rest.limits)
+    failings = [] if in_time else [f"end {_late(rest, present)}"]
+    failings += [] if in_budget else [f"cost {_dear(rest, present)}"]
+    if present.odds is not None and not failings:
+        return f"keep its limits with a probability of {present.odds.p_both:.2f} only, not {rest.limits.confidence:g}"
+    return " and ".join(failings)
+
+
+def _late(rest: _Rest, planned: Planned) -> str:
+    late_s = planned.prediction.jct_s - (rest.limits.deadline_s or 0.0)
+    return f"{_duration(late_s)} {'after' if late_s > 0 else 'before'} the deadline"
+
+
+def _dear(rest: _Rest, planned: Planned) -> str:
+    beyond_usd = planned.prediction.cost_usd - (rest.limits.max_cost_usd or 0.0)
+    return f"{format_usd(abs(beyond_usd))} {'more' if beyond_usd > 0 else 'less'} than max_cost"
+
+
+def _surely(rest: _Rest, planned: Planned) -> str:
+    return "" if planned.odds is None else f" with a probability of {rest.limits.confidence:g}"
+
+
+def _changes(done: int, present: Planned, chosen: Planned) -> str:
+    """What the new plan changes, and what that costs and saves."""
+    pairs = zip(present.plan.stages, chosen.plan.stages, strict=True)
+    changes = [_change(done + index, old, new) for index, (old, new) in enumerate(pairs) if old != new]
+    named = changes[:MOST_CHANGES]
+    if len(changes) > MOST_CHANGES:
+        named.append(f"{len(changes) - MOST_CHANGES} more stages change")
+    return f"{', '.join(named)} ({_difference(present.prediction, chosen.prediction)})"
+
+
+def _change(stage: int, old: StagePlan, new: StagePlan) -> str:
+    parts = []
+    if new.instances != old.instances:
+        parts.append(f"{new.instances} instance{'' if new.instances == 1 else 's'} instead of {old.instances}")
+    if new.gpus_per_trial != old.gpus_per_trial:
+        parts.append(
+            f"{new.gpus_per_trial} GPU{'' if new.gpus_per_trial == 1 else 's'} per trial instead of "
+            f"{old.gpus_per_trial}"
+        )
+    if new.market != old.market:
+        parts.append(f"{new.market.replace('_', ' ')} instances")
+    return f"stage {stage} gets {' and '.join(parts)}"
+
+
+def _difference(present: Prediction, chosen: Prediction) -> str:
+    extra_usd, extra_s = chosen.cost_usd - present.cost_usd, chosen.jct_s - present.jct_s
+    time = f", {_duration(extra_s)} {'later' if extra_s > 0 else 'sooner'}" if abs(extra_s) >= 1.0 else ""
+    return f"{'+' if extra_usd >= 0 else '-'}{format_usd(abs(extra_usd))}{time}"
+
+
+def _duration(seconds: float) -> str:
+    """A span of time as text, in whole seconds where there are many."""
+    return format_duration(round(abs(seconds), 0 if abs(seconds) >= 10.0 else 1))
+
+
+def _reason(because: str, verdict: str, changes: str) -> str:
+    said = "; ".join(part for part in (verdict, changes) if part)
+    return f"{because}: {said}" if because else said

@@ -1,0 +1,157 @@
+"""Replanning at SYNC: never without a reason, always in time where that is possible, and reproducible."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from rubberband.executor.accounting import bill_usd
+from rubberband.executor.controller import Controller
+from rubberband.executor.driver import replay
+from rubberband.executor.events import Event
+from rubberband.executor.journal import Journal
+from rubberband.executor.replanning import held, limits, remaining
+from rubberband.executor.state import Job, Phase, State
+from rubberband.executor.virtual import Faults, VirtualBackend
+from rubberband.offer import gang_sizes, slots
+from rubberband.plan import Plan, StagePlan
+from rubberband.planner.model import predict
+from rubberband.planner.search import plan
+from rubberband.profile import Profile
+from tests.property.planned_jobs import planned_jobs
+from tests.property.test_virtual_runs import jct_s, run_until_killed
+from tests.unit.virtual_runs import run_virtual
+
+none = st.none()
+slacks = st.one_of(none, st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0]))
+rooms = st.one_of(none, st.sampled_from([1.001, 1.2, 3.0]))
+
+
+def slowed(job: Job, slowdown: float, faults: Faults | None = None) -> VirtualBackend:
+    return VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, slowdown=slowdown, faults=faults)
+
+
+@given(planned_jobs(slacks, rooms))
+@settings(deadline=None, max_examples=150)
+def test_a_run_that_goes_as_planned_keeps_its_plan(job: Job) -> None:
+    controller, _, finish = run_virtual(job)
+    state = controller.state
+    assert finish.outcome == "done"
+    assert len(state.decisions) == len(job.stages) - 1
+    assert [decision.reason for decision in state.decisions if decision.changed] == []
+    assert state.plan == job.plan
+    assert state.profile == job.profile
+    for decision in state.decisions:
+        assert decision.jct_s == pytest.approx(job.prediction.jct_s, abs=1e-3)
+        assert decision.cost_usd == pytest.approx(job.prediction.cost_usd, abs=0.005)
+
+
+@given(planned_jobs(slacks, none), st.sampled_from([0.5, 0.8, 1.3, 2.0]))
+@settings(deadline=None, max_examples=150)
+def test_what_a_decision_expects_is_what_comes(job: Job, slowdown: float) -> None:
+    assume(job.stages[0].trials * job.stages[0].iterations >= 3)
+    controller, _, finish = run_virtual(job, backend=slowed(job, slowdown))
+    state = controller.state
+    assert finish.outcome == "done"
+    assert state.decisions[-1].jct_s == pytest.approx(jct_s(state), abs=1e-3)
+    assert state.decisions[-1].cost_usd == pytest.approx(bill_usd(job, state, state.now), abs=0.005)
+
+
+@given(planned_jobs(st.sampled_from([0.3, 0.6, 1.0, 1.5]), none))
+@settings(deadline=None, max_examples=150)
+def test_a_slower_run_meets_its_deadline_wherever_a_replan_can(job: Job) -> None:
+    assume(job.stages[0].trials * job.stages[0].iterations >= 3)
+    first = FirstSync(1.3)
+    controller, _, finish = run_virtual(job, backend=slowed(job, 1.3), observers=[first])
+    assert finish.outcome == "done"
+    assert job.deadline_s is not None
+    if first.shortest_jct_s <= job.deadline_s:
+        assert jct_s(controller.state) <= job.deadline_s + 1e-3, reasons(controller.state)
+
+
+class FirstSync:
+    """Looks at a run at its first SYNC, and finds what the best plan with the true times could still do."""
+
+    def __init__(self, slowdown: float) -> None:
+        self._slowdown = slowdown
+        self.shortest_jct_s = math.inf
+
+    def __call__(self, event: Event, controller: Controller) -> None:
+        """An observer of the driver."""
+        job, state = controller.job, controller.state
+        if state.phase is not Phase.PLANNING or state.decisions:
+            return
+        true = slower(job.profile, self._slowdown)
+        rest, now_held = remaining(job, state)[1:], held(state, state.now)
+        elapsed_s = state.now - state.started_at
+        limit = limits(job)
+        choices = [
+            StagePlan(instances=instances, gpus_per_trial=gpus)
+            for instances in range(1, job.offer.max_instances + 1)
+            for gpus in gang_sizes(job.offer.gpus, limit.min_gpus_per_trial, limit.max_gpus_per_trial)
+            if slots(instances, job.offer.gpus, gpus) > 0
+        ]
+        if len(choices) ** len(rest) <= 1000:
+            every = (Plan(stages=chosen) for chosen in itertools.product(choices, repeat=len(rest)))
+            shortest_s = min(predict(rest, chosen, true, job.offer, now_held).jct_s for chosen in every)
+        else:
+            free = replace(limit, deadline_s=None)
+            shortest_s = plan(rest, true, job.offer, free, "optimal", "min_time", held=now_held).prediction.jct_s
+        self.shortest_jct_s = elapsed_s + shortest_s
+
+
+def slower(profile: Profile, slowdown: float) -> Profile:
+    table = profile.seconds_per_iteration.items()
+    return replace(profile, seconds_per_iteration={gpus: slowdown * seconds for gpus, seconds in table})
+
+
+def reasons(state: State) -> list[str]:
+    return [decision.reason for decision in state.decisions]
+
+
+@given(planned_jobs(st.sampled_from([0.6, 1.5]), st.sampled_from([1.05, 1.5])), st.sampled_from([0.6, 1.3]))
+@settings(deadline=None, max_examples=100)
+def test_no_plan_is_chosen_above_max_cost_unless_every_one_is(job: Job, slowdown: float) -> None:
+    controller, _, _ = run_virtual(job, backend=slowed(job, slowdown))
+    assert job.max_cost_usd is not None
+    for decision in controller.state.decisions:
+        within = decision.cost_usd <= job.max_cost_usd + 1e-9
+        assert within or decision.reason.count("no plan keeps max_cost any more")
+
+
+@given(planned_jobs(slacks, none))
+@settings(deadline=None, max_examples=100)
+def test_a_faster_run_costs_no_more_than_without_replanning_and_is_in_time(job: Job) -> None:
+    assume(job.stages[0].trials * job.stages[0].iterations >= 3)
+    fixed_job = replace(job, replan=False)
+    replanned, _, _ = run_virtual(job, backend=slowed(job, 0.6))
+    fixed, _, _ = run_virtual(fixed_job, backend=slowed(fixed_job, 0.6))
+    spent_usd = [bill_usd(job, one.state, one.state.now) for one in (replanned, fixed)]
+    assert spent_usd[0] <= spent_usd[1] + 1e-6
+    assert job.deadline_s is None or jct_s(replanned.state) <= job.deadline_s + 1e-3
+
+
+@given(planned_jobs(slacks, rooms), st.integers(0, 60), st.sampled_from([0.6, 1.0, 1.3]))
+@settings(deadline=None, max_examples=100)
+def test_a_driver_killed_anywhere_decides_the_same_after_its_resume(job: Job, events: int, slowdown: float) -> None:
+    whole, _, _ = run_virtual(job, backend=slowed(job, slowdown))
+    journal = Journal("sqlite://", job.name, create=True)
+    try:
+        backend, before = slowed(job, slowdown), Controller(job)
+        run_until_killed(before, backend, journal, events)
+        decided = list(before.state.decisions)
+        was_planning = before.state.phase is Phase.PLANNING
+        after, _, _ = run_virtual(job, journal=journal, backend=backend)
+        assert after.state.decisions[: len(decided)] == decided
+        if was_planning and job.offer.init_delay_s == 0.0:
+            assert after.state.decisions[len(decided)] == whole.state.decisions[len(decided)]
+        again = Controller(job)
+        replay(again, journal)
+        assert again.state == after.state
+    finally:
+        journal.close()
