@@ -71,8 +71,12 @@ class VirtualBackend:
         faults: Faults | None = None,
         clock: VirtualClock | None = None,
         slowdown: float = 1.0,
+        pace_of: Callable[[int], float] = lambda trial: 1.0,
     ) -> None:
-        """`metric_of(trial, iterations)` is what a trial reports; `slowdown` multiplies the profile's iterations."""
+        """`metric_of(trial, iterations)` is what a trial reports.
+
+        `slowdown` multiplies the profile's iterations of all trials, `pace_of(trial)` those of one.
+        """
         self._offer = offer
         self._profile = profile
         self._metric = metric
@@ -80,6 +84,7 @@ class VirtualBackend:
         self._faults = faults or Faults()
         self._clock = clock or VirtualClock()
         self._slowdown = slowdown
+        self._pace_of = pace_of
         self.provider = VirtualProvider(
             name, self._clock, provision_delay_s=offer.provision_delay_s, refuse=self._faults.refused
         )
@@ -200,7 +205,7 @@ class VirtualBackend:
 
     def _report_next(self, start: StartTrial, began_at: float, done: int) -> None:
         if start.from_iterations + done < start.until_iterations:
-            iteration_s = self._profile.iteration_s(len(start.gang)) * self._slowdown
+            iteration_s = self._profile.iteration_s(len(start.gang)) * self._slowdown * self._pace_of(start.trial)
             due = began_at + (done + 1) * iteration_s
             self._at(due, lambda now: self._report(start, began_at, done + 1, now))
 
