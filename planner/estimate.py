@@ -1,27 +1,53 @@
 """An estimate: the plan for an experiment, what it takes and costs, and what the alternatives would (RubberBand §4).
 
-It holds what `rubberband estimate` prints, and prints nothing. The clock that times the planning is an argument.
+It holds what `rubberband estimate` prints (as JSON: `rubberband.planner.estimate_json`), and prints nothing. The clock
+that times the planning is an argument.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rubberband.errors import InfeasibleError
 from rubberband.offer import Offer
-from rubberband.plan import Constraints, Plan, Planned, Prediction, Stage
-from rubberband.planner import search
+from rubberband.plan import Constraints, Odds, Plan, Planned, Prediction, Stage
+from rubberband.planner import risk, search
 from rubberband.planner.families import Policy
-from rubberband.planner.model import predict
+from rubberband.planner.lanes import JobPlan, plan_job, single
 from rubberband.planner.solver import Objective
 from rubberband.profile import Profile
 
-Json = dict[str, Any]
-SCHEMA = "rubberband.estimate/1"
 USER_PLAN = "user"
 """The `policy` of an estimate of a plan that the user wrote."""
+BASELINES: tuple[Policy, ...] = ("static", "naive_elastic", "greedy")
+_FRONTIER_POINTS = 12
+Point = tuple[float, float]
+"""(jct_s, cost_usd)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """An instance type that the experiment may use, with the profile and the limits that hold on it."""
+
+    offer: Offer
+    profile: Profile
+    constraints: Constraints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """Something else that could be done: another policy, market or instance type."""
+
+    policy: Policy
+    instance_type: str
+    spot: bool
+    """Whether it may buy on the spot market."""
+    job: JobPlan | None
+    """None if it meets no constraints."""
+    reason: str | None = None
+    """Why it does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,175 +64,230 @@ class Estimate:
 
     experiment_name: str
     policy: str
-    stages: tuple[Stage, ...]
-    constraints: Constraints
-    instance_type: str
+    objective: Objective = "min_cost"
+    brackets: tuple[tuple[Stage, ...], ...]
+    case: Case
+    """Of the instance type that was chosen (or, without a plan, that comes nearest)."""
     feasible: bool
-    """Whether the plan keeps the deadline and the budget."""
-    planned: Planned | None
+    """Whether the plan keeps the deadline and the budget; where times vary, with the confidence."""
+    job: JobPlan | None
     """None if no plan meets the constraints."""
     nearest: Nearest | None
     """Set if no plan meets the constraints."""
     reason: str | None = None
     """Why no plan meets the constraints, and the remedy, in one line."""
-    baselines: dict[str, Planned] = field(default_factory=dict)
-    """Policy -> its plan, where it has one within the constraints."""
-    frontier: tuple[tuple[float, float], ...] = ()
+    options: tuple[Option, ...] = ()
+    """What else could be done."""
+    frontier: tuple[Point, ...] = ()
     """(jct_s, cost_usd) of plans that no other beats on both, fastest first; the plan's own point at least."""
+    static_frontier: tuple[Point, ...] = ()
+    """The same for clusters of a fixed size; empty unless it was asked for."""
     planning_s: float
-    """Seconds that finding the plan took, baselines and frontier not counted."""
+    """Seconds that finding the plan took; options and frontier not counted."""
+    seed: int = 0
+
+    @property
+    def offer(self) -> Offer:
+        """What is rented."""
+        return self.case.offer
+
+    @property
+    def profile(self) -> Profile:
+        """How fast the trials train on it."""
+        return self.case.profile
+
+    @property
+    def constraints(self) -> Constraints:
+        """What the plan must keep."""
+        return self.case.constraints
 
     @property
     def plan(self) -> Plan | None:
-        """The plan, None if no plan meets the constraints."""
-        return None if self.planned is None else self.planned.plan
+        """The plan (of all lanes, one after another), None if no plan meets the constraints."""
+        return None if self.job is None else self.job.plan
 
     @property
     def prediction(self) -> Prediction | None:
         """What the plan takes and costs."""
-        return None if self.planned is None else self.planned.prediction
+        return None if self.job is None else self.job.prediction
 
-    def to_json(self) -> Json:
-        """The object that `rubberband estimate -o json` prints, schema `rubberband.estimate/1`.
+    @property
+    def odds(self) -> Odds | None:
+        """How likely the plan keeps its constraints; None if nothing varies or there is no plan."""
+        return None if self.job is None else self.job.odds
 
-        With deterministic times every quantile is the mean, and a probability is 1.0 or 0.0.
-        """
-        whole = self._planned_json(self.planned) if self.planned else {"plan": None, "prediction": None}
-        data: Json = {
-            "schema": SCHEMA,
-            "feasible": self.feasible,
-            "experiment": self.experiment_name,
-            "policy": self.policy,
-            **whole,
-            "baselines": {policy: self._planned_json(planned) for policy, planned in self.baselines.items()},
-            "frontier": [{"jct_s": jct_s, "cost_usd": cost_usd} for jct_s, cost_usd in self.frontier],
-            "planning_s": self.planning_s,
-        }
-        if self.nearest is not None:
-            data["nearest"] = {"jct_s": self.nearest.jct_s, "cost_usd": self.nearest.cost_usd}
-        return data
-
-    def _planned_json(self, planned: Planned) -> Json:
+    @property
+    def baselines(self) -> dict[str, JobPlan]:
+        """Policy -> its plan on the same instances, where it has one within the constraints."""
+        mine, spot = self.offer.instance_type, self.offer.spot is not None
         return {
-            "plan": {"stages": [self._stage_json(planned, index) for index in range(len(self.stages))]},
-            "prediction": self._prediction_json(planned.prediction),
+            option.policy: option.job
+            for option in self.options
+            if option.job is not None
+            and (option.instance_type, option.spot) == (mine, spot)
+            and option.policy != self.policy
         }
 
-    def _stage_json(self, planned: Planned, index: int) -> Json:
-        stage, choice = self.stages[index], planned.plan.stages[index]
-        predicted = planned.prediction.stages[index]
-        return {
-            "stage": index,
-            "trials": stage.trials,
-            "iterations": stage.iterations,
-            "instances": choice.instances,
-            "gpus_per_trial": choice.gpus_per_trial,
-            "slots": predicted.slots,
-            "instance_type": self.instance_type,
-            "market": choice.market,
-            "start_s": predicted.start_s,
-            "provisioning_s": predicted.provisioning_s,
-            "duration_s": predicted.duration_s,
-            "cost_usd": predicted.cost_usd,
-        }
+    def to_json(self) -> dict[str, Any]:
+        """The object that `rubberband estimate -o json` prints, schema `rubberband.estimate/1`."""
+        from rubberband.planner.estimate_json import estimate_to_json
 
-    def _prediction_json(self, prediction: Prediction) -> Json:
-        in_time, in_budget = search.meets(prediction, self.constraints)
-        return {
-            "jct_s": _certain(prediction.jct_s),
-            "cost_usd": _certain(prediction.cost_usd),
-            "p_deadline": float(in_time),
-            "p_budget": float(in_budget),
-        }
-
-
-def _certain(value: float) -> Json:
-    """The distribution of a value that does not vary."""
-    return dict.fromkeys(("mean", "p10", "p50", "p90", "p95"), value)
+        return estimate_to_json(self)
 
 
 def estimate(
-    stages: Sequence[Stage],
-    profile: Profile,
-    offer: Offer,
-    constraints: Constraints,
+    brackets: Sequence[Sequence[Stage]],
+    cases: Sequence[Case],
     policy: Policy = "optimal",
     experiment_name: str = "",
     *,
     clock: Callable[[], float],
     objective: Objective = "min_cost",
-    baselines: Sequence[Policy] = ("static",),
+    compare: bool = True,
     with_frontier: bool = False,
+    seed: int = 0,
 ) -> Estimate:
-    """Plan an experiment, and set the plan beside the baselines.
+    """Plan an experiment on the best of the instance types, and set the plan beside what else could be done.
 
-    `clock` reads seconds. A baseline without a plan, or the policy itself, is left out. No plan at all is an answer:
-    `feasible` is False and `nearest` set. The frontier is whole `with_frontier`, else the plan's own point.
-    Raises InputError if no plan can exist, whatever the constraints."""
+    `clock` reads seconds. No plan at all is an answer: `feasible` is False and `nearest` set. To `compare` is to plan
+    with the other policies, on demand only, and on the other types. The frontier is whole `with_frontier`, else the
+    plan's own point. Raises InputError if no plan can exist, whatever the constraints.
+    """
     began_s = clock()
-    planned, nearest, reason = None, None, None
-    try:
-        planned = search.plan(stages, profile, offer, constraints, policy, objective)
-    except InfeasibleError as error:
-        nearest, reason = Nearest(jct_s=error.shortest_jct_s, cost_usd=error.cheapest_usd), str(error)
+    answers = [_answer(brackets, case, policy, objective, seed) for case in cases]
     planning_s = clock() - began_s
+    chosen = min(range(len(cases)), key=lambda at: _merit(answers[at], objective))
+    case, (job, error) = cases[chosen], answers[chosen]
+    options = [
+        _option(policy, other.offer, answer)
+        for at, (other, answer) in enumerate(zip(cases, answers, strict=True))
+        if at != chosen
+    ]
+    if compare:
+        options += _compared(brackets, case, policy, objective, seed)
     return Estimate(
         experiment_name=experiment_name,
         policy=policy,
-        stages=tuple(stages),
-        constraints=constraints,
-        instance_type=offer.instance_type,
-        feasible=planned is not None,
-        planned=planned,
-        nearest=nearest,
-        reason=reason,
-        baselines=_baselines(stages, profile, offer, constraints, set(baselines) - {policy}),
-        frontier=tuple(search.frontier(stages, profile, offer, constraints) if with_frontier else _own_point(planned)),
+        objective=objective,
+        brackets=tuple(tuple(stages) for stages in brackets),
+        case=case,
+        feasible=job is not None,
+        job=job,
+        nearest=None if error is None else Nearest(jct_s=error.shortest_jct_s, cost_usd=error.cheapest_usd),
+        reason=None if error is None else str(error),
+        options=tuple(options),
+        frontier=tuple(frontier(brackets, case, seed=seed) if with_frontier else _own_point(job)),
+        static_frontier=tuple(frontier(brackets, case, "static", seed=seed) if with_frontier else ()),
         planning_s=planning_s,
+        seed=seed,
     )
 
 
 def estimate_plan(
     stages: Sequence[Stage],
     plan: Plan,
-    profile: Profile,
-    offer: Offer,
-    constraints: Constraints,
+    case: Case,
     experiment_name: str = "",
     *,
-    baselines: Sequence[Policy] = (),
+    compare: bool = True,
+    with_frontier: bool = False,
+    seed: int = 0,
 ) -> Estimate:
     """Predict a plan that the user wrote, as it is; `feasible` says whether it keeps the constraints.
 
     Raises InputError if the plan does not fit the job or the offer (`predict`).
     """
-    planned = Planned(plan=plan, prediction=predict(stages, plan, profile, offer))
+    planned = risk.planned(stages, plan, case.profile, case.offer, case.constraints, seed=seed)
+    job = single(stages, planned, case.offer)
     return Estimate(
         experiment_name=experiment_name,
         policy=USER_PLAN,
-        stages=tuple(stages),
-        constraints=constraints,
-        instance_type=offer.instance_type,
-        feasible=all(search.meets(planned.prediction, constraints)),
-        planned=planned,
+        brackets=(tuple(stages),),
+        case=case,
+        feasible=_keeps(planned, case.constraints),
+        job=job,
         nearest=None,
-        baselines=_baselines(stages, profile, offer, constraints, baselines),
-        frontier=tuple(_own_point(planned)),
+        options=tuple(_compared([stages], case, USER_PLAN, "min_cost", seed) if compare else ()),
+        frontier=tuple(frontier([stages], case, seed=seed) if with_frontier else _own_point(job)),
+        static_frontier=tuple(frontier([stages], case, "static", seed=seed) if with_frontier else ()),
         planning_s=0.0,
+        seed=seed,
     )
 
 
-def _own_point(planned: Planned | None) -> list[tuple[float, float]]:
-    return [(planned.prediction.jct_s, planned.prediction.cost_usd)] if planned else []
+def frontier(
+    brackets: Sequence[Sequence[Stage]], case: Case, policy: Policy = "optimal", *, seed: int = 0
+) -> list[Point]:
+    """(jct_s, cost_usd) of plans that no other beats on both, fastest first, whatever the deadline.
+
+    Whole for one bracket (`search.frontier`); of several brackets, the plans for some deadlines.
+    """
+    limits = replace(case.constraints, deadline_s=None)
+    if len(brackets) == 1:
+        return search.frontier(brackets[0], case.profile, case.offer, limits, policy, seed=seed)
+    ends = [_answer(brackets, replace(case, constraints=limits), policy, goal, seed) for goal in _GOALS]
+    times_s = [job.prediction.jct_s for job, _ in ends if job is not None]
+    if len(times_s) < len(ends):
+        return []
+    points: list[Point] = []
+    step_s = (times_s[1] - times_s[0]) / _FRONTIER_POINTS
+    for at in range(_FRONTIER_POINTS + 1):
+        limited = replace(case, constraints=replace(limits, deadline_s=times_s[0] * 1.001 + at * step_s))
+        job, _ = _answer(brackets, limited, policy, "min_cost", seed)
+        if job is not None and (not points or job.prediction.cost_usd < points[-1][1]):
+            points.append((job.prediction.jct_s, job.prediction.cost_usd))
+    return points
 
 
-def _baselines(
-    stages: Sequence[Stage], profile: Profile, offer: Offer, constraints: Constraints, policies: Collection[Policy]
-) -> dict[str, Planned]:
-    found: dict[str, Planned] = {}
-    for policy in sorted(policies):
-        try:
-            found[policy] = search.plan(stages, profile, offer, constraints, policy)
-        except InfeasibleError:
-            continue
-    return found
+_GOALS: tuple[Objective, ...] = ("min_time", "min_cost")
+Answer = tuple[JobPlan | None, InfeasibleError | None]
+
+
+def _answer(brackets: Sequence[Sequence[Stage]], case: Case, policy: Policy, objective: Objective, seed: int) -> Answer:
+    try:
+        return plan_job(brackets, case.profile, case.offer, case.constraints, policy, objective, seed=seed), None
+    except InfeasibleError as error:
+        return None, error
+
+
+def _merit(answer: Answer, objective: Objective) -> tuple[bool, float, float]:
+    """What decides between instance types: the objective; without any plan, which comes nearest in time."""
+    job, error = answer
+    if job is None:
+        assert error is not None, "what has no plan has a reason"
+        return True, error.shortest_jct_s, error.cheapest_usd
+    cost_usd, jct_s = job.prediction.cost_usd, job.prediction.jct_s
+    return (False, cost_usd, jct_s) if objective == "min_cost" else (False, jct_s, cost_usd)
+
+
+def _compared(
+    brackets: Sequence[Sequence[Stage]], case: Case, policy: str, objective: Objective, seed: int
+) -> list[Option]:
+    """The other policies on the same instances, and the same on demand only."""
+    policies: list[Policy] = [other for other in ("optimal", *BASELINES) if other != policy]
+    options = [_option(other, case.offer, _answer(brackets, case, other, objective, seed)) for other in policies]
+    if case.offer.spot is not None:
+        on_demand = replace(case, offer=replace(case.offer, spot=None))
+        options.append(_option("optimal", on_demand.offer, _answer(brackets, on_demand, "optimal", objective, seed)))
+    return options
+
+
+def _option(policy: Policy, offer: Offer, answer: Answer) -> Option:
+    job, error = answer
+    return Option(
+        policy=policy,
+        instance_type=offer.instance_type,
+        spot=offer.spot is not None,
+        job=job,
+        reason=None if error is None else str(error),
+    )
+
+
+def _keeps(planned: Planned, constraints: Constraints) -> bool:
+    if planned.odds is not None:
+        return planned.odds.p_both >= constraints.confidence
+    return all(search.meets(planned.prediction, constraints))
+
+
+def _own_point(job: JobPlan | None) -> list[Point]:
+    return [(job.prediction.jct_s, job.prediction.cost_usd)] if job else []

@@ -140,6 +140,13 @@ def _fewest_instances(stages: Sequence[Stage], chosen: Plan, offer: Offer, const
     )
 
 
+def infeasible(constraints: Constraints, shortest_s: float, cheapest_usd: float) -> InfeasibleError:
+    """The error for a deadline that is out of reach, with what is not."""
+    return InfeasibleError(
+        too_late(box_of(constraints), shortest_s), shortest_jct_s=shortest_s, cheapest_usd=cheapest_usd
+    )
+
+
 def _infeasible(tables: Sequence[Table], constraints: Constraints, constant: bool) -> InfeasibleError:
     """The error that names what is out of reach and the nearest value that is not."""
     box = box_of(constraints)

@@ -1,0 +1,337 @@
+"""Planning brackets that run at the same time under one `max_instances` (Hyperband, Li et al. 2018).
+
+A lane is a chain of brackets that run one after another on instances of their own; lanes run side by side. A plan of a
+job divides its brackets into lanes and `max_instances` among them; each lane is then a chain of stages, which the
+search solves exactly. What is not searched: instances that one lane gives back are not lent to another. Costs add; the
+JCT is the latest end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from rubberband.chance import FIXED
+from rubberband.errors import InfeasibleError
+from rubberband.offer import Offer
+from rubberband.plan import Constraints, Odds, Plan, Planned, Prediction, Stage
+from rubberband.planner import search
+from rubberband.planner.families import Policy, box_of
+from rubberband.planner.risk import odds
+from rubberband.planner.sampling import Draws, Samples, distribution, varies
+from rubberband.planner.search import meets
+from rubberband.planner.solver import Objective
+from rubberband.planner.wording import too_dear
+from rubberband.profile import Profile
+
+_EXACT_BRACKETS = 5
+"""Up to so many brackets, every division into lanes is tried; beyond, lanes are merged while that helps."""
+
+Group = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """Brackets that run one after another."""
+
+    brackets: Group
+    stages: tuple[Stage, ...]
+    """Of all its brackets, in order."""
+    max_instances: int
+    """What it has of the job's."""
+    planned: Planned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlan:
+    """A plan of a whole job: one lane, unless it has several brackets."""
+
+    lanes: tuple[Lane, ...]
+    prediction: Prediction
+    """Of the whole; its stages are those of the lanes, one lane after another."""
+    odds: Odds | None
+    head_usd: float = 0.0
+    """What the head node costs where several lanes share it; else it is in the stages."""
+
+    @property
+    def plan(self) -> Plan:
+        """The stages of all lanes, one lane after another."""
+        return Plan(stages=tuple(choice for lane in self.lanes for choice in lane.planned.plan.stages))
+
+
+def plan_job(
+    brackets: Sequence[Sequence[Stage]],
+    profile: Profile,
+    offer: Offer,
+    constraints: Constraints,
+    policy: Policy = "optimal",
+    objective: Objective = "min_cost",
+    *,
+    seed: int = 0,
+) -> JobPlan:
+    """The best plan of a job of one bracket or more; errors as for `search.plan`.
+
+    One bracket is planned by `search.plan` as it is. Of several, the policy plans each lane; `objective` min_time is
+    approached by bisection over the deadline. Where times vary, the lanes are chosen on fixed times, slowed down as
+    far as it takes for every lane to have a plan that keeps the deadline surely enough.
+    """
+    if len(brackets) == 1:
+        return single(
+            brackets[0], search.plan(brackets[0], profile, offer, constraints, policy, objective, seed=seed), offer
+        )
+    division = _Division(brackets, profile, offer, constraints, policy, seed)
+    if objective == "min_time":
+        return division.fastest()
+    return division.cheapest(constraints.deadline_s)
+
+
+def single(stages: Sequence[Stage], planned: Planned, offer: Offer) -> JobPlan:
+    """The plan of a job of one bracket."""
+    lane = Lane(brackets=(0,), stages=tuple(stages), max_instances=offer.max_instances, planned=planned)
+    return JobPlan(lanes=(lane,), prediction=planned.prediction, odds=planned.odds)
+
+
+@dataclass(slots=True)
+class _Division:
+    """Divides brackets into lanes, and instances among them."""
+
+    brackets: Sequence[Sequence[Stage]]
+    profile: Profile
+    offer: Offer
+    constraints: Constraints
+    policy: Policy
+    seed: int
+    slowed: float = 1.0
+    """By how much the fixed times that lanes are chosen on are slower than the mean ones."""
+    _solved: dict[tuple[Group, int, float | None, float], Planned | None] = field(default_factory=dict)
+
+    def cheapest(self, deadline_s: float | None) -> JobPlan:
+        """The cheapest plan in time that the budget allows. Raises InfeasibleError."""
+        lanes = self._surely(deadline_s) if varies(self.profile, self.offer) else self._divide(deadline_s)
+        if lanes is None:
+            raise self._infeasible(deadline_s)
+        job = self._joined(lanes)
+        if not self._kept(job):
+            raise self._too_dear(job)
+        return job
+
+    def fastest(self) -> JobPlan:
+        """The fastest plan within the budget (and the deadline): bisection to 1 % of the JCT."""
+        best = self.cheapest(self.constraints.deadline_s)
+        low_s, high_s = 0.0, best.prediction.jct_s
+        while high_s - low_s > 0.01 * high_s:
+            middle_s = (low_s + high_s) / 2.0
+            try:
+                best = self.cheapest(middle_s)
+                high_s = min(middle_s, best.prediction.jct_s)
+            except InfeasibleError:
+                low_s = middle_s
+        return best
+
+    def _kept(self, job: JobPlan) -> bool:
+        if job.odds is not None:
+            return job.odds.p_both >= self.constraints.confidence
+        return all(meets(job.prediction, self.constraints))
+
+    def _surely(self, deadline_s: float | None) -> list[Lane] | None:
+        """Lanes that are each in time surely enough; None if no slowing down finds any."""
+        for self.slowed in (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0):
+            lanes = self._divide(deadline_s)
+            if lanes is None:
+                return None
+            spare = (self.offer.max_instances - sum(lane.max_instances for lane in lanes)) // len(lanes)
+            noisy = [self._noisy(lane, lane.max_instances + spare, deadline_s) for lane in lanes]
+            if None not in noisy:
+                return [lane for lane in noisy if lane is not None]
+        return None
+
+    def _noisy(self, lane: Lane, quota: int, deadline_s: float | None) -> Lane | None:
+        offer = replace(self.offer, max_instances=quota, head_price_usd_per_hour=0.0)
+        limits, seed = self._limits(deadline_s, quota), self.seed + lane.brackets[0]
+        try:
+            planned = search.plan(lane.stages, self.profile, offer, limits, self.policy, seed=seed)
+        except InfeasibleError:
+            return None
+        return replace(lane, max_instances=quota, planned=planned)
+
+    def _divide(self, deadline_s: float | None) -> list[Lane] | None:
+        numbers = range(len(self.brackets))
+        if len(self.brackets) <= _EXACT_BRACKETS:
+            divisions = sorted(_partitions(list(numbers)), key=lambda groups: self._bound_usd(groups, deadline_s))
+            best: tuple[float, list[Lane]] | None = None
+            for groups in divisions:
+                if best is not None and self._bound_usd(groups, deadline_s) >= best[0]:
+                    break
+                best = _cheaper(best, self._share(groups, deadline_s))
+            return best[1] if best else None
+        return self._merge([(number,) for number in numbers], deadline_s)
+
+    def _merge(self, groups: list[Group], deadline_s: float | None) -> list[Lane] | None:
+        """Merge lanes two by two while that makes the job cheaper, or possible."""
+        best = self._share(groups, deadline_s)
+        while len(groups) > 1:
+            merged = [
+                sorted([*(group for group in groups if group not in pair), tuple(sorted(pair[0] + pair[1]))])
+                for pair in itertools.combinations(groups, 2)
+            ]
+            groups = min(merged, key=lambda candidate: self._bound_usd(candidate, deadline_s))
+            shared = self._share(groups, deadline_s)
+            if best is not None and (shared is None or shared[0] >= best[0]):
+                break
+            best = shared
+        return best[1] if best else None
+
+    def _bound_usd(self, groups: Sequence[Group], deadline_s: float | None) -> float:
+        """What a division costs at least: each lane with all instances for itself."""
+        lanes = [self._lane(group, self.offer.max_instances, deadline_s) for group in groups]
+        return sum(math.inf if lane is None else lane.prediction.cost_usd for lane in lanes)
+
+    def _share(self, groups: Sequence[Group], deadline_s: float | None) -> tuple[float, list[Lane]] | None:
+        """Divide the instances among the lanes of a division: dynamic programming over what is left."""
+        if self._bound_usd(groups, deadline_s) == math.inf or len(groups) > self.offer.max_instances:
+            return None
+        best: dict[int, tuple[float, list[Lane]]] = {0: (0.0, [])}
+        for at, group in enumerate(groups):
+            reserve = len(groups) - at - 1
+            grown: dict[int, tuple[float, list[Lane]]] = {}
+            for lane in self._quotas(group, deadline_s, reserve):
+                for used, (cost_usd, lanes) in best.items():
+                    total = used + lane.max_instances
+                    if total > self.offer.max_instances - reserve:
+                        continue
+                    candidate = (cost_usd + lane.planned.prediction.cost_usd, [*lanes, lane])
+                    if total not in grown or candidate[0] < grown[total][0]:
+                        grown[total] = candidate
+            best = grown
+        return min(best.values(), key=lambda pair: pair[0], default=None)
+
+    def _quotas(self, group: Group, deadline_s: float | None, reserve: int) -> Iterator[Lane]:
+        """The lane with as many instances as it would like, and with fewer and fewer while that is possible."""
+        quota = self.offer.max_instances - reserve
+        while quota >= 1 and (planned := self._lane(group, quota, deadline_s)) is not None:
+            widest = max(choice.instances for choice in planned.plan.stages)
+            stages = tuple(stage for bracket in group for stage in self.brackets[bracket])
+            yield Lane(brackets=group, stages=stages, max_instances=widest, planned=planned)
+            quota = widest - max(1, widest // 6)
+
+    def _lane(self, group: Group, quota: int, deadline_s: float | None) -> Planned | None:
+        """The plan of a lane by itself; None if it cannot be in time. The head node is the job's."""
+        key = (group, quota, deadline_s, self.slowed)
+        if key not in self._solved:
+            stages = [stage for bracket in group for stage in self.brackets[bracket]]
+            offer = replace(
+                self.offer,
+                max_instances=quota,
+                head_price_usd_per_hour=0.0,
+                provision_spread=FIXED,
+                init_spread=FIXED,
+                spot=None,
+            )
+            slower = {gpus: self.slowed * time_s for gpus, time_s in self.profile.seconds_per_iteration.items()}
+            profile = replace(self.profile, seconds_per_iteration=slower, trial_cv=0.0, iteration_cv=0.0)
+            limits = self._limits(deadline_s, quota)
+            try:
+                self._solved[key] = search.plan(stages, profile, offer, limits, self.policy)
+            except InfeasibleError:
+                self._solved[key] = None
+        return self._solved[key]
+
+    def _limits(self, deadline_s: float | None, quota: int) -> Constraints:
+        """All lanes must be in time: as many as there are brackets at most, each as surely as it takes."""
+        least, most = self.constraints.min_gpus_per_trial, self.constraints.max_gpus_per_trial
+        most = max(least, min(most, quota * self.offer.gpus))
+        confidence = self.constraints.confidence ** (1.0 / len(self.brackets))
+        return replace(
+            self.constraints, deadline_s=deadline_s, max_cost_usd=None, max_gpus_per_trial=most, confidence=confidence
+        )
+
+    def _joined(self, lanes: Sequence[Lane]) -> JobPlan:
+        """The lanes side by side."""
+        predictions = [lane.planned.prediction for lane in lanes]
+        jct_s = max(prediction.jct_s for prediction in predictions)
+        head_usd = self.offer.head_cost_usd(jct_s)
+        whole = Prediction(
+            jct_s=jct_s,
+            cost_usd=sum(prediction.cost_usd for prediction in predictions) + head_usd,
+            stages=tuple(stage for prediction in predictions for stage in prediction.stages),
+            extrapolated=tuple(sorted({gpus for prediction in predictions for gpus in prediction.extrapolated})),
+        )
+        if not varies(self.profile, self.offer):
+            return JobPlan(lanes=tuple(lanes), prediction=whole, odds=None, head_usd=head_usd)
+        samples = sample_lanes(lanes, self.profile, self.offer, seed=self.seed)
+        jct, cost = distribution(samples.jct_s), distribution(samples.cost_usd)
+        head_usd = self.offer.head_cost_usd(jct.mean)
+        whole = replace(whole, jct_s=jct.mean, cost_usd=cost.mean, jct=jct, cost=cost, num_samples=len(samples.jct_s))
+        return JobPlan(
+            lanes=tuple(lanes), prediction=whole, odds=odds(samples, box_of(self.constraints)), head_usd=head_usd
+        )
+
+    def _infeasible(self, deadline_s: float | None) -> InfeasibleError:
+        """With the shortest time that a division can surely keep, by bisection, and the cheapest cost."""
+        cheapest = self._divide(None)
+        if cheapest is None:
+            return InfeasibleError(
+                f"max_instances={self.offer.max_instances} cannot hold the brackets; raise it",
+                shortest_jct_s=math.inf,
+                cheapest_usd=math.inf,
+            )
+        job = self._joined(cheapest)
+        low_s, high_s = deadline_s or 0.0, _late_s(job)
+        self.slowed = 1.0
+        while high_s - low_s > 0.01 * high_s:
+            middle_s = (low_s + high_s) / 2.0
+            low_s, high_s = (low_s, middle_s) if self._divide(middle_s) is not None else (middle_s, high_s)
+        return search.infeasible(self.constraints, high_s, job.prediction.cost_usd)
+
+    def _too_dear(self, job: JobPlan) -> InfeasibleError:
+        prediction = job.prediction
+        cost_usd = prediction.cost_usd if prediction.cost is None else prediction.cost.p95
+        return InfeasibleError(
+            too_dear(box_of(self.constraints), cost_usd), shortest_jct_s=_late_s(job), cheapest_usd=cost_usd
+        )
+
+
+def sample_lanes(lanes: Sequence[Lane], profile: Profile, offer: Offer, *, seed: int = 0) -> Samples:
+    """Samples of a whole job: the latest end of its lanes, and the sum of what they and the head node cost."""
+    head = 0.0 if len(lanes) > 1 else offer.head_price_usd_per_hour
+    drawn = []
+    for lane in lanes:
+        terms = replace(offer, max_instances=lane.max_instances, head_price_usd_per_hour=head)
+        draws = Draws(lane.stages, profile, terms, seed=seed + lane.brackets[0])
+        drawn.append(draws.evaluate(lane.planned.plan, draws.most_chunks))
+    size = min(len(samples.jct_s) for samples in drawn)
+    jct_s = np.max([samples.jct_s[:size] for samples in drawn], axis=0)
+    shared_usd = offer.head_cost_usd(1.0) * jct_s if len(lanes) > 1 else 0.0
+    return Samples(
+        jct_s=jct_s,
+        cost_usd=np.sum([samples.cost_usd[:size] for samples in drawn], axis=0) + shared_usd,
+        steps=tuple(step for samples in drawn for step in samples.steps),
+    )
+
+
+def _late_s(job: JobPlan) -> float:
+    return job.prediction.jct_s if job.prediction.jct is None else job.prediction.jct.p95
+
+
+def _cheaper(
+    first: tuple[float, list[Lane]] | None, second: tuple[float, list[Lane]] | None
+) -> tuple[float, list[Lane]] | None:
+    if first is None or second is None:
+        return first or second
+    return first if first[0] <= second[0] else second
+
+
+def _partitions(numbers: list[int]) -> Iterator[list[Group]]:
+    """Every division of `numbers` into groups."""
+    if not numbers:
+        yield []
+        return
+    first, rest = numbers[0], numbers[1:]
+    for groups in _partitions(rest):
+        yield [(first,), *groups]
+        for at, group in enumerate(groups):
+            yield [*groups[:at], (first, *group), *groups[at + 1 :]]
