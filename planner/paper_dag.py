@@ -160,23 +160,26 @@ def simulate(
     num_samples: int = NUM_SAMPLES,
     seed: int = 0,
 ) -> Sampled:
-    """Algorithm 1: sample the latency of every node, follow the critical path, and bill what was sampled.
+    """Algorithm 1: sort the DAG, sample the latency of every node along the critical path, and bill it.
 
     The paper's prediction is the mean of the samples. Raises InputError as `build_dag` does.
     """
-    graph = _Prepared.of(build_dag(stages, plan, profile, offer))
+    graph = build_dag(stages, plan, profile, offer)
     source = random.Random(seed)
-    jct_s, cost_usd = np.empty(num_samples), np.empty(num_samples)
-    for sample in range(num_samples):
-        execution = graph.sample(source)
-        jct_s[sample] = execution.syncs_s[-1]
-        cost_usd[sample] = _cost_usd(execution, plan, offer)
-    return Sampled(jct_s=jct_s, cost_usd=cost_usd)
+    return sampled([Sorted.of(graph).sample(source) for _ in range(num_samples)], plan, offer)
+
+
+def sampled(executions: Sequence[Execution], plan: Plan, offer: Offer) -> Sampled:
+    """What executions of a plan took and cost."""
+    return Sampled(
+        jct_s=np.array([execution.syncs_s[-1] for execution in executions]),
+        cost_usd=np.array([_cost_usd(execution, plan, offer) for execution in executions]),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Execution:
-    """The sampled instants that the bill depends on."""
+class Execution:
+    """One sample: the instants that the bill depends on."""
 
     scaled_s: dict[int, float]
     """Stage -> when its new instances run; only stages that grow the cluster."""
@@ -187,7 +190,7 @@ class _Execution:
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
+class Sorted:
     """A DAG in topological order, each node with what it stands for and its predecessors."""
 
     nodes: list[tuple[int, Task, list[int]]]
@@ -196,7 +199,7 @@ class _Prepared:
     """The stages in which trials queue."""
 
     @classmethod
-    def of(cls, graph: nx.DiGraph) -> _Prepared:
+    def of(cls, graph: nx.DiGraph) -> Sorted:
         import networkx
 
         tasks: dict[int, Task] = dict(graph.nodes(data="task"))
@@ -204,7 +207,7 @@ class _Prepared:
         queues = frozenset(task.stage for task in tasks.values() if task.queued)
         return cls(order, 1 + max(task.stage for task in tasks.values()), queues)
 
-    def sample(self, source: random.Random) -> _Execution:
+    def sample(self, source: random.Random) -> Execution:
         """One execution. A queued trial waits for the slot that gets free first (list scheduling).
 
         The topological order has a queue's trials wave by wave, so that all that a queued trial may follow are known.
@@ -228,10 +231,10 @@ class _Prepared:
                 scaled_s[task.stage] = end_s
             elif task.kind == "SYNC":
                 syncs_s[task.stage] = end_s
-        return _Execution(scaled_s=scaled_s, syncs_s=syncs_s, busy_s=busy_s)
+        return Execution(scaled_s=scaled_s, syncs_s=syncs_s, busy_s=busy_s)
 
 
-def _cost_usd(execution: _Execution, plan: Plan, offer: Offer) -> float:
+def _cost_usd(execution: Execution, plan: Plan, offer: Offer) -> float:
     """The bill of one execution: instances by their lives, functions by their trials, data, and the head node."""
     cost_usd = offer.head_cost_usd(execution.syncs_s[-1])
     running_since_s: list[float] = []
