@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import threading
+from concurrent.futures import Future, wait
 from typing import Any
 
 import ray
@@ -15,7 +16,11 @@ from rubberband.errors import ProviderError
 
 _OUTLIVE_HEAD = "RAY_gcs_rpc_server_reconnect_timeout_s"
 """For how long Ray bears a head that does not answer before it ends this whole process, even one that has disconnected
-(a call that was under way leaves a client behind). Heads end as a matter of course here, so it must not."""
+(a call that was under way leaves a client behind). Heads end as a matter of course here, so it must not; and as such a
+client may be made at any later time, this stays in the environment. Nodes do not inherit it: see `cloud`."""
+_FAREWELL_S = 1.0
+"""A living head answers well within this time; a dead one is not waited for."""
+_LOOK_S = 0.1
 
 
 class Connection:
@@ -25,6 +30,10 @@ class Connection:
         self._mutex = threading.Lock()
         self._address: str | None = None
         self._closed = False
+        self._asking = threading.Lock()
+        """Never held while anything is waited for."""
+        self._asked: Future[dict[str, bool]] | None = None
+        """The latest question to the head; no new one is asked once this has begun to leave."""
         self._found: dict[str, str | None] = {}
         """What the environment held before we were let in."""
 
@@ -76,10 +85,19 @@ class Connection:
         self._address = head.address
 
     def dead_instances(self) -> set[str]:
-        """Instances whose Ray node has stopped answering, as the head sees it."""
-        if self._address is None:
-            return set()
-        return {instance for instance, alive in ray_nodes().items() if not alive}
+        """Instances whose Ray node has stopped answering, as the head sees it; none once this leaves the head.
+
+        A question that is under way when Ray disconnects is never answered, so it has a thread of its own.
+        """
+        with self._asking:
+            if self._address is None:
+                return set()
+            address, asked = self._address, _ask_for_nodes()
+            self._asked = asked
+        while not wait([asked], timeout=_LOOK_S).done:
+            if self._address != address:
+                return set()
+        return {instance for instance, alive in asked.result().items() if not alive}
 
     def close(self) -> None:
         """Disconnect for good."""
@@ -94,7 +112,10 @@ class Connection:
 
     def _leave(self) -> None:
         if self._address is not None:
-            self._address = None
+            with self._asking:
+                self._address, asked = None, self._asked
+            if asked is not None:
+                wait([asked], timeout=_FAREWELL_S)
             ray.shutdown()
             for key, value in self._found.items():
                 if value is None:
@@ -102,6 +123,19 @@ class Connection:
                 else:
                     os.environ[key] = value
             _read_environment_again()
+
+
+def _ask_for_nodes() -> Future[dict[str, bool]]:
+    asked: Future[dict[str, bool]] = Future()
+
+    def ask() -> None:
+        try:
+            asked.set_result(ray_nodes())
+        except BaseException as error:
+            asked.set_exception(error)
+
+    threading.Thread(target=ask, daemon=True, name="ray-nodes").start()
+    return asked
 
 
 def ray_nodes() -> dict[str, bool]:

@@ -2,9 +2,17 @@
 
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import ray
+
+from rubberband.cloud.cluster import Head
+from rubberband.executor.ray import connection
+from rubberband.executor.ray.connection import Connection
+from tests.integration.conversation import eventually
 
 HERE = Path(__file__).parent
 
@@ -15,3 +23,76 @@ def test_a_driver_outlives_its_head_and_finds_another(tmp_path: Path) -> None:
     command = [sys.executable, str(HERE / "driver_outlives_head.py"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stdout) == (0, "it went on\n"), done.stderr[-2000:]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is called of Ray, in order; nothing of it is carried out."""
+    made: list[str] = []
+    monkeypatch.setattr(ray, "init", lambda address, **_: made.append(f"init {address}"))
+    monkeypatch.setattr(ray, "shutdown", lambda: made.append("shutdown"))
+    return made
+
+
+def head(address: str) -> Head:
+    return Head(address=address, temp_dir=None, environment={})
+
+
+def test_a_head_that_never_answers_holds_up_nobody(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    def never() -> dict[str, bool]:
+        asked.set()
+        answer.wait()
+        return {"a": False}
+
+    ours = Connection()
+    ours.open(head("first"))
+    monkeypatch.setattr(connection, "ray_nodes", never)
+    with ThreadPoolExecutor() as pool:
+        watching = pool.submit(ours.dead_instances)
+        asked.wait()
+        ours.leave()
+        assert watching.result() == set()
+        monkeypatch.setattr(connection, "ray_nodes", lambda: {"b": False, "c": True})
+        ours.open(head("second"))
+        assert ours.dead_instances() == {"b"}
+        ours.close()
+    answer.set()
+    assert calls == ["init first", "shutdown", "init second", "shutdown"]
+
+
+def test_it_disconnects_once_the_head_has_answered_and_asks_no_more(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    def slow() -> dict[str, bool]:
+        asked.set()
+        answer.wait()
+        calls.append("answer")
+        return {}
+
+    monkeypatch.setattr(connection, "_FAREWELL_S", 60.0)
+    monkeypatch.setattr(connection, "ray_nodes", slow)
+    ours = Connection()
+    ours.open(head("first"))
+    with ThreadPoolExecutor() as pool:
+        pool.submit(ours.dead_instances)
+        asked.wait()
+        leaving = pool.submit(ours.leave)
+        eventually(lambda: ours.address is None)
+        assert ours.dead_instances() == set()
+        answer.set()
+        leaving.result()
+    assert calls == ["init first", "answer", "shutdown"]
+
+
+def test_ray_reads_its_environment_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ray._raylet.Config
+    with monkeypatch.context() as changed:
+        changed.setenv("RAY_health_check_period_ms", "12345")
+        connection._read_environment_again()
+        assert config.health_check_period_ms() == 12345
+    connection._read_environment_again()
+    assert config.health_check_period_ms() != 12345
