@@ -274,11 +274,12 @@ def _considered(faster: Bools, young_cohorts: int, offer: Offer, counts: Ints, b
     Where times vary, no count is quite like its neighbours: as many as the search bears are kept.
     """
     breakpoints = np.flatnonzero(faster)
+    kept = np.flatnonzero(counts == begin.instances)
     if holding_is_free(offer):
-        return breakpoints[-1:]
+        return np.union1d(breakpoints[-1:], kept)
     if young_cohorts or (noisy and breakpoints[-1] < _ALL_COUNTS):
         return np.arange(breakpoints[-1] + 1)
-    return np.union1d(breakpoints, np.flatnonzero(counts == begin.instances))
+    return np.union1d(breakpoints, kept)
 
 
 def holding_is_free(offer: Offer) -> bool:
