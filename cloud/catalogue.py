@@ -1,97 +1,160 @@
-"""The catalogue: GPU instance types of EC2 with their on-demand prices, and the offer that an experiment plans with.
+"""Offers: what an experiment can rent, from its file, its profile and the table of instance types.
 
-The prices (Linux, us-east-1, about `PRICED_ON`) were entered by hand and not checked against AWS's price list, which
-changes: they are a starting point, and `resources.price_per_hour` overrides them. The catalogue reaches no network.
+The file's overrides come first, then what the profile measured, then the table. The table is `resources.catalogue`,
+or the file that the environment's RUBBERBAND_CATALOGUE names, or the one that comes with rubberband.
 """
 
 from __future__ import annotations
 
-import csv
-from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
+import os
+from collections.abc import Mapping
 
-from rubberband.errors import InputError
-from rubberband.offer import Offer
+from rubberband.chance import FIXED, Spread
+from rubberband.cloud.instance_types import InstanceType, catalogue, load_table, nearest_types
+from rubberband.errors import InputError, ProfileMissingError
+from rubberband.offer import Offer, Spot
 from rubberband.profile import Profile
-from rubberband.resources import Resources
+from rubberband.resources import Delay, Resources, delay_of
 from rubberband.units import nearest, shown
 
-PRICED_ON = "2025-05-01"
-"""About when these prices held; approximate, since they were not fetched."""
-PRICED_REGION = "us-east-1"
 LOCAL_TYPE = "local"
 """The instance type of provider local where none is named: one GPU, free of charge."""
 UNMEASURED_DELAYS_S = {"local": (7.0, 8.0)}
 """Provider -> seconds of provisioning and of initialising, where neither the file nor the profile tells. On one machine
 a Ray node takes 5-9 s to start and its first worker about 8 s (mostly importing torch). Elsewhere they count as 0."""
+ENVIRONMENT_VARIABLE = "RUBBERBAND_CATALOGUE"
+
+Table = Mapping[str, InstanceType]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceType:
-    """A row of the catalogue."""
+def offer(
+    resources: Resources,
+    profile: Profile | None = None,
+    *,
+    instance_type: str | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Offer:
+    """What the planner reckons with, of the one type that `resources` names, or of `instance_type` among its several.
 
-    instance_type: str
-    gpus: int
-    gpu: str
-    gpu_memory_gib: float
-    """Memory of one GPU."""
-    price_usd_per_hour: float
-    """On demand, Linux, in `PRICED_REGION`."""
-
-
-@cache
-def catalogue() -> dict[str, InstanceType]:
-    """Every known instance type under its name."""
-    text = files("rubberband.cloud").joinpath("catalogue.csv").read_text(encoding="utf-8")
-    return {
-        row["instance_type"]: InstanceType(
-            instance_type=row["instance_type"],
-            gpus=int(row["gpus"]),
-            gpu=row["gpu"],
-            gpu_memory_gib=float(row["gpu_memory_gib"]),
-            price_usd_per_hour=float(row["price_usd_per_hour"]),
-        )
-        for row in csv.DictReader(text.splitlines())
-    }
-
-
-def offer(resources: Resources, profile: Profile | None = None) -> Offer:
-    """What the planner reckons with: the file's overrides first, then what the profile measured, then the catalogue.
-
-    Raises InputError for an instance type that the catalogue lacks and the file does not describe, and for a catalogue
-    price outside its region.
+    Raises InputError for a type that the table lacks and the file does not describe, for a price that is not known in
+    the region, and where it is not told which of several types is meant.
     """
-    name = _instance_type(resources)
-    row = catalogue().get(name)
-    default_provision_s, default_init_s = UNMEASURED_DELAYS_S.get(resources.provider, (0.0, 0.0))
-    measured_provision_s = profile.provision_delay_s if profile else None
-    measured_init_s = profile.init_delay_s if profile else None
-    return Offer(
-        instance_type=name,
-        gpus=_gpus(resources, name, row),
-        price_usd_per_hour=_price_usd_per_hour(resources, name, row),
-        max_instances=resources.max_instances,
-        provision_delay_s=_first(resources.provision_delay_s, measured_provision_s, default_provision_s),
-        init_delay_s=_first(resources.init_delay_s, measured_init_s, default_init_s),
-        billing=resources.billing,
-        minimum_billed_s=resources.minimum_billed_s,
-        data_usd_per_instance=resources.dataset_gb * resources.data_price_usd_per_gb,
-        head_price_usd_per_hour=resources.head_price_usd_per_hour,
-    )
+    types = _types(resources)
+    if instance_type is None and len(types) > 1:
+        raise InputError(
+            f"resources.instance_types: one type is needed here and {len(types)} are given; choose one of "
+            f"{', '.join(types)} as instance_type"
+        )
+    name = types[0] if instance_type is None else instance_type
+    if name not in types:
+        raise InputError(f"resources.instance_type: {shown(name)} is not asked for; {nearest(name, types)}")
+    return _offer(resources, profile, name, table_of(resources, environment))
 
 
-def _instance_type(resources: Resources) -> str:
+def offers(
+    resources: Resources,
+    profiles: Profile | Mapping[str, Profile] | None = None,
+    *,
+    environment: Mapping[str, str] = os.environ,
+) -> tuple[Offer, ...]:
+    """The offer of every type that `resources` names, in that order; `profiles` is one for all, or type -> profile.
+
+    Raises InputError as `offer` does, and where one profile cannot hold for all types since their GPUs differ or are
+    not known; ProfileMissingError for a type without a profile.
+    """
+    types, table = _types(resources), table_of(resources, environment)
+    if isinstance(profiles, Profile) and len(types) > 1:
+        _check_same_gpus(types, table)
+    return tuple(_offer(resources, _profile_of(profiles, name), name, table) for name in types)
+
+
+def table_of(resources: Resources, environment: Mapping[str, str] = os.environ) -> Table:
+    """The table of instance types that an experiment plans with. Raises InputError if it cannot be read."""
+    path = resources.catalogue or environment.get(ENVIRONMENT_VARIABLE)
+    return load_table(path) if path else catalogue()
+
+
+def price_source(resources: Resources, instance_type: str, *, environment: Mapping[str, str] = os.environ) -> str:
+    """Where the on-demand price of a type comes from, for a report: `the file`, or the table with region and date."""
+    row = table_of(resources, environment).get(instance_type)
+    if resources.price_usd_per_hour is not None:
+        return "the file"
+    if row is None:
+        return "free of charge"
+    dated = f" of {row.priced_on}" if row.priced_on else ""
+    return f"the catalogue{dated}, {resources.region}{', derived' if row.source == 'derived' else ''}"
+
+
+def _types(resources: Resources) -> tuple[str, ...]:
+    if resources.instance_types is not None:
+        return resources.instance_types
     if resources.instance_type is not None:
-        return resources.instance_type
+        return (resources.instance_type,)
     if resources.provider == "local":
-        return LOCAL_TYPE
+        return (LOCAL_TYPE,)
     raise InputError(
         f"resources.instance_type: provider {resources.provider} needs one; add it, such as instance_type: p3.8xlarge"
     )
 
 
-def _gpus(resources: Resources, name: str, row: InstanceType | None) -> int:
+def _profile_of(profiles: Profile | Mapping[str, Profile] | None, name: str) -> Profile | None:
+    if profiles is None or isinstance(profiles, Profile):
+        return profiles
+    if name not in profiles:
+        raise ProfileMissingError(f"profile.by_instance_type: {shown(name)} has none; {nearest(name, profiles)}")
+    return profiles[name]
+
+
+def _check_same_gpus(types: tuple[str, ...], table: Table) -> None:
+    models = [(name, table[name].gpu_model or "unknown ones") for name in types if name in table]
+    for name, model in models[1:]:
+        first, of_first = models[0]
+        if model != of_first or model == "unknown ones":
+            raise InputError(
+                f"profile: one profile holds for one kind of GPU, and {first} has {of_first}, {name} {model}; write "
+                f"profile: {{by_instance_type: {{{first}: ..., {name}: ...}}}}"
+            )
+
+
+def _offer(resources: Resources, profile: Profile | None, name: str, table: Table) -> Offer:
+    row = table.get(name)
+    default_provision_s, default_init_s = UNMEASURED_DELAYS_S.get(resources.provider, (0.0, 0.0))
+    provision_delay_s, provision_spread = _delay(
+        resources.provision_delay,
+        (profile.provision_delay_s, profile.provision_spread) if profile else (None, FIXED),
+        default_provision_s,
+    )
+    init_delay_s, init_spread = _delay(
+        resources.init_delay, (profile.init_delay_s, profile.init_spread) if profile else (None, FIXED), default_init_s
+    )
+    gpus = _gpus(resources, name, row, table)
+    price_usd_per_hour = _price_usd_per_hour(resources, name, row)
+    restart_s = provision_delay_s + init_delay_s + (profile.trial_startup_s if profile else 0.0)
+    return Offer(
+        instance_type=name,
+        gpus=gpus,
+        price_usd_per_hour=price_usd_per_hour,
+        max_instances=resources.max_instances,
+        provision_delay_s=provision_delay_s,
+        provision_spread=provision_spread,
+        init_delay_s=init_delay_s,
+        init_spread=init_spread,
+        billing=resources.billing,
+        minimum_billed_s=resources.minimum_billed_s,
+        data_usd_per_instance=resources.dataset_gb * resources.data_price_usd_per_gb,
+        head_price_usd_per_hour=resources.head_price_usd_per_hour,
+        spot=_spot(resources, name, row, price_usd_per_hour, restart_s) if resources.market == "spot" else None,
+    )
+
+
+def _delay(asked: Delay | None, measured: tuple[float | None, Spread], default_s: float) -> tuple[float, Spread]:
+    if asked is not None:
+        return delay_of(asked)
+    measured_s, spread = measured
+    return (default_s, FIXED) if measured_s is None else (measured_s, spread)
+
+
+def _gpus(resources: Resources, name: str, row: InstanceType | None, table: Table) -> int:
     if resources.gpus_per_instance is not None:
         return resources.gpus_per_instance
     if row is not None:
@@ -99,7 +162,7 @@ def _gpus(resources: Resources, name: str, row: InstanceType | None) -> int:
     if name == LOCAL_TYPE and resources.provider == "local":
         return 1
     raise InputError(
-        f"resources.instance_type: {shown(name)} is not in the catalogue; {nearest(name, catalogue())} "
+        f"resources.instance_type: {shown(name)} is not in the catalogue; {nearest_types(name, table)} "
         "or give gpus_per_instance and price_per_hour"
     )
 
@@ -111,13 +174,28 @@ def _price_usd_per_hour(resources: Resources, name: str, row: InstanceType | Non
         if resources.provider == "local":
             return 0.0
         raise InputError(f"resources.price_per_hour: {shown(name)} is not in the catalogue; give its price per hour")
-    if resources.region != PRICED_REGION and resources.provider != "local":
+    if resources.region not in row.prices_usd_per_hour:
+        known = ", ".join(row.prices_usd_per_hour) or "no region"
         raise InputError(
-            f"resources.price_per_hour: the catalogue has prices of {PRICED_REGION} only; give the price of {name} in "
-            f"{resources.region}"
+            f"resources.region: the catalogue has a price of {name} for {known}, not for {resources.region}; give "
+            "price_per_hour, or a table that has it as resources.catalogue"
         )
-    return row.price_usd_per_hour
+    return row.prices_usd_per_hour[resources.region]
 
 
-def _first(*values: float | None) -> float:
-    return next(value for value in values if value is not None)
+def _spot(resources: Resources, name: str, row: InstanceType | None, on_demand: float, restart_s: float) -> Spot:
+    asked = resources.spot
+    price_usd_per_hour = asked.price_usd_per_hour
+    if price_usd_per_hour is None:
+        if row is None or row.spot_share is None:
+            raise InputError(
+                f"resources.spot.price_per_hour: the catalogue has no spot price of {name}; give it (or, for several "
+                "types, a table with spot_share as resources.catalogue), or set market: on_demand"
+            )
+        price_usd_per_hour = row.spot_share * on_demand
+    return Spot(
+        price_usd_per_hour=price_usd_per_hour,
+        interruptions_per_hour=asked.interruptions_per_hour,
+        checkpoint_iterations=asked.checkpoint_iterations,
+        restart_s=restart_s if asked.restart_s is None else asked.restart_s,
+    )

@@ -4,40 +4,76 @@ from typing import Any
 
 import pytest
 
-from rubberband.cloud.catalogue import catalogue, offer
-from rubberband.errors import InputError
+from rubberband.chance import FIXED, Spread
+from rubberband.cloud.catalogue import offer, offers, price_source
+from rubberband.cloud.instance_types import catalogue
+from rubberband.errors import InputError, ProfileMissingError
+from rubberband.offer import Spot
 from rubberband.profile import Profile
 from rubberband.resources import Resources
 
+PROFILE = Profile(seconds_per_iteration={1: 1.0}, trial_startup_s=2.0, provision_delay_s=5.0, init_delay_s=6.0)
+
+
+def resources(**words: Any) -> Resources:
+    return Resources.model_validate({"provider": "aws", **words})
+
 
 @pytest.mark.parametrize(
-    ("name", "gpus", "price_usd_per_hour"),
-    [("p3.2xlarge", 1, 3.06), ("p3.8xlarge", 4, 12.24), ("p3.16xlarge", 8, 24.48), ("g4dn.12xlarge", 4, 3.912)],
+    ("name", "region", "gpus", "price_usd_per_hour"),
+    [
+        ("p3.2xlarge", "us-east-1", 1, 3.06),
+        ("p3.8xlarge", "us-east-1", 4, 12.24),
+        ("p3.8xlarge", "eu-central-1", 4, 15.292),
+        ("p4d.24xlarge", "us-west-2", 8, 21.95764),
+        ("p5.48xlarge", "us-east-1", 8, 55.04),
+        ("g6e.xlarge", "ap-northeast-1", 1, 2.699),
+        ("g4dn.12xlarge", "us-east-1", 4, 3.912),
+    ],
 )
-def test_prices(name: str, gpus: int, price_usd_per_hour: float) -> None:
-    row = catalogue()[name]
-    assert (row.gpus, row.price_usd_per_hour) == (gpus, price_usd_per_hour)
+def test_prices(name: str, region: str, gpus: int, price_usd_per_hour: float) -> None:
+    found = offer(resources(instance_type=name, region=region))
+    assert (found.gpus, found.price_usd_per_hour) == (gpus, price_usd_per_hour)
 
 
 def test_every_row_is_sound() -> None:
-    for row in catalogue().values():
-        assert row.gpus >= 1
+    table = catalogue()
+    assert len(table) >= 60
+    for row in table.values():
+        assert row.gpu
+        assert row.gpu_memory_gib is not None
         assert row.gpu_memory_gib >= 8
-        assert 0.1 < row.price_usd_per_hour / row.gpus < 20
+        assert row.priced_on
+        for price_usd_per_hour in row.prices_usd_per_hour.values():
+            assert 0.1 < price_usd_per_hour / row.gpus < 20
+
+
+def test_no_region_is_far_dearer_than_the_first() -> None:
+    for row in catalogue().values():
+        prices = list(row.prices_usd_per_hour.values())
+        assert all(prices[0] * 0.99 < price < prices[0] * 1.6 for price in prices)
 
 
 def test_the_files_overrides_come_first_then_the_profile_then_the_catalogue() -> None:
-    profile = Profile(seconds_per_iteration={1: 1.0}, provision_delay_s=5.0, init_delay_s=6.0)
-    resources = Resources.model_validate(
-        {"instance_type": "p3.8xlarge", "provision_delay": "15s", "dataset_gb": 10, "data_price_per_gb": 0.1}
-    )
-    found = offer(resources, profile)
+    asked = resources(instance_type="p3.8xlarge", provision_delay="15s", dataset_gb=10, data_price_per_gb=0.1)
+    found = offer(asked, PROFILE)
     assert (found.gpus, found.price_usd_per_hour) == (4, 12.24)
     assert (found.provision_delay_s, found.init_delay_s) == (15.0, 6.0)
     assert found.data_usd_per_instance == pytest.approx(1.0)
     assert found.minimum_billed_s == 60.0
-    overridden = offer(resources.model_copy(update={"gpus_per_instance": 2, "price_usd_per_hour": 1.0}))
+    overridden = offer(asked.model_copy(update={"gpus_per_instance": 2, "price_usd_per_hour": 1.0}))
     assert (overridden.gpus, overridden.price_usd_per_hour) == (2, 1.0)
+
+
+def test_delays_that_vary_are_offered_with_their_spread() -> None:
+    measured = Profile(
+        seconds_per_iteration={1: 1.0}, init_delay_s=20.0, init_spread=Spread(samples=(0.5, 1.5)), source="file"
+    )
+    asked = resources(instance_type="g5.xlarge", provision_delay={"mean": "30s", "cv": 0.5})
+    found = offer(asked, measured)
+    assert (found.provision_delay_s, found.provision_spread) == (30.0, Spread(cv=0.5))
+    assert (found.init_delay_s, found.init_spread) == (20.0, Spread(samples=(0.5, 1.5)))
+    assert offer(asked.model_copy(update={"init_delay": 9.0}), measured).init_spread == FIXED
 
 
 def test_local_needs_no_type() -> None:
@@ -50,12 +86,86 @@ def test_local_needs_no_type() -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ({"instance_type": "p3.9xlarge"}, "is not in the catalogue; did you mean 'p3"),
-        ({"provider": "virtual"}, "provider virtual needs one; add it"),
-        ({"provider": "virtual", "instance_type": "x", "gpus_per_instance": 1}, "give its price per hour"),
-        ({"provider": "virtual", "instance_type": "g5.xlarge", "region": "eu-west-1"}, "prices of us-east-1 only"),
+        ({"instance_type": "p3.9xlarge"}, r"is not in the catalogue; did you mean 'p3.*' or 'p3.* or give gpus_per_"),
+        ({"instance_type": "zzz"}, r"it has \d+ types, from g3.16xlarge to p6-b300.48xlarge: or give"),
+        ({}, "provider aws needs one; add it"),
+        ({"instance_type": "x", "gpus_per_instance": 1}, "'x' is not in the catalogue; give its price per hour"),
+        (
+            {"instance_type": "g6.xlarge", "region": "eu-west-1"},
+            "a price of g6.xlarge for us-east-1, .*, not for eu-west-1; give price_per_hour",
+        ),
+        ({"instance_type": "p5e.48xlarge"}, "a price of p5e.48xlarge for no region, not for us-east-1"),
+        ({"instance_type": "g6.xlarge", "market": "spot"}, "no spot price of g6.xlarge; give it"),
+        ({"instance_types": ["g5.xlarge", "g6.xlarge"]}, "one type is needed here and 2 are given; choose one of g5"),
     ],
 )
 def test_what_the_catalogue_cannot_offer(words: dict[str, Any], why: str) -> None:
-    with pytest.raises(InputError, match=why):
-        offer(Resources.model_validate(words))
+    with pytest.raises(InputError, match=why) as caught:
+        offer(resources(**words))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_spot_market() -> None:
+    asked = {"instance_type": "p3.8xlarge", "market": "spot", "init_delay": "10s"}
+    spot = {"price_per_hour": 3.9, "interruptions_per_hour": 0.1, "checkpoint_iterations": 2, "restart": "2m"}
+    assert offer(resources(**asked, spot=spot)).spot == Spot(
+        price_usd_per_hour=3.9, interruptions_per_hour=0.1, checkpoint_iterations=2, restart_s=120.0
+    )
+    found = offer(resources(**asked), PROFILE).spot
+    assert found is not None
+    assert 0.0 < found.price_usd_per_hour < 12.24
+    assert found.restart_s == 5.0 + 10.0 + 2.0
+    assert offer(resources(**{**asked, "market": "on_demand"}, spot=spot)).spot is None
+
+
+def test_one_offer_for_every_type_in_order() -> None:
+    asked = resources(instance_types=["p3.16xlarge", "p3.2xlarge"], max_instances=3)
+    both = offers(asked, PROFILE)
+    assert [(found.instance_type, found.gpus, found.max_instances) for found in both] == [
+        ("p3.16xlarge", 8, 3),
+        ("p3.2xlarge", 1, 3),
+    ]
+    assert offer(asked, PROFILE, instance_type="p3.2xlarge") == both[1]
+    with pytest.raises(InputError, match=r"'p3.8xlarge' is not asked for; did you mean 'p3"):
+        offer(asked, PROFILE, instance_type="p3.8xlarge")
+    assert offers(resources(instance_type="g5.xlarge"), PROFILE) == (
+        offer(resources(instance_type="g5.xlarge"), PROFILE),
+    )
+
+
+def test_a_profile_holds_for_one_kind_of_gpu() -> None:
+    asked = resources(instance_types=["p3.2xlarge", "g5.xlarge"])
+    with pytest.raises(InputError, match=r"p3.2xlarge has V100 \(16 GiB\), g5.xlarge A10G \(24 GiB\); write profile"):
+        offers(asked, PROFILE)
+    with pytest.raises(InputError, match=r"V100 \(16 GiB\), p3dn.24xlarge V100 \(32 GiB\)"):
+        offers(resources(instance_types=["p3.2xlarge", "p3dn.24xlarge"]), PROFILE)
+    slow = Profile(seconds_per_iteration={1: 9.0}, init_delay_s=60.0)
+    found = offers(asked, {"p3.2xlarge": PROFILE, "g5.xlarge": slow})
+    assert [one.init_delay_s for one in found] == [6.0, 60.0]
+    with pytest.raises(ProfileMissingError, match=r"'g5.xlarge' has none"):
+        offers(asked, {"p3.2xlarge": PROFILE})
+    with pytest.raises(InputError, match="is not in the catalogue"):
+        offers(resources(instance_types=["p3.2xlarge", "nothing"]), PROFILE)
+
+
+def test_a_table_of_ones_own(tmp_path: Any) -> None:
+    table = tmp_path / "mine.csv"
+    table.write_text("instance_type,gpus,us-east-1,lab-1\nbox,2,,0.5\n")
+    other = tmp_path / "other.csv"
+    other.write_text("gpus,instance_type,lab-1\n8,box,4\n")
+    asked = resources(instance_type="box", region="lab-1")
+    environment = {"RUBBERBAND_CATALOGUE": str(table)}
+    assert (offer(asked, environment=environment).gpus, offer(asked, environment=environment).price_usd_per_hour) == (
+        2,
+        0.5,
+    )
+    named = asked.model_copy(update={"catalogue": str(other)})
+    assert offers(named, environment=environment)[0].price_usd_per_hour == 4.0
+    with pytest.raises(InputError, match="is not in the catalogue; it has 1 types"):
+        offer(resources(instance_type="p3.2xlarge"), environment=environment)
+
+
+def test_where_a_price_comes_from() -> None:
+    assert price_source(resources(instance_type="p3.8xlarge"), "p3.8xlarge") == "the catalogue of 2026-01-19, us-east-1"
+    assert price_source(resources(instance_type="x", price_per_hour=1), "x") == "the file"
+    assert price_source(Resources(), "local") == "free of charge"
