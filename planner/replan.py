@@ -211,8 +211,9 @@ def _change(stage: int, old: StagePlan, new: StagePlan) -> str:
 
 def _difference(present: Prediction, chosen: Prediction) -> str:
     extra_usd, extra_s = chosen.cost_usd - present.cost_usd, chosen.jct_s - present.jct_s
+    cost = f"{'+' if extra_usd > 0 else '-'}{format_usd(abs(extra_usd))}" if abs(extra_usd) >= 5e-5 else "no dearer"
     time = f", {_duration(extra_s)} {'later' if extra_s > 0 else 'sooner'}" if abs(extra_s) >= 1.0 else ""
-    return f"{'+' if extra_usd >= 0 else '-'}{format_usd(abs(extra_usd))}{time}"
+    return cost + time
 
 
 def _duration(seconds: float) -> str:

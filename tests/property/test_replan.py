@@ -29,7 +29,7 @@ def slowed(job: Job, slowdown: float, faults: Faults | None = None) -> VirtualBa
 
 
 @given(planned_jobs(slacks, rooms))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 def test_a_run_that_goes_as_planned_keeps_its_plan(job: Job) -> None:
     controller, _, finish = run_virtual(job)
     state = controller.state
@@ -44,7 +44,7 @@ def test_a_run_that_goes_as_planned_keeps_its_plan(job: Job) -> None:
 
 
 @given(planned_jobs(slacks, none), st.sampled_from([0.5, 0.8, 1.3, 2.0]))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 def test_what_a_decision_expects_is_what_comes(job: Job, slowdown: float) -> None:
     assume(job.stages[0].trials * job.stages[0].iterations >= 3)
     controller, _, finish = run_virtual(job, backend=slowed(job, slowdown))
@@ -55,7 +55,7 @@ def test_what_a_decision_expects_is_what_comes(job: Job, slowdown: float) -> Non
 
 
 @given(planned_jobs(st.sampled_from([0.3, 0.6, 1.0, 1.5]), none))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 def test_a_slower_run_meets_its_deadline_wherever_a_replan_can(job: Job) -> None:
     assume(job.stages[0].trials * job.stages[0].iterations >= 3)
     first = FirstSync(1.3)
@@ -71,7 +71,7 @@ def reasons(state: State) -> list[str]:
 
 
 @given(planned_jobs(st.sampled_from([0.6, 1.5]), st.sampled_from([1.05, 1.5])), st.sampled_from([0.6, 1.3]))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 def test_no_plan_is_chosen_above_max_cost_unless_every_one_is(job: Job, slowdown: float) -> None:
     controller, _, _ = run_virtual(job, backend=slowed(job, slowdown))
     assert job.max_cost_usd is not None
@@ -81,7 +81,7 @@ def test_no_plan_is_chosen_above_max_cost_unless_every_one_is(job: Job, slowdown
 
 
 @given(planned_jobs(slacks, none))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 def test_a_faster_run_costs_no_more_than_without_replanning_and_is_in_time(job: Job) -> None:
     assume(job.stages[0].trials * job.stages[0].iterations >= 3)
     fixed_job = replace(job, replan=False)
@@ -93,7 +93,7 @@ def test_a_faster_run_costs_no_more_than_without_replanning_and_is_in_time(job: 
 
 
 @given(planned_jobs(slacks, rooms), st.integers(0, 60), st.sampled_from([0.6, 1.0, 1.3]))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 def test_a_driver_killed_anywhere_decides_the_same_after_its_resume(job: Job, events: int, slowdown: float) -> None:
     whole, _, _ = run_virtual(job, backend=slowed(job, slowdown))
     journal = Journal("sqlite://", job.name, create=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from rubberband.executor.events import (
     Event,
     InstanceRunning,
     LiveInstance,
+    RestPlanned,
     Started,
     TrialFailed,
     TrialReported,
@@ -58,6 +60,19 @@ EVENTS: list[Event] = [
         live=(LiveInstance(instance="i-001", running_at=None),),
         ended=(EndedInstance(instance="i-002", running_at=1.0, ended_at=8.0),),
     ),
+    RestPlanned(
+        occurred_at=10.0,
+        stage=1,
+        plan=PLAN,
+        predicted=JOB.prediction.stages[1:],
+        profile=PROFILE,
+        changed=False,
+        reason="it ends 1m40s before the deadline",
+        present_jct_s=1.0,
+        present_cost_usd=2.0,
+        jct_s=3.0,
+        cost_usd=4.0,
+    ),
 ]
 
 
@@ -73,7 +88,7 @@ def test_events_come_back_as_they_were(journal: Journal) -> None:
     journal.append(EVENTS[:2])
     journal.append(EVENTS[2:])
     assert [event for _, event in journal.events()] == EVENTS
-    assert [seq for seq, _ in journal.events(after=2)] == [3, 4]
+    assert [seq for seq, _ in journal.events(after=2)] == [3, 4, 5]
 
 
 def test_any_path_will_do(tmp_path: Path) -> None:
@@ -153,3 +168,9 @@ def test_what_utf_8_cannot_hold_is_made_printable_before_it_gets_here() -> None:
     )
     assert decode_event(*encode_event(event)) == event
     assert "picture-\\udcff.png" in failure.message
+
+
+def test_a_job_of_a_version_that_did_not_replan_is_not_replanned() -> None:
+    words = encode_job(dataclasses.replace(JOB, replan=True))
+    assert decode_job(words).replan
+    assert not decode_job(words.replace('"replan":true,', "")).replan

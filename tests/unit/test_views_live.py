@@ -68,6 +68,18 @@ def test_a_whole_run_in_plain_lines() -> None:
     assert told() == WHOLE_RUN
 
 
+def test_each_decision_of_a_replan_is_told_in_one_line() -> None:
+    lines = told(a_job(replan=True, deadline_s=130.0)).splitlines()
+    at_sync = [line for line in lines if line.startswith("1m10s")]
+    assert "promoted 4 of 12 (trials 0, 1, 2, 3); stopped 8" in at_sync[0]
+    assert "forecast 1m57s, 0.0202 USD" in at_sync[0]
+    assert at_sync[1:3] == [
+        "1m10s  plan kept: it ends 13s before the deadline",
+        "1m10s  stage 1: 4 trials x 2 iterations; 3 -> 2 instances, releasing i-001",
+    ]
+    assert sum("plan kept" in line for line in lines) == 2
+
+
 def test_failures_say_why_and_what_follows() -> None:
     lines = told(faults=FAULTS).splitlines()
     assert [line for line in lines if " failed, " in line] == [

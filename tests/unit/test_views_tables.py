@@ -21,7 +21,7 @@ from rubberband.planner.model import predict
 from rubberband.profile import Profile
 from rubberband.views import words
 from rubberband.views.report_text import MOST_TRIALS, render
-from rubberband.views.tables import failures, headlines, incidents, paid_time, ranked, stages, tables, trials
+from rubberband.views.tables import decisions, failures, headlines, incidents, paid_time, ranked, stages, tables, trials
 from tests.unit.test_journal import JOB
 from tests.unit.virtual_runs import run_virtual
 
@@ -258,3 +258,24 @@ def test_differences_are_in_percent(actual: float, planned: float, text: str) ->
 def test_only_what_goes_on_is_so_far(which: str, actual: str, limit: str) -> None:
     row = tables(EVERY_RESULT[which]())[0].rows[0]
     assert (row[2], row[4]) == (actual, limit)
+
+
+def test_each_decision_is_a_row_and_the_first_plan_is_compared_with() -> None:
+    job = a_job(replan=True, deadline_s=150.0, max_gpus_per_trial=2)
+    narrow = dataclasses.replace(job.plan.stages[1], instances=1)
+    plan = Plan(stages=(job.plan.stages[0], narrow, job.plan.stages[2]))
+    job = dataclasses.replace(job, plan=plan, prediction=predict(job.stages, plan, job.profile, job.offer))
+    backend = VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, slowdown=1.5)
+    controller, _, _ = run_virtual(job, backend=backend)
+    result = summarise(job, controller.state, configurations(job), controller.state.now)
+    first, second = result.decisions
+    assert (first.stage, second.stage) == (1, 2)
+    assert first.changed
+    assert first.reason.startswith("iterations take 50 % longer than profiled: ")
+    assert result.stages[1].planned_instances == job.plan.stages[1].instances
+    assert result.planned_jct_s == job.prediction.jct_s
+    shown = decisions(result)
+    assert [row[2] for row in shown.rows] == ["changed", "changed" if second.changed else "kept"]
+    assert first.reason in render(result)
+    assert json.loads(json.dumps(result.to_json()))["decisions"][0]["reason"] == first.reason
+    assert not decisions(summarise(a_job(), run_virtual(a_job())[0].state, configurations(a_job()), 0.0)).rows

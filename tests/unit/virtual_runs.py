@@ -32,8 +32,8 @@ def run_virtual(
     backend = backend or VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, faults=faults)
     own = Journal("sqlite://", job.name, create=True) if journal is None else journal
     try:
-        cancelled = lambda: next(rounds) == cancel_after  # noqa: E731
-        finish = drive(controller, backend, own, observers=[check, *observers], cancelled=cancelled)
+        watching = [check, *observers]
+        finish = drive(controller, backend, own, observers=watching, cancelled=lambda: next(rounds) == cancel_after)
     finally:
         if journal is None:
             own.close()

@@ -1,0 +1,145 @@
+"""Planning the rest of a job: when the plan stays, when it goes, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from rubberband.errors import InputError
+from rubberband.offer import Offer
+from rubberband.plan import Cohort, Constraints, Plan, Stage, StagePlan
+from rubberband.planner.replan import Replanned, replan
+from rubberband.planner.solver import Objective
+from rubberband.profile import Profile
+
+STAGES = (Stage(trials=8, iterations=2), Stage(trials=4, iterations=4), Stage(trials=1, iterations=8))
+PROFILE = Profile(seconds_per_iteration={1: 30.0})
+SLOWER = Profile(seconds_per_iteration={1: 39.0})
+OFFER = Offer(instance_type="test", gpus=1, price_usd_per_hour=3.6, max_instances=8)
+
+
+def instances(*counts: int) -> Plan:
+    return Plan(stages=tuple(StagePlan(instances=count, gpus_per_trial=1) for count in counts))
+
+
+def from_first_sync(
+    profile: Profile = PROFILE,
+    *,
+    current: Plan | None = None,
+    held: Sequence[Cohort] = (Cohort(instances=4, held_s=120.0),),
+    objective: Objective = "min_cost",
+    because: str = "",
+    offer: Offer = OFFER,
+    **limits: float,
+) -> Replanned:
+    """After stage 0 took four instances of 3.6 USD an hour two minutes, and cost 0.48 USD."""
+    return replan(
+        STAGES,
+        profile,
+        offer,
+        Constraints(**limits),  # type: ignore[arg-type]
+        done=1,
+        held=held,
+        spent_s=120.0,
+        spent_usd=0.48,
+        current=current or instances(4, 2, 1),
+        objective=objective,
+        because=because,
+    )
+
+
+def test_a_plan_that_keeps_its_limits_stays() -> None:
+    found = from_first_sync(deadline_s=700.0, max_cost_usd=1.2)
+    assert not found.changed
+    assert found.plan == instances(4, 2, 1)
+    assert found.prediction == found.present
+    assert found.prediction.jct_s == 480.0
+    assert found.prediction.cost_usd == pytest.approx(0.72)
+    assert found.reason == "it ends 1m40s before the deadline"
+
+
+def test_a_plan_that_would_be_late_is_changed_and_the_reason_says_how() -> None:
+    found = from_first_sync(SLOWER, because="iterations take 30 % longer than profiled", deadline_s=700.0)
+    assert found.changed
+    assert found.plan == instances(4, 4, 1)
+    assert found.reason == (
+        "iterations take 30 % longer than profiled: the plan would end 44s after the deadline; "
+        "stage 1 gets 4 instances instead of 2 (no dearer, 2m36s sooner)"
+    )
+
+
+def test_growing_again_pays_for_new_instances_and_waits_for_them() -> None:
+    offer = Offer(
+        instance_type="test",
+        gpus=1,
+        price_usd_per_hour=3.6,
+        max_instances=8,
+        provision_delay_s=20.0,
+        init_delay_s=10.0,
+        data_usd_per_instance=0.01,
+    )
+    held = (Cohort(instances=2, held_s=120.0),)
+    found = from_first_sync(SLOWER, offer=offer, held=held, deadline_s=650.0)
+    assert found.plan == instances(4, 4, 1)
+    assert found.prediction.stages[0].provisioning_s == 30.0
+    assert found.prediction.cost_usd == pytest.approx(0.06 + 0.04 + 4 * 0.156 + 0.312 + 0.02 - 0.02)
+
+
+def test_it_is_changed_for_a_saving_that_is_worth_it_only() -> None:
+    wasteful = from_first_sync(current=instances(4, 3, 1))
+    assert wasteful.plan.stages[1].instances in (2, 4)
+    assert "(-0.24 USD" in wasteful.reason
+    cheap = Offer(instance_type="test", gpus=1, price_usd_per_hour=0.036, max_instances=8)
+    assert not from_first_sync(current=instances(4, 3, 1), offer=cheap).changed
+
+
+def test_where_time_counts_it_is_changed_for_a_shorter_one() -> None:
+    found = from_first_sync(objective="min_time", max_cost_usd=2.0)
+    assert found.plan == instances(4, 4, 1)
+    assert found.reason == "stage 1 gets 4 instances instead of 2 (no dearer, 2m sooner)"
+
+
+def test_a_deadline_that_cannot_be_met_is_missed_by_as_little_as_the_budget_allows() -> None:
+    found = from_first_sync(SLOWER, deadline_s=400.0)
+    assert found.plan == instances(4, 4, 1)
+    assert found.reason.startswith(
+        "no plan keeps the deadline any more; this one ends 3m8s after the deadline; stage 1"
+    )
+    one_held = (Cohort(instances=1, held_s=120.0),)
+    poor = from_first_sync(SLOWER, held=one_held, current=instances(1, 1, 1), deadline_s=400.0, max_cost_usd=1.42)
+    assert poor.prediction.cost_usd <= 1.42 - 0.48 + 1e-9
+
+
+def test_a_budget_that_cannot_be_kept_is_passed_by_as_little_as_can_be() -> None:
+    found = from_first_sync(SLOWER, current=instances(4, 3, 1), max_cost_usd=1.0)
+    assert found.prediction.cost_usd == pytest.approx(0.936)
+    assert found.reason.startswith(
+        "no plan keeps max_cost any more; this one costs 0.42 USD more than max_cost; stage 1"
+    )
+
+
+def test_a_spent_budget_and_a_passed_deadline_still_leave_a_plan() -> None:
+    assert not from_first_sync(deadline_s=60.0, max_cost_usd=0.4, current=instances(4, 4, 1)).changed
+
+
+def test_noisy_times_ask_for_a_plan_that_keeps_the_deadline_with_confidence() -> None:
+    noisy = Profile(seconds_per_iteration={1: 30.0}, trial_cv=0.2)
+    found = from_first_sync(noisy, deadline_s=640.0)
+    assert found.plan == instances(4, 4, 1)
+    assert "with a probability of 0." in found.reason
+
+
+def test_many_changes_are_counted() -> None:
+    stages = tuple(Stage(trials=8, iterations=2) for _ in range(7))
+    limits = Constraints(deadline_s=500.0)
+    found = replan(
+        stages, PROFILE, OFFER, limits, done=1, held=(), spent_s=60.0, spent_usd=0.5, current=instances(*[1] * 7)
+    )
+    assert found.reason.count(" instead of 1") == 3
+    assert "3 more stages change" in found.reason
+
+
+def test_what_can_never_be_planned_is_an_input_error() -> None:
+    with pytest.raises(InputError):
+        from_first_sync(min_gpus_per_trial=16, max_gpus_per_trial=16)
