@@ -38,7 +38,8 @@ class InlineProfile(Words):
     """A profile that is written in the experiment file."""
 
     seconds_per_iteration: ScalingTable
-    """GPUs -> mean seconds per iteration."""
+    """GPUs -> mean seconds per iteration. Counts may be left out (between measured ones the throughput is interpolated,
+    beyond the largest it stays as it is), and more GPUs may be slower."""
     trial_startup_s: Duration = Field(0.0, alias="trial_startup")
     """To gang-start a trial on warm workers."""
     trial_cv: Spread = 0.0

@@ -155,7 +155,8 @@ def check(space: Mapping[str, Any], sampler: SamplerType, num_samples: int) -> N
     if size != num_samples:
         fate = f"{size - num_samples} would be dropped" if size > num_samples else "some would be trained twice"
         raise InputError(
-            f"the grid has {size} configurations and num_samples is {num_samples}: {fate}; set num_samples to {size}"
+            f"the grid has {size} configurations and the scheduler starts {num_samples} trials: {fate}; set "
+            f"num_samples to {size} (or the trials of the first stage), or use the random sampler"
         )
 
 

@@ -60,9 +60,26 @@ domains = st.one_of(
     ),
     st.lists(constants, min_size=1, max_size=4).map(lambda values: {"type": "choice", "values": values}),
 )
+seconds = st.floats(0, 1e6)
+delays = st.one_of(
+    st.none(),
+    seconds,
+    st.fixed_dictionaries({"mean": seconds}, optional={"cv": st.floats(0, 10)}),
+    st.fixed_dictionaries({"samples": st.lists(seconds, min_size=1, max_size=5)}),
+)
+resources = st.fixed_dictionaries(
+    {"price_per_hour": st.floats(0.01, 100), "provision_delay": delays, "init_delay": delays},
+    optional={
+        "market": st.sampled_from(["spot", "on_demand"]),
+        "spot": st.fixed_dictionaries(
+            {}, optional={"price_per_hour": numbers, "interruptions_per_hour": st.floats(0, 10), "restart": seconds}
+        ),
+    },
+)
 experiments = st.builds(
-    lambda name, space, deadline, cost, seed, table: words(
+    lambda name, space, deadline, cost, seed, table, resources: words(
         name=name,
+        resources=resources,
         search__space=space,
         search__sampler={"seed": seed},
         constraints={"deadline": deadline, "max_cost": cost},
@@ -74,6 +91,7 @@ experiments = st.builds(
     st.none() | st.floats(0.01, 1e6),
     st.integers(0, 2**63 - 1),
     st.dictionaries(st.integers(1, 64), st.floats(1e-3, 1e5), min_size=1, max_size=4),
+    resources,
 )
 
 

@@ -59,6 +59,27 @@ def test_the_published_schema_is_current_and_holds_the_example() -> None:
         jsonschema.validate({**example, "nam": "x"}, schema)
 
 
+def test_the_published_schema_holds_what_can_only_be_planned() -> None:
+    types = ["p3.2xlarge", "p3.8xlarge"]
+    document = words(
+        search__scheduler={"type": "hyperband", "max_t": 27},
+        resources={
+            "provider": "aws",
+            "instance_types": types,
+            "market": "spot",
+            "spot": {"interruptions_per_hour": 0.1, "restart": "2m"},
+            "provision_delay": {"mean": "30s", "cv": 0.5},
+            "init_delay": {"samples": ["12s", 15, "31s"]},
+        },
+        profile={"by_instance_type": {types[0]: "a.json", types[1]: {"seconds_per_iteration": {"1": 3}}}},
+    )
+    experiment = Experiment(**document)
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    jsonschema.validate(document, schema)
+    jsonschema.validate(experiment.to_words(), schema)
+    assert parse_experiment(dump_experiment(experiment)) == experiment
+
+
 def test_python_and_yaml_take_the_same_words(tmp_path: Path) -> None:
     path = write(tmp_path, json.dumps(words()))
     assert load_experiment(path) == Experiment(**words())

@@ -79,7 +79,7 @@ def test_the_grid_is_the_cross_product_last_fastest() -> None:
 @pytest.mark.parametrize(
     ("parameters", "sampler", "num_samples", "why"),
     [
-        ({"a": rubberband.choice([1, 2, 3])}, "grid", 2, "1 would be dropped; set num_samples to 3"),
+        ({"a": rubberband.choice([1, 2, 3])}, "grid", 2, "starts 2 trials: 1 would be dropped; set num_samples to 3"),
         ({"a": rubberband.choice([1, 2, 3])}, "grid", 5, "trained twice; set num_samples to 3"),
         ({"a": rubberband.uniform(0, 1)}, "grid", 2, r"space.a has no grid \(uniform\)"),
         ({"a": rubberband.grid_search([1])}, "random", 2, "make it a choice"),
