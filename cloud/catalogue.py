@@ -82,7 +82,7 @@ def price_source(resources: Resources, instance_type: str, *, environment: Mappi
     if row is None:
         return "free of charge"
     dated = f" of {row.priced_on}" if row.priced_on else ""
-    return f"the catalogue{dated}, {resources.region}{', derived' if row.source == 'derived' else ''}"
+    return f"the catalogue{dated}, {resources.region}{', approximate' if resources.region in row.approximate else ''}"
 
 
 def _types(resources: Resources) -> tuple[str, ...]:

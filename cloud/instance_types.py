@@ -9,8 +9,8 @@ The columns, in any order; `instance_type` and `gpus` are needed, lines that beg
     vcpus, memory_gib, network_gbps    of the instance; nothing reckons with them yet
     spot_share       spot price over on-demand price, indicative, in (0, 1]
     priced_on        when the prices held, such as 2026-01-19
-    source           how they were found; free text
-    <region>         on-demand price in USD per hour in that region, such as us-east-1; empty where it is not known
+    <region>         on-demand price in USD per hour in that region, such as us-east-1; with a ~ in front where it is
+                     approximate, empty where it is not known
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rubberband.units import nearest, shown
 MAX_BYTES = 4 << 20
 """Largest table that is read."""
 
-_TEXTS = ("instance_type", "gpu", "priced_on", "source")
+_TEXTS = ("instance_type", "gpu", "priced_on")
 _NUMBERS = ("gpus", "gpu_memory_gib", "vcpus", "memory_gib", "network_gbps", "spot_share")
 _REGION = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+", re.ASCII)
 _NAME = re.compile(r"[^\s,]{1,100}")
@@ -53,9 +53,10 @@ class InstanceType:
     spot_share: float | None = None
     """Indicative spot price over the on-demand price."""
     priced_on: str = ""
-    source: str = ""
     prices_usd_per_hour: Mapping[str, float]
     """Region -> on-demand price; only known ones."""
+    approximate: frozenset[str] = frozenset()
+    """Regions whose price is approximate."""
 
     @property
     def gpu_model(self) -> str:
@@ -145,7 +146,12 @@ def _row(header: list[str], cells: list[str], where: str) -> InstanceType:
     name = texts.pop("instance_type")
     if not _NAME.fullmatch(name):
         raise InputError(f"{where}: {shown(name)} is not the name of an instance type; write one, such as p3.8xlarge")
-    gpu, priced_on, source = (texts.pop(key, "") for key in ("gpu", "priced_on", "source"))
+    gpu, priced_on = texts.pop("gpu", ""), texts.pop("priced_on", "")
+    approximate = [key for key, text in texts.items() if key not in _NUMBERS and text.startswith("~")]
+    for region in approximate:
+        texts[region] = texts[region].removeprefix("~").strip()
+        if not texts[region]:
+            raise InputError(f"{where}: {region}: '~' is no price; write one after the ~, or leave it empty")
     numbers = {key: _number(text, f"{where}: {key}") for key, text in texts.items()}
     gpus, share = numbers.pop("gpus"), numbers.pop("spot_share", None)
     if gpus is None or gpus < 1 or gpus != int(gpus):
@@ -162,8 +168,8 @@ def _row(header: list[str], cells: list[str], where: str) -> InstanceType:
         network_gbps=numbers.pop("network_gbps", None),
         spot_share=share,
         priced_on=priced_on,
-        source=source,
         prices_usd_per_hour={region: price for region, price in numbers.items() if price is not None},
+        approximate=frozenset(approximate),
     )
 
 

@@ -14,7 +14,7 @@ def test_a_table(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text(
         "# mine\n\ngpu,instance_type, gpus ,gpu_memory_gib,spot_share,us-east-1,lab-a\n"
-        'RTX 4090,"box",2,24,0.5,,1e-1\nT4,g4dn.xlarge,1,16,,0.526,\n',
+        'RTX 4090,"box",2,24,0.5,,~1e-1\nT4,g4dn.xlarge,1,16,,0.526,\n',
         encoding="utf-8-sig",
     )
     assert load_table(path) == {
@@ -25,6 +25,7 @@ def test_a_table(tmp_path: Path) -> None:
             gpu_memory_gib=24.0,
             spot_share=0.5,
             prices_usd_per_hour={"lab-a": 0.1},
+            approximate=frozenset({"lab-a"}),
         ),
         "g4dn.xlarge": InstanceType(
             instance_type="g4dn.xlarge", gpus=1, gpu="T4", gpu_memory_gib=16.0, prices_usd_per_hour={"us-east-1": 0.526}
@@ -52,6 +53,7 @@ def test_a_table(tmp_path: Path) -> None:
         ("instance_type,gpus,us-east-1\na,1,-2\n", "mine.csv:2: us-east-1: '-2' is not a number from 0 to 1e9; write"),
         ("instance_type,gpus,us-east-1\na,1,nan\n", "mine.csv:2: us-east-1: 'nan' is not a number from 0 to 1e9; "),
         ("instance_type,gpus,us-east-1\na,1,3 USD\n", "mine.csv:2: us-east-1: '3 USD' is not a number from 0 to 1e9"),
+        ("instance_type,gpus,us-east-1\na,1,~\n", "mine.csv:2: us-east-1: '~' is no price; write one after the ~"),
         ("instance_type,gpus,spot_share\na,1,1.5\n", "mine.csv:2: spot_share: 1.5 is not in (0, 1]; write the spot"),
         ('instance_type,gpus\n"a,1\n', "mine.csv:2: not CSV (unexpected end of data); separate cells by commas"),
     ],
