@@ -72,7 +72,8 @@ class Journal:
         except SQLAlchemyError as error:
             self._engine.dispose()
             raise JournalError(
-                f"the journal {url} cannot be opened: {_first_line(error)}; its folder must be there, writable and not full"
+                f"the journal {url} cannot be opened: {_first_line(error)}; its folder must be there, writable and "
+                f"not full"
             ) from error
 
     def _count(self) -> int:

@@ -246,7 +246,7 @@ def test_on_a_full_disk_instances_are_given_back_all_the_same(
         full.setattr(Path, "write_text", _no_space)
         full.setattr("rubberband.cloud.local.instance.tempfile.mkstemp", _no_space)
         assert provider.release("a").state == "terminated"
-        assert processes_of(tmp_path, "a") == []
+        eventually(lambda: processes_of(tmp_path, "a") == [])  # its guard may be on its way out
         provider.close()
         assert processes_of(tmp_path) == []
     again = open_provider()
