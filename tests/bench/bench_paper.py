@@ -11,7 +11,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from rubberband.plan import Plan
@@ -95,9 +95,13 @@ def _thousand_s(job: BenchJob, twenty_s: float, asked: list[Plan]) -> tuple[floa
     if twenty_s * 50 <= LONGEST_S:
         return _literal_s(job, _algorithm_1(job, 1000), []), "measured"
     part = asked[:: max(1, len(asked) // PART)]
-    evaluate = _algorithm_1(job, 1000)
-    part_s = sum(_seconds(partial(evaluate, candidate)) for candidate in part)
-    return part_s / len(part) * len(asked), f"from {len(part)} of them"
+    few_s = min(_evaluating_s(job, 20, part) for _ in range(3))
+    return twenty_s * _evaluating_s(job, 1000, part) / few_s, f"from {len(part)} of them"
+
+
+def _evaluating_s(job: BenchJob, num_samples: int, plans: Sequence[Plan]) -> float:
+    evaluate = _algorithm_1(job, num_samples)
+    return sum(_seconds(partial(evaluate, candidate)) for candidate in plans)
 
 
 def _greedy_usd(job: BenchJob) -> float | None:
