@@ -215,6 +215,7 @@ class Controller:
         """A Tick that comes much too late was not watched for (the machine slept): nobody hung meanwhile."""
         due_at = self.wake_at()
         if due_at is not None and ticked_at > due_at + PAUSE_S:
+            self.state.woke_at.append(ticked_at)
             for trial in self.state.running():
                 trial.progress_at = ticked_at
 

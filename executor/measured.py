@@ -23,12 +23,14 @@ FEWEST_ITERATIONS = 3
 """Fewer do not tell the speed of a gang size."""
 FEWEST_STARTS = 3
 """Fewer starts of trials do not tell how long one takes."""
+LATEST_STARTS = 8
+"""Earlier ones do not count: the first starts, on workers that have trained nothing yet, take longer than the rest."""
 WITHIN_NOISE = 0.03
 """A smaller deviation is left alone."""
 SMALLEST_DELAY_S = 0.1
 """Likewise, of delays."""
-HICCUP = 10.0
-"""An iteration that took so many times longer than the trial's typical one (the machine slept) tells nothing."""
+SMALLEST_TOLD_S = 1.0
+"""A delay that differs by less is corrected without a word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +99,11 @@ def _steps_s(state: State, use: Allocation) -> list[float]:
     until = math.inf if use.ended_at is None else use.ended_at
     reports = (report.reported_at for report in state.trials[use.trial].reports)
     instants = [use.training_at, *(at for at in reports if use.training_at < at <= until)]
-    steps = [after - before for before, after in pairwise(instants)]
-    longest_s = HICCUP * median(steps) if steps else 0.0
-    return [step for step in steps if step <= longest_s]
+    return [
+        after - before
+        for before, after in pairwise(instants)
+        if not any(before < woke_at <= after for woke_at in state.woke_at)
+    ]
 
 
 def _factor(trials: Sequence[Sequence[float]], profile: Profile, gpus: int) -> float:
@@ -122,9 +126,9 @@ def _shrunk(ratios: Sequence[float], cv: float, least: float) -> float:
 
 def _startup_s(job: Job, state: State) -> float:
     seen = [use.training_at - use.started_at for use in state.allocations if use.training_at is not None]
-    return (
-        _settled(job.profile.trial_startup_s, seen, 0.0) if len(seen) >= FEWEST_STARTS else job.profile.trial_startup_s
-    )
+    if len(seen) < FEWEST_STARTS:
+        return job.profile.trial_startup_s
+    return _settled(job.profile.trial_startup_s, seen[-LATEST_STARTS:], 0.0)
 
 
 def _settled(expected_s: float, seen_s: Sequence[float], cv: float) -> float:
@@ -166,6 +170,6 @@ def _pace(factor: float) -> str:
 
 
 def _delay(what: str, expected_s: float, settled_s: float) -> str:
-    if settled_s == expected_s:
+    if abs(settled_s - expected_s) < SMALLEST_TOLD_S:
         return ""
     return f"{what} {format_duration(settled_s)} instead of {format_duration(expected_s)}"

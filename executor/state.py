@@ -196,6 +196,8 @@ class State:
     outcome: Outcome | None = None
     reason: str = ""
     resumes: int = 0
+    woke_at: list[float] = field(default_factory=list)
+    """When the machine had slept: what took until then tells nothing of how fast trials are."""
     paused_s: float = 0.0
     """Between being cancelled and being resumed; nothing was held."""
     launches_left: int = 0

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from rubberband.executor.accounting import bill_usd
 from rubberband.executor.controller import Controller
 from rubberband.executor.driver import replay
+from rubberband.executor.events import Event
+from rubberband.executor.forecast import forecast
 from rubberband.executor.journal import Journal
 from rubberband.executor.state import Job, Phase, State
 from rubberband.executor.virtual import Faults, VirtualBackend
 from tests.property.first_sync import FirstSync
 from tests.property.planned_jobs import planned_jobs
-from tests.property.test_virtual_runs import jct_s, run_until_killed
+from tests.property.test_virtual_runs import faults, jct_s, run_until_killed
 from tests.unit.virtual_runs import run_virtual
 
 none = st.none()
@@ -111,3 +113,44 @@ def test_a_driver_killed_anywhere_decides_the_same_after_its_resume(job: Job, ev
         assert again.state == after.state
     finally:
         journal.close()
+
+
+@given(planned_jobs(slacks, rooms), faults(), st.sampled_from([0.6, 1.0, 1.3]), st.one_of(none, st.integers(0, 40)))
+@settings(deadline=None, max_examples=60)
+def test_with_any_faults_a_replanned_run_ends_and_keeps_every_invariant(
+    job: Job, faults: Faults, slowdown: float, cancel_after: int | None
+) -> None:
+    backend = slowed(job, slowdown, faults)
+    controller, _, finish = run_virtual(job, backend=backend, cancel_after=cancel_after)
+    state = controller.state
+    assert state.phase is Phase.FINISHED
+    assert all(status.state == "terminated" for status in backend.provider.describe())
+    assert [decision.stage for decision in state.decisions] == list(range(1, len(state.stages)))
+    if finish.outcome == "done":
+        assert len(state.stages) == len(job.stages)
+
+
+@given(planned_jobs(st.sampled_from([0.5, 1.0, 2.0]), none), st.floats(0.0, 1.0))
+@settings(deadline=None, max_examples=40)
+def test_an_instance_lost_before_the_sync_is_planned_for(job: Job, when: float) -> None:
+    first_stage = job.prediction.stages[0]
+    lost = Faults(lost_after_s={"i-001": job.offer.init_delay_s + when * first_stage.duration_s})
+    first = FirstSync(1.0)
+    controller, _, finish = run_virtual(job, backend=slowed(job, 1.0, lost), observers=[first])
+    assert finish.outcome == "done"
+    assert job.deadline_s is not None
+    if first.shortest_jct_s <= job.deadline_s and len(controller.state.decisions) == 1:
+        assert jct_s(controller.state) <= job.deadline_s + 1e-3, reasons(controller.state)
+
+
+@given(planned_jobs(slacks, none))
+@settings(deadline=None, max_examples=40)
+def test_the_forecast_of_a_replanned_run_is_what_its_latest_decision_expects(job: Job) -> None:
+    def look(event: Event, controller: Controller) -> None:
+        decisions = controller.state.decisions
+        expected = decisions[-1] if decisions else job.prediction
+        seen = forecast(job, controller.state, event.occurred_at)
+        assert seen.jct_s == pytest.approx(expected.jct_s, abs=1e-3)
+        assert seen.cost_usd == pytest.approx(expected.cost_usd, abs=0.005)
+
+    run_virtual(job, observers=[look])

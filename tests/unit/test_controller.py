@@ -193,6 +193,7 @@ def test_a_machine_that_slept_takes_no_trial_to_hang() -> None:
     story.at += 8 * 3600.0
     assert story.tell(Tick) == []
     assert [trial.status for trial in story.state.trials] == ["running"] * 4
+    assert story.state.woke_at == [story.at]
 
 
 def test_a_lost_instance_costs_its_trials_no_failure_and_is_replaced() -> None:

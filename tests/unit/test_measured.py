@@ -78,7 +78,9 @@ def test_a_size_between_measured_ones_becomes_a_measured_one() -> None:
 
 def test_a_few_broken_trials_and_a_nap_of_the_machine_do_not_count() -> None:
     assert table({1: [[10.0, 10.0]] * 5 + [[90.0, 90.0]]}) == dict(PROFILE.seconds_per_iteration)
-    assert table({1: [[10.0, 10.0, 3600.0]] * 4}) == dict(PROFILE.seconds_per_iteration)
+    job, state = seen({1: [[10.0, 3600.0, 10.0]] * 4})
+    state.woke_at.append(3700.0)
+    assert measured(job, state).profile is job.profile
 
 
 def test_what_chance_explains_is_shrunk_away() -> None:
@@ -93,6 +95,13 @@ def test_start_ups_are_corrected_too() -> None:
     assert found.profile.trial_startup_s == pytest.approx(12.0)
     assert found.findings == "a trial starts in 12s instead of 5s"
     assert dict(found.profile.seconds_per_iteration) == dict(PROFILE.seconds_per_iteration)
+
+
+def test_the_latest_start_ups_count() -> None:
+    job, state = seen({1: [[10.0, 10.0]] * 20}, startup_s=12.0)
+    for use in state.allocations[12:]:
+        use.started_at += 7.0
+    assert measured(job, state).profile is job.profile
 
 
 def test_delays_of_instances_are_corrected_too() -> None:
