@@ -14,8 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rubberband.cloud.catalogue import offer
-from rubberband.errors import InputError, ProfileMissingError
+from rubberband.cases import cases
+from rubberband.cloud.catalogue import offer, offers
+from rubberband.errors import InfeasibleError, InputError, ProfileMissingError
 from rubberband.executor.driver import Observer
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.profiling import Limits, Point, measure
@@ -33,9 +34,10 @@ from rubberband.executor.state import Job
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.experiment import Experiment
 from rubberband.offer import Offer
-from rubberband.plan import Constraints, Planned
+from rubberband.plan import Constraints
+from rubberband.planner.estimate import Case, estimate
 from rubberband.planner.families import Policy
-from rubberband.planner.search import plan
+from rubberband.planner.lanes import JobPlan
 from rubberband.profile import Profile
 from rubberband.profile_file import save_profile
 from rubberband.units import format_duration, format_usd
@@ -86,20 +88,21 @@ def run_experiment(
     begins. Raises what `tune` raises.
     """
     started_at = time.time()
+    experiment.require_runnable()
     entrypoint = find_entrypoint(experiment, search_path)
     folder.require_free()
     announce_device(experiment, announce)
     with cancel_on_signals() as cancelled:
-        profile, spent = experiment.loaded_profile(), Spent()
-        if profile is None:
+        profiles, spent = experiment.loaded_profiles(), Spent()
+        if profiles is None:
             announce("no profile yet: measuring one first")
             measured = measure_profile(experiment, entrypoint, folder, announce=announce, cancelled=cancelled)
             if measured.stopped_by:
                 announce(measured.stopped_line())
             announce(f"the profile is kept in {_keep(measured, profile_path, folder)}")
-            profile = measured.profile
+            profiles = measured.profile
             spent = Spent(seconds=time.time() - started_at, cost_usd=measured.cost_usd)
-        job = plan_job(experiment, profile, policy, spent=spent)
+        job = plan_job(experiment, profiles, policy, spent=spent)
         announce(_plan_line(job))
         create(folder, job, _setup(experiment, entrypoint, folder, spent))
         return run(folder, view=view, cancelled=cancelled)
@@ -107,8 +110,9 @@ def run_experiment(
 
 def announce_device(experiment: Experiment, announce: Announce) -> None:
     """Say it if this machine has GPUs and the experiment's trials will not use them."""
-    if experiment.resources.provider == "local":
-        _, note = local_devices(offer(experiment.resources))
+    if experiment.resources.provider != "local":
+        return
+    for note in dict.fromkeys(local_devices(rented)[1] for rented in offers(experiment.resources)):
         if note:
             announce(note)
 
@@ -129,7 +133,7 @@ def find_entrypoint(experiment: Experiment, search_path: Sequence[str | os.PathL
 
 def _widest_gang(experiment: Experiment) -> int:
     asked = experiment.resources.gpus_per_trial
-    return asked.max or max(asked.min, offer(experiment.resources).gpus)
+    return asked.max or max(asked.min, *(rented.gpus for rented in offers(experiment.resources)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,17 +285,36 @@ class Spent:
 
 
 def plan_job(
-    experiment: Experiment, profile: Profile, policy: Policy = "optimal", *, spent: Spent | None = None
+    experiment: Experiment,
+    profiles: Profile | Mapping[str, Profile],
+    policy: Policy = "optimal",
+    *,
+    spent: Spent | None = None,
 ) -> Job:
-    """Plan an experiment that starts now and say everything that its controller must know.
+    """Plan an experiment that starts now, on the best of its instance types, and say all that its controller must know.
 
-    Raises InfeasibleError if no plan meets the constraints.
+    `profiles` is one for all types, or type -> profile. Raises InfeasibleError if no plan meets the constraints.
     """
     used = spent or Spent()
-    rented = offer(experiment.resources, profile)
-    constraints = _left(experiment.planning_constraints(time.time() - used.seconds, rented.gpus), used)
-    planned = plan(experiment.stages(), profile, rented, constraints, policy, experiment.constraints.objective)
-    return _job(experiment, profile, rented, constraints, planned)
+    found = estimate(
+        [experiment.stages()],
+        [_less(case, used) for case in cases(experiment, profiles, time.time() - used.seconds)],
+        policy,
+        experiment.name,
+        clock=time.perf_counter,
+        objective=experiment.constraints.objective,
+        compare=False,
+    )
+    if found.job is None:
+        assert found.nearest is not None, "what has no plan has a nearest one"
+        raise InfeasibleError(
+            found.reason or "", shortest_jct_s=found.nearest.jct_s, cheapest_usd=found.nearest.cost_usd
+        )
+    return _job(experiment, found.case, found.job, policy)
+
+
+def _less(case: Case, spent: Spent) -> Case:
+    return replace(case, constraints=_left(case.constraints, spent))
 
 
 def _left(constraints: Constraints, spent: Spent) -> Constraints:
@@ -303,14 +326,15 @@ def _left(constraints: Constraints, spent: Spent) -> Constraints:
     )
 
 
-def _job(experiment: Experiment, profile: Profile, rented: Offer, constraints: Constraints, planned: Planned) -> Job:
+def _job(experiment: Experiment, case: Case, planned: JobPlan, policy: Policy) -> Job:
+    constraints = case.constraints
     return Job(
         name=experiment.name,
         stages=experiment.stages(),
         plan=planned.plan,
         prediction=planned.prediction,
-        offer=rented,
-        profile=profile,
+        offer=case.offer,
+        profile=case.profile,
         metric=experiment.search.metric,
         mode=experiment.search.mode,
         deadline_s=constraints.deadline_s,
@@ -318,6 +342,11 @@ def _job(experiment: Experiment, profile: Profile, rented: Offer, constraints: C
         max_failures=experiment.constraints.max_failures,
         iteration_timeout_s=experiment.constraints.iteration_timeout_s,
         release_margin_s=0.0 if experiment.resources.provider == "virtual" else RELEASE_MARGIN_S,
+        replan=policy == "optimal",
+        objective=experiment.constraints.objective,
+        min_gpus_per_trial=constraints.min_gpus_per_trial,
+        max_gpus_per_trial=constraints.max_gpus_per_trial,
+        confidence=constraints.confidence,
     )
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rubberband.experiment import Experiment
-    from rubberband.offer import Offer
     from rubberband.plan import Plan
+    from rubberband.planner.assumptions import Assumption
     from rubberband.planner.estimate import Estimate
     from rubberband.profile import Profile
 
@@ -28,9 +30,19 @@ class Policy(StrEnum):
     """How the plan is searched for."""
 
     optimal = "optimal"
+    greedy = "greedy"
     static = "static"
+    naive_elastic = "naive_elastic"
 
 
+PolicyOption = Annotated[
+    Policy,
+    typer.Option(
+        "--policy",
+        help="optimal: the best plan there is, instances change from stage to stage; static: a cluster of a fixed "
+        "size; naive_elastic: the same GPUs per trial throughout; greedy: the search of the RubberBand paper.",
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override a value of the file; repeats.", show_default=False),
@@ -39,102 +51,107 @@ Overrides = Annotated[
 
 def estimate(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The experiment file.", show_default=False)],
-    output: Annotated[Output, typer.Option("--output", "-o", help="Print a table or JSON.")] = Output.table,
-    policy: Annotated[
-        Policy, typer.Option("--policy", help="optimal: instances change from stage to stage; static: they do not.")
-    ] = Policy.optimal,
+    output: Annotated[Output, typer.Option("--output", "-o", help="Print tables or JSON.")] = Output.table,
+    policy: PolicyOption = Policy.optimal,
     plan: Annotated[
         Path | None,
-        typer.Option("--plan", metavar="FILE", help="Predict this plan (JSON); search for none.", show_default=False),
+        typer.Option(
+            "--plan",
+            metavar="FILE",
+            help='Predict this plan, a JSON file: {"stages": [{"instances": 4, "gpus_per_trial": 1}, ...]}.',
+            show_default=False,
+        ),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write a page with charts to FILE as well.", show_default=False),
+    ] = None,
+    compare_to: Annotated[
+        Path | None,
+        typer.Option(
+            "--compare-to",
+            metavar="FILE",
+            help="Tell what is different from an estimate saved before with -o json.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Of the samples, where times vary; the same seed, the same figures.")
+    ] = 0,
     overrides: Overrides = None,
 ) -> None:
-    """Predict what an experiment takes and costs.
+    """Predict what an experiment takes and costs, and spend nothing.
 
-    Finds the plan (instances and GPUs per trial for every stage) and spends nothing.
+    Finds the cheapest plan (instances and GPUs per trial for every stage) within the deadline and the budget, and
+    shows what else could be done, what other deadlines would cost, and what the figures rest on. Exit code 3: no plan
+    is within the limits; the nearest one is told.
     """
-    from rubberband.cloud import catalogue
-    from rubberband.errors import InfeasibleError
+    from rubberband.commands.estimate_inputs import bases, profiles_of, read_plan
     from rubberband.files import load_experiment
+    from rubberband.planner.assumptions import assumptions
 
     experiment = load_experiment(file, overrides or [])
-    profile = _profile(experiment, file)
-    offer = catalogue.offer(experiment.resources, profile)
-    answer = _estimate(experiment, profile, offer, policy, _read_plan(plan) if plan else None)
+    profiles = profiles_of(experiment, file)
+    given = read_plan(plan) if plan else None
+    answer = _estimate(experiment, profiles, policy, given, seed)
+    known = assumptions(answer, bases(experiment, answer.profile, answer.offer.instance_type))
     if output is Output.json:
-        from rubberband.commands.show import print_json
-
-        print_json(answer.to_json())
-    elif answer.planned is not None:
-        _print_table(answer, experiment, profile, offer)
-    if answer.feasible:
-        return
-    jct_s, cost_usd = _nearest(answer)
-    reason = answer.reason or "the plan does not keep the deadline or the budget; change it, or raise them"
-    raise InfeasibleError(reason, shortest_jct_s=jct_s, cheapest_usd=cost_usd)
+        _print_json(answer, known)
+    else:
+        _print_tables(answer, known)
+    if not answer.feasible:
+        raise _infeasible(answer)
 
 
-def _profile(experiment: Experiment, file: Path) -> Profile:
-    from rubberband.errors import ProfileMissingError
-
-    remedy = f"measure one with `rubberband profile {file}`, or write profile: {{seconds_per_iteration: {{1: 60}}}}"
-    try:
-        profile = experiment.loaded_profile()
-    except ProfileMissingError as error:
-        raise ProfileMissingError(f"{str(error).partition(';')[0]}; {remedy}") from None
-    if profile is None:
-        raise ProfileMissingError(f"{file} has no profile; {remedy}")
-    return profile
-
-
-def _estimate(experiment: Experiment, profile: Profile, offer: Offer, policy: Policy, plan: Plan | None) -> Estimate:
+def _estimate(
+    experiment: Experiment, profiles: Profile | Mapping[str, Profile], policy: Policy, plan: Plan | None, seed: int
+) -> Estimate:
+    from rubberband.cases import cases
+    from rubberband.commands.estimate_inputs import case_of_plan
     from rubberband.planner.estimate import estimate as estimate_best
     from rubberband.planner.estimate import estimate_plan
 
-    constraints = experiment.planning_constraints(time.time(), offer.gpus)
-    stages, name = experiment.stages(), experiment.name
+    found, brackets, name = cases(experiment, profiles, time.time()), experiment.brackets(), experiment.name
     if plan is not None:
-        return estimate_plan(stages, plan, profile, offer, constraints, name, baselines=["static"])
-    objective = experiment.constraints.objective
+        case = case_of_plan(found, brackets)
+        return estimate_plan(brackets[0], plan, case, name, with_frontier=True, seed=seed)
     return estimate_best(
-        stages, profile, offer, constraints, policy.value, name, clock=time.perf_counter, objective=objective
+        brackets,
+        found,
+        policy.value,
+        name,
+        clock=time.perf_counter,
+        objective=experiment.constraints.objective,
+        with_frontier=True,
+        seed=seed,
     )
 
 
-def _read_plan(path: Path) -> Plan:
-    import json
+def _infeasible(answer: Estimate) -> Exception:
+    from rubberband.errors import InfeasibleError
 
-    from rubberband.errors import InputError
-    from rubberband.planner.plain import plan_from_json
-
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path} cannot be read as a plan ({error.strerror}); give a readable file") from None
-    except (ValueError, RecursionError):
-        raise InputError(
-            f'{path} is not a JSON file; write {{"stages": [{{"instances": 4, "gpus_per_trial": 1}}]}}'
-        ) from None
-    try:
-        return plan_from_json(document)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-
-
-def _nearest(answer: Estimate) -> tuple[float, float]:
     if answer.nearest is not None:
-        return answer.nearest.jct_s, answer.nearest.cost_usd
-    assert answer.prediction is not None, "what has no plan has a nearest one"
-    return answer.prediction.jct_s, answer.prediction.cost_usd
+        jct_s, cost_usd = answer.nearest.jct_s, answer.nearest.cost_usd
+    else:
+        assert answer.prediction is not None, "what has no plan has a nearest one"
+        jct_s, cost_usd = answer.prediction.jct_s, answer.prediction.cost_usd
+    reason = answer.reason or "the plan does not keep the deadline or the budget; change it, or raise them"
+    return InfeasibleError(reason, shortest_jct_s=jct_s, cheapest_usd=cost_usd)
 
 
-def _print_table(answer: Estimate, experiment: Experiment, profile: Profile, offer: Offer) -> None:
-    from rubberband.commands.estimate_table import assumptions, fixed_cluster, headline, table
-    from rubberband.commands.show import print_table
+def _print_json(answer: Estimate, known: tuple[Assumption, ...]) -> None:
+    from dataclasses import asdict
 
-    print(headline(answer, offer))
-    header, rows, total = table(answer)
-    print_table(header, rows, total)
-    print(fixed_cluster(answer))
-    for line in assumptions(answer, experiment, profile, offer):
-        print(line)
+    from rubberband.commands.show import print_json
+
+    data: dict[str, Any] = answer.to_json()
+    data["assumptions"] = [asdict(assumption) for assumption in known]
+    data["notes"] = answer.profile.notes()
+    print_json(data)
+
+
+def _print_tables(answer: Estimate, known: tuple[Assumption, ...]) -> None:
+    from rubberband.views.estimate_tables import headlines, tables
+    from rubberband.views.report_text import print_document
+
+    print_document(headlines(answer), tables(answer, known, answer.profile.notes()), ("bold", "", "bold green"))

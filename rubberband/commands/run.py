@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rubberband.commands.estimate import Overrides, Policy
+from rubberband.commands.estimate import Overrides, Policy, PolicyOption
 
 if TYPE_CHECKING:
     from rubberband.executor.driver import Observer
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 def run(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The experiment file.", show_default=False)],
-    policy: Annotated[
-        Policy, typer.Option("--policy", help="optimal: instances change from stage to stage; static: they do not.")
-    ] = Policy.optimal,
+    policy: PolicyOption = Policy.optimal,
     overrides: Overrides = None,
 ) -> None:
     """Plan an experiment, run it, and report.

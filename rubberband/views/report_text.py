@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from rubberband.executor.result import Result
 from rubberband.views.tables import Row, Table, headlines, tables
@@ -13,18 +14,28 @@ MOST_TRIALS = 10
 
 def print_report(result: Result) -> None:
     """The report on stdout."""
+    print_document(headlines(result), tables(result, MOST_TRIALS), ("bold", "bold green", "", "dim"))
+
+
+def print_document(lines: Sequence[str], found: Sequence[Table], styles: Sequence[str]) -> None:
+    """Lines (on a terminal, each in its style) and tables on stdout."""
     if sys.stdout.isatty():
-        _print_rich(result)
+        _print_rich(lines, found, styles)
     else:
-        print(render(result), end="")
+        print(render_document(lines, found), end="")
 
 
 def render(result: Result) -> str:
     """The report as plain aligned text."""
-    lines = headlines(result)
-    for table in tables(result, MOST_TRIALS):
-        lines += ["", table.title, *_aligned(table), *table.notes]
-    return "\n".join(lines) + "\n"
+    return render_document(headlines(result), tables(result, MOST_TRIALS))
+
+
+def render_document(lines: Sequence[str], found: Sequence[Table]) -> str:
+    """Lines and tables as plain aligned text."""
+    parts = list(lines)
+    for table in found:
+        parts += ["", table.title, *_aligned(table), *table.notes]
+    return "\n".join(parts) + "\n"
 
 
 def _aligned(table: Table) -> list[str]:
@@ -39,17 +50,16 @@ def _aligned(table: Table) -> list[str]:
     return [f"  {line(row)}" for row in rows]
 
 
-def _print_rich(result: Result) -> None:
+def _print_rich(lines: Sequence[str], found: Sequence[Table], styles: Sequence[str]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
     console = Console()
-    styles = ["bold", "bold green", "", "dim"]
-    for line, style in zip(headlines(result), styles, strict=False):
+    for line, style in zip(lines, styles, strict=False):
         console.print(Text(line, style=style))
-    for table in tables(result, MOST_TRIALS):
+    for table in found:
         console.print(Text(f"\n{table.title}", style="bold"))
         drawn = RichTable(
             box=box.SIMPLE_HEAD,

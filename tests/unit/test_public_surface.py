@@ -43,7 +43,18 @@ NAMES = [
 ]
 
 COMMANDS = {
-    "estimate": {"file", "--output", "-o", "--plan", "--policy", "--set", "-s"},
+    "estimate": {
+        "file",
+        "--compare-to",
+        "--html",
+        "--output",
+        "-o",
+        "--plan",
+        "--policy",
+        "--seed",
+        "--set",
+        "-s",
+    },
     "profile": {"file", "--iterations", "--output", "-o", "--set", "-s"},
     "run": {"file", "--policy", "--set", "-s"},
     "resume": {"name"},

@@ -1,0 +1,255 @@
+"""What an estimate rests on, by its effect: the same plan predicted again with each input changed. It searches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from rubberband.offer import Offer
+from rubberband.planner.estimate import Estimate
+from rubberband.planner.families import box_of
+from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
+from rubberband.planner.lanes import JobPlan, Lane
+from rubberband.planner.model import predict
+from rubberband.planner.sampling import Draws, varies
+from rubberband.planner.table import Floats
+from rubberband.profile import Profile
+from rubberband.units import format_duration, format_usd
+
+Basis = Literal["measured", "given", "default", "interpolated", "extrapolated"]
+"""Where a value comes from: a profile file, the experiment file, what rubberband takes where nothing is said, or a
+profile's other GPU counts."""
+Name = Literal[
+    "time per iteration",
+    "start-up of a trial",
+    "provisioning of an instance",
+    "initialising of an instance",
+    "price of an instance",
+    "price of a spot instance",
+    "spot interruptions",
+    "head node",
+    "data",
+    "noise of trials",
+    "speed between measured GPU counts",
+    "speed beyond measured GPU counts",
+]
+MORE = 1.1
+"""Most inputs are raised by 10 %."""
+_UNTOLD_CV = 0.1
+"""The noise that is tried where the profile tells of none."""
+_CHUNKS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumption:
+    """One input, and what becomes of the estimate's plan if it is otherwise."""
+
+    name: Name
+    value: str
+    """As it was reckoned with, for people."""
+    basis: Basis
+    change: str
+    """What is tried, for people."""
+    effect_usd: float
+    """By how much the (mean) cost changes, the plan being kept."""
+    effect_s: float
+    """By how much the (mean) JCT changes."""
+    p_kept: float
+    """Probability that the plan then keeps deadline and budget; 1.0 or 0.0 where nothing varies."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What a plan is predicted from."""
+
+    profile: Profile
+    offer: Offer
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    jct_s: float
+    cost_usd: float
+    p_kept: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    name: Name
+    value: str
+    change: str
+    terms: _Terms
+    basis: Basis | None = None
+    """None: as the caller knows it."""
+
+
+def assumptions(estimate: Estimate, bases: Mapping[Name, Basis]) -> tuple[Assumption, ...]:
+    """The inputs of an estimate, those that matter most for the cost first; empty without a plan.
+
+    `bases` tells where inputs come from; what it does not name is "given". The effects are those of the estimate's
+    plan as it is: planned again, the harm may be less. Where times vary, they are differences of means over the same
+    random numbers.
+    """
+    job = estimate.job
+    if job is None:
+        return ()
+    now = _Terms(estimate.profile, estimate.offer)
+    base, found = _outcome(estimate, job, now), list[Assumption]()
+    for changed in _changes(job, now):
+        after = _outcome(estimate, job, changed.terms)
+        found.append(
+            Assumption(
+                name=changed.name,
+                value=changed.value,
+                basis=changed.basis or bases.get(changed.name, "given"),
+                change=changed.change,
+                effect_usd=_rounded(after.cost_usd - base.cost_usd),
+                effect_s=_rounded(after.jct_s - base.jct_s),
+                p_kept=after.p_kept,
+            )
+        )
+    return tuple(sorted(found, key=lambda one: (-abs(one.effect_usd), -abs(one.effect_s))))
+
+
+def _rounded(difference: float) -> float:
+    """Without what only the rounding of floats left."""
+    return 0.0 if abs(difference) < 1e-9 else difference
+
+
+def _changes(job: JobPlan, now: _Terms) -> Iterator[_Change]:
+    yield from _speeds(job, now)
+    yield from _delays(now)
+    yield from _prices(now)
+    yield _noise(now)
+
+
+def _speeds(job: JobPlan, now: _Terms) -> Iterator[_Change]:
+    profile = now.profile
+    used = sorted({choice.gpus_per_trial for choice in job.plan.stages})
+    table = {gpus: MORE * time_s for gpus, time_s in profile.seconds_per_iteration.items()}
+    shown = ", ".join(f"{format_duration(profile.iteration_s(gpus))} on {gpus}" for gpus in used[:3])
+    value = f"{shown}{', …' if len(used) > 3 else ''} GPU{'' if used == [1] else 's'}"
+    yield _Change("time per iteration", value, "+10 %", _with_profile(now, seconds_per_iteration=table))
+    between = [g for g in used if g not in profile.seconds_per_iteration and g < profile.largest_gpus]
+    beyond = [g for g in used if g > profile.largest_gpus]
+    if between:
+        yield _slower("speed between measured GPU counts", "interpolated", between, now)
+    if beyond:
+        yield _slower("speed beyond measured GPU counts", "extrapolated", beyond, now)
+
+
+def _slower(name: Name, basis: Basis, counts: list[int], now: _Terms) -> _Change:
+    """Slower with exactly these GPU counts."""
+    profile = now.profile
+    table = {**profile.seconds_per_iteration, **{gpus: MORE * profile.iteration_s(gpus) for gpus in counts}}
+    value = f"{', '.join(map(str, counts))} GPUs per trial, measured are {_range(profile)}"
+    return _Change(name, value, "10 % slower", _with_profile(now, seconds_per_iteration=table), basis)
+
+
+def _range(profile: Profile) -> str:
+    counts = sorted(profile.seconds_per_iteration)
+    return f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]} alone"
+
+
+def _delays(now: _Terms) -> Iterator[_Change]:
+    profile, offer = now.profile, now.offer
+    startup_s, change = _longer(profile.trial_startup_s, 1.0)
+    yield _Change(
+        "start-up of a trial",
+        format_duration(profile.trial_startup_s),
+        change,
+        _with_profile(now, trial_startup_s=startup_s),
+    )
+    delays: tuple[tuple[Name, str, float], ...] = (
+        ("provisioning of an instance", "provision_delay_s", offer.provision_delay_s),
+        ("initialising of an instance", "init_delay_s", offer.init_delay_s),
+    )
+    for name, field, delay_s in delays:
+        longer_s, change = _longer(delay_s, 10.0)
+        yield _Change(name, format_duration(delay_s), change, _with_offer(now, **{field: longer_s}))
+
+
+def _longer(delay_s: float, from_nothing_s: float) -> tuple[float, str]:
+    """10 % more; of nothing that is nothing, so there some seconds are tried."""
+    if delay_s > 0.0:
+        return MORE * delay_s, "+10 %"
+    return from_nothing_s, f"{format_duration(from_nothing_s)} instead"
+
+
+def _prices(now: _Terms) -> Iterator[_Change]:
+    offer = now.offer
+    price = offer.price_usd_per_hour
+    if price > 0.0:
+        yield _Change(
+            "price of an instance",
+            f"{format_usd(price)}/h on demand",
+            "+10 %",
+            _with_offer(now, price_usd_per_hour=MORE * price),
+        )
+    if offer.spot is not None:
+        spot = offer.spot
+        dearer = replace(spot, price_usd_per_hour=MORE * spot.price_usd_per_hour)
+        yield _Change(
+            "price of a spot instance",
+            f"{format_usd(spot.price_usd_per_hour)}/h",
+            "+10 %",
+            _with_offer(now, spot=dearer),
+        )
+        often = replace(spot, interruptions_per_hour=2.0 * spot.interruptions_per_hour)
+        rate = f"{spot.interruptions_per_hour:g} per instance-hour"
+        yield _Change("spot interruptions", rate, "twice as often", _with_offer(now, spot=often))
+    head = offer.head_price_usd_per_hour
+    if head > 0.0:
+        yield _Change(
+            "head node", f"{format_usd(head)}/h", "+10 %", _with_offer(now, head_price_usd_per_hour=MORE * head)
+        )
+    data = offer.data_usd_per_instance
+    if data > 0.0:
+        value = f"{format_usd(data)} per instance started"
+        yield _Change("data", value, "+10 %", _with_offer(now, data_usd_per_instance=MORE * data))
+
+
+def _noise(now: _Terms) -> _Change:
+    profile = now.profile
+    if profile.varies:
+        more = {"trial_cv": MORE * profile.trial_cv, "iteration_cv": MORE * profile.iteration_cv}
+        value = f"trial_cv={profile.trial_cv:g}, iteration_cv={profile.iteration_cv:g}"
+        return _Change("noise of trials", value, "+10 %", _with_profile(now, **more))
+    told = f"trial_cv={_UNTOLD_CV:g} instead"
+    return _Change("noise of trials", "none", told, _with_profile(now, trial_cv=_UNTOLD_CV))
+
+
+def _with_profile(now: _Terms, **changes: object) -> _Terms:
+    return _Terms(replace(now.profile, **changes), now.offer)  # type: ignore[arg-type]
+
+
+def _with_offer(now: _Terms, **changes: object) -> _Terms:
+    return _Terms(now.profile, replace(now.offer, **changes))  # type: ignore[arg-type]
+
+
+def _outcome(estimate: Estimate, job: JobPlan, terms: _Terms) -> _Outcome:
+    """The whole job on other terms."""
+    alone = len(job.lanes) == 1
+    offer = terms.offer if alone else replace(terms.offer, head_price_usd_per_hour=0.0)
+    outcome = _sampled if varies(terms.profile, offer) else _certain
+    parts = [outcome(lane, _Terms(terms.profile, offer), estimate.seed) for lane in job.lanes]
+    jct_s = np.max([part_s for part_s, _ in parts], axis=0)
+    shared_usd = 0.0 if alone else terms.offer.head_cost_usd(1.0) * jct_s
+    cost_usd = np.sum([part_usd for _, part_usd in parts], axis=0) + shared_usd
+    limits = box_of(estimate.constraints)
+    in_time, in_budget = jct_s <= limits.time_s + TIME_TOLERANCE_S, cost_usd <= limits.cost_usd + COST_TOLERANCE_USD
+    return _Outcome(float(jct_s.mean()), float(cost_usd.mean()), float((in_time & in_budget).mean()))
+
+
+def _certain(lane: Lane, terms: _Terms, seed: int) -> tuple[Floats, Floats]:
+    prediction = predict(lane.stages, lane.planned.plan, terms.profile, terms.offer)
+    return np.array([prediction.jct_s]), np.array([prediction.cost_usd])
+
+
+def _sampled(lane: Lane, terms: _Terms, seed: int) -> tuple[Floats, Floats]:
+    draws = Draws(lane.stages, terms.profile, terms.offer, seed=seed + lane.brackets[0])
+    samples = draws.evaluate(lane.planned.plan, min(_CHUNKS, draws.most_chunks))
+    return samples.jct_s, samples.cost_usd

@@ -1,0 +1,105 @@
+"""What `rubberband estimate` reads besides the experiment file, and where its figures come from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rubberband.errors import InputError, ProfileMissingError
+from rubberband.experiment import Experiment, ProfilesByType
+from rubberband.plan import Plan, Stage
+from rubberband.planner.assumptions import Basis, Name
+from rubberband.planner.estimate import Case
+from rubberband.planner.plain import plan_from_json
+from rubberband.profile import Profile
+from rubberband.profile_file import InlineProfile
+
+MAX_BYTES = 64 << 20
+"""Largest JSON file that is read."""
+
+
+def profiles_of(experiment: Experiment, file: Path) -> Profile | dict[str, Profile]:
+    """The experiment's profile, or instance type -> profile. Raises ProfileMissingError with the remedy."""
+    remedy = f"measure one with `rubberband profile {file}`, or write profile: {{seconds_per_iteration: {{1: 60}}}}"
+    try:
+        profiles = experiment.loaded_profiles()
+    except ProfileMissingError as error:
+        raise ProfileMissingError(f"{str(error).partition(';')[0]}; {remedy}") from None
+    if profiles is None:
+        raise ProfileMissingError(f"{file} has no profile; {remedy}")
+    return profiles
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan that a user wrote. Raises InputError if the file holds none."""
+    document = read_json(path, "a plan", 'write {"stages": [{"instances": 4, "gpus_per_trial": 1}]}')
+    try:
+        return plan_from_json(document)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def read_json(path: Path, what: str, remedy: str) -> Any:
+    """What a JSON file holds. Raises InputError, with the remedy, if it cannot be read or is none."""
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read as {what} ({error.strerror}); give a readable file") from None
+    if len(content) > MAX_BYTES:
+        raise InputError(f"{path} is larger than {MAX_BYTES >> 20} MiB and cannot be {what}; {remedy}")
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        raise InputError(f"{path} is not a JSON file; {remedy}") from None
+
+
+def case_of_plan(cases: Sequence[Case], brackets: Sequence[Sequence[Stage]]) -> Case:
+    """The instance type that a plan of the user's is for. Raises InputError if that is not clear."""
+    if len(brackets) > 1:
+        raise InputError(
+            f"--plan: a plan file holds one chain of stages and hyperband has {len(brackets)} brackets; "
+            "leave --plan out, or use the scheduler sha or stages"
+        )
+    if len(cases) > 1:
+        names = [case.offer.instance_type for case in cases]
+        raise InputError(
+            f"--plan: a plan is for one instance type and the experiment has {', '.join(names)}; "
+            f"choose one with -s 'resources.instance_types=[{names[0]}]'"
+        )
+    return cases[0]
+
+
+def bases(experiment: Experiment, profile: Profile, instance_type: str) -> dict[Name, Basis]:
+    """Where the inputs of an estimate come from; what is not named is given in the experiment file."""
+    resources, by_file = experiment.resources, profile.source == "file"
+    profiled: Basis = "measured" if by_file else "given"
+    found: dict[Name, Basis] = {
+        "time per iteration": profiled,
+        "start-up of a trial": profiled if by_file or profile.trial_startup_s else "default",
+        "noise of trials": profiled if profile.varies or _tells_noise(experiment, instance_type) else "default",
+        "provisioning of an instance": _delay(resources.provision_delay, profile.provision_delay_s),
+        "initialising of an instance": _delay(resources.init_delay, profile.init_delay_s),
+        "price of an instance": "default" if resources.price_usd_per_hour is None else "given",
+        "price of a spot instance": "default" if resources.spot.price_usd_per_hour is None else "given",
+    }
+    if "interruptions_per_hour" not in resources.spot.model_fields_set:
+        found["spot interruptions"] = "default"
+    return found
+
+
+def _delay(asked: object, measured_s: float | None) -> Basis:
+    if asked is not None:
+        return "given"
+    return "default" if measured_s is None else "measured"
+
+
+def _tells_noise(experiment: Experiment, instance_type: str) -> bool:
+    """Whether the experiment file says that there is no noise."""
+    written: object = experiment.profile
+    if isinstance(written, ProfilesByType):
+        by_type: Mapping[str, object] = written.by_instance_type
+        written = by_type.get(instance_type)
+    return isinstance(written, InlineProfile) and bool({"trial_cv", "iteration_cv"} & written.model_fields_set)
