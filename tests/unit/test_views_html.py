@@ -59,6 +59,13 @@ def test_any_result_is_a_page_with_all_its_tables(which: str) -> None:
     assert f"Trials, best first: {len(result.trials)}" in page.text
 
 
+def test_the_page_shows_what_was_decided_at_each_sync() -> None:
+    text = Page(render_html(a_result(a_job(replan=True)))).text
+    assert "The plan at each SYNC" in text
+    assert text.count("before the deadline") == 2
+    assert "The plan at each SYNC" not in Page(render_html(a_result(a_job()))).text
+
+
 def test_the_page_asks_nothing_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     text = render_html(a_result())
