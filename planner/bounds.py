@@ -96,6 +96,16 @@ def _weigh(table: Table, rows: Rows) -> _Weights:
     )
 
 
+def roots(table: Table, rows: Rows) -> Floats:
+    """(R,) What the whole job weighs at least: `relax` without all that a search needs beside."""
+    weights = _weigh(table, rows)
+    to_go = np.zeros_like(weights.stay[0])
+    for stage in range(table.num_stages - 1, 0, -1):
+        to_go = _onward(table, weights, weights.stay[stage] + to_go)
+    lowest: Floats = (weights.stay[0] + _entry(table, rows, weights) + to_go).min(axis=1)
+    return lowest
+
+
 def relax(table: Table, rows: Rows, *, constant: bool = False) -> Relaxed:
     """Solve `rows` on `table`; `constant` allows no change of the instance count after the first stage."""
     weights = _weigh(table, rows)

@@ -309,7 +309,7 @@ def sample_lanes(lanes: Sequence[Lane], profile: Profile, offer: Offer, *, seed:
     return Samples(
         jct_s=jct_s,
         cost_usd=np.sum([samples.cost_usd[:size] for samples in drawn], axis=0) + shared_usd,
-        steps=tuple(step for samples in drawn for step in samples.steps),
+        walks=[[step for samples in drawn for step in samples.steps]],
     )
 
 

@@ -32,15 +32,23 @@ class NoisyMoments:
     z: float = 0.0
     tau_s: float = 1.0
     _grids: dict[int, tuple[Floats, Floats, Floats]] = field(default_factory=dict)
+    _known: dict[tuple[Market, tuple[int, ...], tuple[int, ...]], tuple[Floats, Floats]] = field(default_factory=dict)
 
     def stages_s(self, market: Market, gangs: Ints, slots: Ints) -> tuple[Floats, Floats]:
         """Mean and late seconds, each (stages, counts, gangs)."""
+        key = (market, slots.shape, tuple(gangs.tolist()))
+        if key not in self._known:
+            self._known[key] = self._moments(market, gangs, slots)
+        mean_s, variance = self._known[key]
+        return mean_s, self.z / (2.0 * self.tau_s) * variance
+
+    def _moments(self, market: Market, gangs: Ints, slots: Ints) -> tuple[Floats, Floats]:
         stages = self.draws.stages
         mean_s, variance = np.empty((len(stages), *slots.shape)), np.empty((len(stages), *slots.shape))
         runs_s = mean_runs_s(stages, self.draws.profile, self.draws.offer, market, gangs)
         for index, stage in enumerate(stages):
             mean_s[index], variance[index] = self._stage(index, stage, market, gangs, slots, runs_s[index])
-        return mean_s, self.z / (2.0 * self.tau_s) * variance
+        return mean_s, variance
 
     def _stage(
         self, index: int, stage: Stage, market: Market, gangs: Ints, slots: Ints, runs_s: Floats

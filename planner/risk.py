@@ -10,30 +10,29 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
 
 from rubberband.errors import InfeasibleError
 from rubberband.offer import Offer, gang_sizes, slots
-from rubberband.plan import Cohort, Constraints, Odds, Plan, Planned, Stage, StagePlan
+from rubberband.plan import Cohort, Constraints, Market, Odds, Plan, Planned, Stage, StagePlan
 from rubberband.planner.families import Policy, box_of, family
+from rubberband.planner.judge import Judge
 from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
 from rubberband.planner.model import check_plan, predict
 from rubberband.planner.moments import NoisyMoments, late_growth
 from rubberband.planner.sampling import Draws, Samples, varies
 from rubberband.planner.solver import OBJECTIVES, Box, Objective, lower_bound, pareto, several
-from rubberband.planner.table import Floats, Table, build_table, mean_terms
+from rubberband.planner.table import Table, build_table, mean_terms
 from rubberband.planner.wording import too_dear, too_late, too_much_at_once
 from rubberband.profile import Profile
 
-_ROUGH_CHUNKS = 2
-_CLEAR = 2.5
-"""Standard errors by which a probability must differ from the confidence to be clear."""
 _PROPOSALS = 24
 _ROUNDS = 6
 _FAMILIES = 4
+_MARKETS: tuple[Market, Market] = ("on_demand", "spot")
 
 
 def planned(
@@ -105,8 +104,9 @@ def plan(
     Raises InfeasibleError if none is found, and InputError if none can exist.
     """
     search = _Search(stages, profile, offer, constraints, policy, objective, held, seed)
-    for proposed in search.propose():
-        search.judge.look(proposed)
+    for search.markets in _market_sets(offer, held):
+        for proposed in search.propose():
+            search.judge.look(proposed)
     search.improve()
     chosen = search.judge.best()
     if chosen is None:
@@ -144,73 +144,6 @@ def frontier(
     return steps
 
 
-@dataclass(slots=True)
-class _Look:
-    """What is known of a candidate."""
-
-    jct_s: Floats
-    cost_usd: Floats
-
-    def kept(self, box: Box) -> float:
-        """The share of samples within the limits."""
-        return float(box.holds(self.jct_s, self.cost_usd).mean())
-
-
-@dataclass(slots=True)
-class _Judge:
-    """Looks at candidates with the same samples, as many as it takes to decide."""
-
-    draws: Draws
-    box: Box
-    confidence: float
-    objective: Objective
-    held: Sequence[Cohort]
-    looks: dict[Plan, _Look] = field(default_factory=dict)
-
-    def look(self, candidate: Plan, num_chunks: int = _ROUGH_CHUNKS) -> _Look:
-        """The samples of a candidate, at least `num_chunks` chunks of them."""
-        known = self.looks.get(candidate)
-        have = 0 if known is None else len(known.jct_s) // self.draws.rows
-        if have < num_chunks:
-            more = self.draws.evaluate(candidate, num_chunks - have, self.held, first=have)
-            jct_s, cost_usd = more.jct_s, more.cost_usd
-            if known is not None:
-                jct_s, cost_usd = np.concatenate([known.jct_s, jct_s]), np.concatenate([known.cost_usd, cost_usd])
-            known = self.looks[candidate] = _Look(jct_s, cost_usd)
-        assert known is not None
-        return known
-
-    def value(self, candidate: Plan) -> tuple[float, float]:
-        """What is minimised, and what breaks ties, by the samples that every candidate has."""
-        look, rows = self.looks[candidate], _ROUGH_CHUNKS * self.draws.rows
-        cost_usd, jct_s = float(look.cost_usd[:rows].mean()), float(look.jct_s[:rows].mean())
-        return (cost_usd, jct_s) if self.objective == "min_cost" else (jct_s, cost_usd)
-
-    def likely(self, candidate: Plan) -> bool:
-        """Whether it seems to keep the limits with the confidence."""
-        return self.look(candidate).kept(self.box) >= self.confidence
-
-    def sure(self, candidate: Plan) -> bool:
-        """Whether it does: with more samples until that is clear, and none that are left without a margin."""
-        for num_chunks in range(_ROUGH_CHUNKS, self.draws.most_chunks + 1):
-            look = self.look(candidate, num_chunks)
-            kept, error = look.kept(self.box), self._error(len(look.jct_s))
-            if kept == 1.0 or abs(kept - self.confidence) > _CLEAR * error:
-                return kept > self.confidence
-        return kept >= min(1.0, self.confidence + error)
-
-    def _error(self, num_samples: int) -> float:
-        return math.sqrt(self.confidence * (1.0 - self.confidence) / num_samples)
-
-    def ranked(self) -> list[Plan]:
-        """The candidates that likely keep the limits, best first."""
-        return sorted(filter(self.likely, self.looks), key=self.value)
-
-    def best(self) -> Plan | None:
-        """The best candidate that surely keeps the limits."""
-        return next(filter(self.sure, self.ranked()), None)
-
-
 class _Search:
     """The candidates of one planning call."""
 
@@ -228,8 +161,9 @@ class _Search:
         self.stages, self.profile, self.offer, self.constraints = stages, profile, offer, constraints
         self.policy, self.objective, self.held = policy, objective, held
         self.constant = policy == "static"
+        self.markets: tuple[Market, ...] | None = None
         draws = Draws(stages, profile, offer, seed=seed)
-        self.judge = _Judge(draws, box_of(constraints), constraints.confidence, objective, held)
+        self.judge = Judge(draws, box_of(constraints), constraints.confidence, objective, held)
         self.moments = NoisyMoments(draws)
         self.z = NormalDist().inv_cdf(max(0.5, constraints.confidence))
         self.families = family(policy, profile, offer, constraints)
@@ -254,7 +188,7 @@ class _Search:
             late_growth_s=z / (2.0 * tau_s) * variance,
         )
         return [
-            build_table(self.stages, self.profile, self.offer, limits, self.held, self.moments, terms)
+            build_table(self.stages, self.profile, self.offer, limits, self.held, self.moments, terms, self.markets)
             for limits in self.families
         ]
 
@@ -289,7 +223,7 @@ class _Search:
             kept = [candidate for candidate in proposals if self.judge.likely(candidate)]
             if kept:
                 high = min(high, z)
-                if z == 0.0 or high - low < 0.15:
+                if z == 0.0 or high - low < 0.25:
                     break
                 z = (low + high) / 2.0
                 tau_s = max(1e-3, float(self.judge.looks[kept[0]].jct_s.std()))
@@ -309,22 +243,26 @@ class _Search:
 
     def propose_safest(self) -> None:
         """Look at the plans that are most likely to be in time, and at the cheapest ones."""
-        tau_s = self.tau_s()
+        self.markets = None
+        tau_s, box = self.tau_s(), self.judge.box
+        limits = dict.fromkeys((Box(), Box(time_s=box.time_s), Box(cost_usd=box.cost_usd)))
         for z in (0.0, self.z, 2.0 * self.z):
-            for goal in OBJECTIVES:
-                for candidate in self.solved(z, tau_s, Box(), goal):
+            for limit, goal in itertools.product(limits, OBJECTIVES):
+                for candidate in self.solved(z, tau_s, limit, goal):
                     self.judge.look(candidate)
 
     def improve(self) -> None:
         """Step from the best candidates to better neighbours until there are none."""
         tried: set[Plan] = set()
         for _ in range(_ROUNDS):
-            fresh = [candidate for candidate in self.judge.ranked()[:2] if candidate not in tried]
+            ranked = self.judge.ranked()
+            leaders = ranked[:2] or self.judge.closest(2)
+            fresh = [candidate for candidate in leaders if candidate not in tried]
             if not fresh:
                 return
             for candidate in fresh:
                 tried.add(candidate)
-                bound = self.judge.value(self.judge.ranked()[0])[0]
+                bound = self.judge.value(ranked[0])[0] if ranked else math.inf
                 for neighbour in self._neighbours(candidate):
                     if self._may_be_better(neighbour, bound):
                         self.judge.look(neighbour)
@@ -334,6 +272,8 @@ class _Search:
             return False
         few = self.judge.draws.evaluate(candidate, 1, self.held)
         value = few.cost_usd.mean() if self.objective == "min_cost" else few.jct_s.mean()
+        if bound == math.inf:
+            return odds(few, self.judge.box).p_both > 0.0
         return float(value) < bound * 1.002 and odds(few, self.judge.box).p_both >= self.judge.confidence - 0.02
 
     def _neighbours(self, candidate: Plan) -> Iterable[Plan]:
@@ -344,6 +284,7 @@ class _Search:
             for count in self._counts(choices[first].instances):
                 changed = [self._with(choice, instances=count) for choice in choices[first:last]]
                 yield from self._valid((*choices[:first], *changed, *choices[last:]))
+        yield from self._other_markets(choices)
         for index, choice in enumerate(choices):
             for gpus in self._gangs(choice):
                 changed = [self._with(choice, gpus=gpus)]
@@ -352,6 +293,15 @@ class _Search:
                     for count in self._next_counts(choice.instances):
                         wider = replace(choice, instances=count, gpus_per_trial=gpus)
                         yield from self._valid((*choices[:index], wider, *choices[index + 1 :]))
+
+    def _other_markets(self, choices: tuple[StagePlan, ...]) -> Iterable[Plan]:
+        """The same plan on one market throughout, and with one stage on the other."""
+        if self.offer.spot is None:
+            return
+        for market in _MARKETS:
+            yield Plan(stages=tuple(replace(choice, market=market) for choice in choices))
+            for index, choice in enumerate(choices):
+                yield Plan(stages=(*choices[:index], replace(choice, market=market), *choices[index + 1 :]))
 
     def _counts(self, count: int) -> list[int]:
         steps = {count - 1, count + 1, count - 2, count + 2, count * 3 // 4, count * 5 // 4}
@@ -393,6 +343,12 @@ class _Search:
             in_budget_s = min(time_s for time_s, cost_usd in pairs if cost_usd <= box.cost_usd)
             message = too_much_at_once(box, in_time_usd, in_budget_s, surely)
         return InfeasibleError(message, shortest_jct_s=shortest_s, cheapest_usd=cheapest_usd)
+
+
+def _market_sets(offer: Offer, held: Sequence[Cohort]) -> list[tuple[Market, ...] | None]:
+    """What proposals may use: every market; and spot alone, whose lateness is unlike that of a mixture."""
+    spot_alone = offer.spot is not None and all(cohort.market == "spot" for cohort in held)
+    return [None, ("spot",)] if spot_alone else [None]
 
 
 def _runs(choices: Sequence[StagePlan]) -> list[tuple[int, int]]:

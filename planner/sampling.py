@@ -23,6 +23,7 @@ CHUNK = 1000
 """Samples in a chunk, fewer for very many trials."""
 MOST_SAMPLES = 20_000
 _MOST_NUMBERS = 4_000_000
+_FEW_SLOTS = 16
 
 
 def varies(profile: Profile, offer: Offer) -> bool:
@@ -39,8 +40,16 @@ class Samples:
     """(S,)"""
     cost_usd: Floats
     """(S,)"""
-    steps: tuple[Step, ...]
-    """Mean values of every stage."""
+    walks: Sequence[Sequence[Step]]
+    """What every stage takes and costs, chunk by chunk."""
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Mean values of every stage."""
+        return tuple(
+            Step(*(_mean([getattr(steps[at], name) for steps in self.walks]) for name in _STEP))
+            for at in range(len(self.walks[0]))
+        )
 
     def prediction(self, plan: Plan, profile: Profile, offer: Offer) -> Prediction:
         """Means and quantiles."""
@@ -100,10 +109,6 @@ class Draws:
     def evaluate(self, plan: Plan, num_chunks: int, held: Sequence[Cohort] = (), first: int = 0) -> Samples:
         """The samples of chunks `first` … of a plan that fits the job."""
         walks = [walk(plan, self.offer, self.chunk(index), held) for index in range(first, first + num_chunks)]
-        steps = tuple(
-            Step(*(_mean([getattr(steps[at], name) for steps in walks]) for name in _STEP))
-            for at in range(len(plan.stages))
-        )
         total = [
             (sum(step.provisioning_s + step.duration_s for step in steps), sum(step.cost_usd for step in steps))
             for steps in walks
@@ -112,7 +117,7 @@ class Draws:
         return Samples(
             jct_s=np.concatenate([jct_s * ones for jct_s, _ in total]),
             cost_usd=np.concatenate([cost_usd * ones for _, cost_usd in total]),
-            steps=steps,
+            walks=walks,
         )
 
 
@@ -260,9 +265,20 @@ def makespan(trials_s: Floats, num_slots: int) -> Floats:
     if num_slots >= num_trials or num_slots == 1:
         latest = trials_s.sum(axis=0) if num_slots == 1 else trials_s.max(axis=0)
         return latest
+    if num_slots <= _FEW_SLOTS:
+        return _makespan_of_few(trials_s, num_slots)
     free_s = np.ascontiguousarray(trials_s[:num_slots].T)
     every = np.arange(rows)
     for trial_s in trials_s[num_slots:]:
         free_s[every, free_s.argmin(axis=1)] += trial_s
     latest = free_s.max(axis=1)
+    return latest
+
+
+def _makespan_of_few(trials_s: Floats, num_slots: int) -> Floats:
+    """The same, faster for few slots; a nanosecond a slot keeps two of them from being the first at once."""
+    free_s = trials_s[:num_slots] + 1e-9 * np.arange(num_slots)[:, None]
+    for trial_s in trials_s[num_slots:]:
+        free_s += (free_s == free_s.min(axis=0)) * trial_s
+    latest: Floats = free_s.max(axis=0)
     return latest

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from rubberband.planner.bounds import Relaxed, Rows, make_rows, relax
+from rubberband.planner.bounds import Relaxed, Rows, make_rows, relax, roots
 from rubberband.planner.labels import (
     COST_TOLERANCE_USD,
     TIME_TOLERANCE_S,
@@ -232,12 +232,14 @@ def _within(table: Table, stage: int, labels: Labels, relaxed: Relaxed, limits: 
 
 def lower_bound(table: Table, box: Box, objective: Objective) -> float:
     """What the objective of any plan in `box` is at least; inf if it is seen that there is none."""
-    ends = relax(table, make_rows(table, np.zeros(1), with_time=True))
-    if float(ends.root[-1]) > box.time_s + TIME_TOLERANCE_S or float(ends.root[0]) > box.cost_usd + COST_TOLERANCE_USD:
+    ends = make_rows(table, np.zeros(1), with_time=True)
+    least = roots(table, ends)
+    if least[-1] > box.time_s + TIME_TOLERANCE_S or least[0] > box.cost_usd + COST_TOLERANCE_USD:
         return np.inf
-    scale = max(ends.root[0], 1e-9) / max(ends.root[-1], 1e-9)
-    solved = relax(table, make_rows(table, scale * np.geomspace(1 / 64, 64, 12)))
-    return float(max(_dual(ends, box, objective).max(), _dual(solved, box, objective).max()))
+    between = make_rows(table, max(least[0], 1e-9) / max(least[-1], 1e-9) * np.geomspace(1 / 64, 64, 12))
+    return float(
+        max(_dual(ends, least, box, objective).max(), _dual(between, roots(table, between), box, objective).max())
+    )
 
 
 def _bracket(table: Table, box: Box, objective: Objective, constant: bool) -> tuple[Relaxed, float, float | None]:
@@ -250,18 +252,17 @@ def _bracket(table: Table, box: Box, objective: Objective, constant: bool) -> tu
     if not np.isfinite(bounded):
         # Nothing to weigh against: the objective alone, with the other one far behind it, is the problem.
         weights = np.array([0.0]) if objective == "min_cost" else weights[-1:]
-    for _ in range(2 if np.isfinite(bounded) else 0):
+    if np.isfinite(bounded):
         solved = relax(table, make_rows(table, weights), constant=constant)
         best = _better(best, _achieved(table, solved, box, objective))
-        value = _dual(solved, box, objective)
+        value = _dual(solved.rows, solved.root, box, objective)
         peak = int(np.searchsorted(weights, solved.rows.time_weight[int(value.argmax())]))
         low, high = weights[max(0, peak - 1)], weights[min(len(weights) - 1, peak + 1)]
-        weights = np.unique(np.concatenate([np.linspace(low, high, 7), [weights[peak]]]))
-    if np.isfinite(bounded):
-        weights = np.unique(np.concatenate([weights, weights[-1] * np.array([0.0, 0.25, 0.5, 2.0, 4.0, 16.0])]))
+        near = np.concatenate([np.linspace(low, high, 7), [weights[peak]]])
+        weights = np.unique(np.concatenate([near, near[-2] * np.array([0.0, 0.25, 0.5, 2.0, 4.0, 16.0])]))
     solved = relax(table, make_rows(table, weights, with_time=True), constant=constant)
     best = _better(best, _achieved(table, solved, box, objective))
-    lowest = max(0.0, float(_dual(solved, box, objective).max()))
+    lowest = max(0.0, float(_dual(solved.rows, solved.root, box, objective).max()))
     return solved, lowest, best
 
 
@@ -269,18 +270,17 @@ def _better(first: float | None, second: float | None) -> float | None:
     return min((value for value in (first, second) if value is not None), default=None)
 
 
-def _dual(solved: Relaxed, box: Box, objective: Objective) -> Floats:
+def _dual(rows: Rows, root: Floats, box: Box, objective: Objective) -> Floats:
     """(R,) The lower bound on the objective that each row gives; -inf from rows that give none."""
-    rows = solved.rows
     value = np.full(len(rows), -np.inf)
     if objective == "min_cost":
         limit = np.where(rows.time_weight > 0, box.time_s, 0.0)
         use = (rows.cost_weight > 0) & np.isfinite(limit)
-        value[use] = solved.root[use] - rows.time_weight[use] * limit[use]
+        value[use] = root[use] - rows.time_weight[use] * limit[use]
     else:
         limit = np.where(rows.cost_weight > 0, box.cost_usd, 0.0)
         use = (rows.time_weight > 0) & np.isfinite(limit)
-        value[use] = (solved.root[use] - rows.cost_weight[use] * limit[use]) / rows.time_weight[use]
+        value[use] = (root[use] - rows.cost_weight[use] * limit[use]) / rows.time_weight[use]
     return value
 
 

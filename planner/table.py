@@ -147,19 +147,22 @@ def build_table(
     held: Sequence[Cohort] = (),
     moments: Moments | None = None,
     terms: Terms | None = None,
+    only: tuple[Market, ...] | None = None,
 ) -> Table:
     """The table of a job (or of the rest of one that holds instances) on an offer.
 
     Instance counts beyond which no stage gets faster are left out. If no instance can live shorter than the billing
     minimum, a plan's cost between two counts at which some stage gets faster is linear in the counts, with growing
     and shrinking as its only constraints, so that one of its ends (or what is held) is a cheapest plan: only those
-    counts are kept. If holding is free, the largest count is as good as any.
+    counts are kept. If holding is free, the largest count is as good as any. The markets are `only`
+    those (what is held is on one of them), or all that the offer has.
 
     Raises InputError if no GPUs per trial fit the offer, or the profile does not cover the smallest that do.
     """
     gangs = np.array(gangs_of(profile, offer, constraints))
-    markets: tuple[Market, ...] = ("on_demand",) if offer.spot is None else ("on_demand", "spot")
-    begin = _start(held, offer)
+    all_markets: tuple[Market, ...] = ("on_demand",) if offer.spot is None else ("on_demand", "spot")
+    markets = only or all_markets
+    begin = _start(held, offer, markets[0])
     blocks = [
         _block(stages, profile, offer, market, gangs, begin, moments or MeanMoments(stages, profile, offer), moments)
         for market in markets
@@ -251,10 +254,10 @@ def _joined(parts: Sequence[npt.NDArray[Any]], width: int, fill: bool = True) ->
     return np.concatenate(padded, axis=1)
 
 
-def _start(held: Sequence[Cohort], offer: Offer) -> Start:
+def _start(held: Sequence[Cohort], offer: Offer, market: Market) -> Start:
     groups = sorted((cohort for cohort in held if cohort.instances), key=lambda cohort: cohort.held_s)
     if not groups:
-        return Start()
+        return Start(market=market)
     minimum_s = offer.minimum_billed_s if offer.billing == "per_instance" else 0.0
     young = [group for group in groups if group.held_s < minimum_s]
     return Start(
