@@ -31,6 +31,8 @@ from rubberband.profile import Profile
 _EXACT_BRACKETS = 5
 """Up to so many brackets, every division into lanes is tried; beyond, lanes are merged while that helps."""
 
+_BISECTION = 0.01
+
 Group = tuple[int, ...]
 
 
@@ -111,26 +113,38 @@ class _Division:
 
     def cheapest(self, deadline_s: float | None) -> JobPlan:
         """The cheapest plan in time that the budget allows. Raises InfeasibleError."""
-        lanes = self._surely(deadline_s) if varies(self.profile, self.offer) else self._divide(deadline_s)
-        if lanes is None:
-            raise self._infeasible(deadline_s)
-        job = self._joined(lanes)
+        job = self._in_time(deadline_s)
+        if job is None:
+            raise self._infeasible()
         if not self._kept(job):
             raise self._too_dear(job)
         return job
 
+    def _in_time(self, deadline_s: float | None) -> JobPlan | None:
+        lanes = self._surely(deadline_s) if varies(self.profile, self.offer) else self._divide(deadline_s)
+        return None if lanes is None else self._joined(lanes)
+
     def fastest(self) -> JobPlan:
         """The fastest plan within the budget (and the deadline): bisection to 1 % of the JCT."""
         best = self.cheapest(self.constraints.deadline_s)
-        low_s, high_s = 0.0, best.prediction.jct_s
-        while high_s - low_s > 0.01 * high_s:
+        low_s, high_s = self._shortest_s(), best.prediction.jct_s
+        while high_s - low_s > _BISECTION * high_s:
             middle_s = (low_s + high_s) / 2.0
-            try:
-                best = self.cheapest(middle_s)
-                high_s = min(middle_s, best.prediction.jct_s)
-            except InfeasibleError:
+            job = self._in_time(middle_s)
+            if job is not None and self._kept(job):
+                best, high_s = job, min(middle_s, job.prediction.jct_s)
+            else:
                 low_s = middle_s
         return best
+
+    def _shortest_s(self) -> float:
+        """What no plan is faster than: each bracket alone, as fast as can be."""
+        offer, profile = _certain(self.offer, self.profile)
+        limits = self._limits(None, self.offer.max_instances)
+        return max(
+            search.plan(bracket, profile, offer, limits, objective="min_time").prediction.jct_s
+            for bracket in self.brackets
+        )
 
     def _kept(self, job: JobPlan) -> bool:
         if job.odds is not None:
@@ -139,7 +153,8 @@ class _Division:
 
     def _surely(self, deadline_s: float | None) -> list[Lane] | None:
         """Lanes that are each in time surely enough; None if no slowing down finds any."""
-        for self.slowed in (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0):
+        for slowed in (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0):
+            self.slowed = slowed
             lanes = self._divide(deadline_s)
             if lanes is None:
                 return None
@@ -223,16 +238,7 @@ class _Division:
         key = (group, quota, deadline_s, self.slowed)
         if key not in self._solved:
             stages = [stage for bracket in group for stage in self.brackets[bracket]]
-            offer = replace(
-                self.offer,
-                max_instances=quota,
-                head_price_usd_per_hour=0.0,
-                provision_spread=FIXED,
-                init_spread=FIXED,
-                spot=None,
-            )
-            slower = {gpus: self.slowed * time_s for gpus, time_s in self.profile.seconds_per_iteration.items()}
-            profile = replace(self.profile, seconds_per_iteration=slower, trial_cv=0.0, iteration_cv=0.0)
+            offer, profile = _certain(replace(self.offer, max_instances=quota), self.profile, self.slowed)
             limits = self._limits(deadline_s, quota)
             try:
                 self._solved[key] = search.plan(stages, profile, offer, limits, self.policy)
@@ -270,7 +276,7 @@ class _Division:
             lanes=tuple(lanes), prediction=whole, odds=odds(samples, box_of(self.constraints)), head_usd=head_usd
         )
 
-    def _infeasible(self, deadline_s: float | None) -> InfeasibleError:
+    def _infeasible(self) -> InfeasibleError:
         """With the shortest time that a division can surely keep, by bisection, and the cheapest cost."""
         cheapest = self._divide(None)
         if cheapest is None:
@@ -280,11 +286,10 @@ class _Division:
                 cheapest_usd=math.inf,
             )
         job = self._joined(cheapest)
-        low_s, high_s = deadline_s or 0.0, _late_s(job)
-        self.slowed = 1.0
-        while high_s - low_s > 0.01 * high_s:
+        low_s, high_s = self._shortest_s(), _late_s(job)
+        while high_s - low_s > _BISECTION * high_s:
             middle_s = (low_s + high_s) / 2.0
-            low_s, high_s = (low_s, middle_s) if self._divide(middle_s) is not None else (middle_s, high_s)
+            low_s, high_s = (low_s, middle_s) if self._in_time(middle_s) is not None else (middle_s, high_s)
         return search.infeasible(self.constraints, high_s, job.prediction.cost_usd)
 
     def _too_dear(self, job: JobPlan) -> InfeasibleError:
@@ -311,6 +316,13 @@ def sample_lanes(lanes: Sequence[Lane], profile: Profile, offer: Offer, *, seed:
         cost_usd=np.sum([samples.cost_usd[:size] for samples in drawn], axis=0) + shared_usd,
         walks=[[step for samples in drawn for step in samples.steps]],
     )
+
+
+def _certain(offer: Offer, profile: Profile, slowed: float = 1.0) -> tuple[Offer, Profile]:
+    """A lane's terms with nothing that varies; the head node is the job's."""
+    fixed = replace(offer, head_price_usd_per_hour=0.0, provision_spread=FIXED, init_spread=FIXED, spot=None)
+    slower = {gpus: slowed * time_s for gpus, time_s in profile.seconds_per_iteration.items()}
+    return fixed, replace(profile, seconds_per_iteration=slower, trial_cv=0.0, iteration_cv=0.0)
 
 
 def _late_s(job: JobPlan) -> float:

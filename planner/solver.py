@@ -259,7 +259,7 @@ def _bracket(table: Table, box: Box, objective: Objective, constant: bool) -> tu
         peak = int(np.searchsorted(weights, solved.rows.time_weight[int(value.argmax())]))
         low, high = weights[max(0, peak - 1)], weights[min(len(weights) - 1, peak + 1)]
         near = np.concatenate([np.linspace(low, high, 7), [weights[peak]]])
-        weights = np.unique(np.concatenate([near, near[-2] * np.array([0.0, 0.25, 0.5, 2.0, 4.0, 16.0])]))
+        weights = np.unique(np.concatenate([near, high * np.array([0.0, 0.25, 0.5, 2.0, 4.0, 16.0])]))
     solved = relax(table, make_rows(table, weights, with_time=True), constant=constant)
     best = _better(best, _achieved(table, solved, box, objective))
     lowest = max(0.0, float(_dual(solved.rows, solved.root, box, objective).max()))

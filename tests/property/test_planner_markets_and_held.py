@@ -33,8 +33,8 @@ def held_jobs(draw):
         constraints = replace(constraints, min_gpus_per_trial=1)
     if draw(st.booleans()):
         price = offer.price_usd_per_hour * draw(st.sampled_from([0.3, 0.6, 1.0]))
-        spot = Spot(price_usd_per_hour=price, interruptions_per_hour=draw(st.sampled_from([0.0, 1.0, 20.0])), restart_s=30.0)
-        offer = replace(offer, spot=spot)
+        rate = draw(st.sampled_from([0.0, 1.0, 20.0]))
+        offer = replace(offer, spot=Spot(price_usd_per_hour=price, interruptions_per_hour=rate, restart_s=30.0))
     market = draw(st.sampled_from(["on_demand", "spot"])) if offer.spot else "on_demand"
     held, left = [], offer.max_instances
     for count in draw(st.lists(st.integers(1, 2), max_size=2)):

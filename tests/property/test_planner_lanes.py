@@ -1,0 +1,138 @@
+"""Hyperband's brackets as lanes: what any plan of them must keep, and the best division of small jobs."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rubberband.errors import InfeasibleError
+from rubberband.offer import Offer
+from rubberband.plan import Constraints, Stage
+from rubberband.planner.lanes import plan_job, sample_lanes
+from rubberband.planner.model import predict
+from rubberband.planner.search import plan
+from rubberband.profile import Profile
+from rubberband.scheduler import hyperband
+
+PROFILE = Profile(seconds_per_iteration={1: 30.0, 2: 16.0, 4: 9.0, 8: 6.0}, trial_startup_s=2.0)
+
+
+def offer_of(max_instances: int, **terms: float) -> Offer:
+    """Instances of four GPUs."""
+    return Offer(
+        instance_type="test",
+        gpus=4,
+        price_usd_per_hour=3.6,
+        max_instances=max_instances,
+        provision_delay_s=15.0,
+        init_delay_s=15.0,
+        **terms,  # type: ignore[arg-type]
+    )
+
+
+def check(job, brackets, profile, offer, constraints):
+    """What every plan of several brackets keeps."""
+    assert sorted(bracket for lane in job.lanes for bracket in lane.brackets) == list(range(len(brackets)))
+    assert sum(lane.max_instances for lane in job.lanes) <= offer.max_instances
+    for lane in job.lanes:
+        chain = tuple(stage for bracket in lane.brackets for stage in brackets[bracket])
+        assert lane.stages == chain
+        assert max(choice.instances for choice in lane.planned.plan.stages) <= lane.max_instances
+    assert len(job.plan.stages) == sum(map(len, brackets))
+    stages_usd = sum(stage.cost_usd for stage in job.prediction.stages)
+    assert job.prediction.cost_usd == pytest.approx(stages_usd + job.head_usd)
+    if job.odds is None:
+        assert job.prediction.jct_s == pytest.approx(max(lane.planned.prediction.jct_s for lane in job.lanes))
+        assert constraints.deadline_s is None or job.prediction.jct_s <= constraints.deadline_s + 1e-6
+
+
+chains = st.lists(st.builds(Stage, trials=st.integers(1, 6), iterations=st.integers(1, 6)), min_size=1, max_size=2)
+
+
+@given(st.lists(chains.map(tuple), min_size=2, max_size=3), st.integers(2, 5), st.floats(0.3, 3.0), st.floats(0.0, 1.0))
+@settings(max_examples=30, deadline=None)
+def test_no_division_that_can_be_tried_is_cheaper(brackets, max_instances, slack, head) -> None:
+    offer = offer_of(max_instances, head_price_usd_per_hour=head)
+    limits = Constraints(max_gpus_per_trial=4)
+    in_a_row = tuple(stage for bracket in brackets for stage in bracket)
+    soonest_s = plan(in_a_row, PROFILE, offer, limits, objective="min_time").prediction.jct_s
+    limits = replace(limits, deadline_s=slack * soonest_s)
+    divisions = []
+    for quotas in itertools.product(range(1, max_instances), repeat=len(brackets)):
+        if sum(quotas) <= max_instances:
+            divisions.append(list(zip(brackets, quotas, strict=True)))
+    divisions.append([(in_a_row, max_instances)])
+    costs_usd = []
+    for division in divisions:
+        try:
+            lanes = [
+                plan(stages, PROFILE, replace(offer, max_instances=quota, head_price_usd_per_hour=0.0), limits)
+                for stages, quota in division
+            ]
+        except InfeasibleError:
+            continue
+        costs_usd.append(sum(lane.prediction.cost_usd for lane in lanes))
+    try:
+        job = plan_job(brackets, PROFILE, offer, limits)
+    except InfeasibleError as error:
+        shortest_s = error.shortest_jct_s
+        job = None
+    if job is None:
+        assert not costs_usd
+        enough = replace(limits, deadline_s=shortest_s * 1.001)
+        check(plan_job(brackets, PROFILE, offer, enough), brackets, PROFILE, offer, enough)
+        return
+    check(job, brackets, PROFILE, offer, limits)
+    if costs_usd:
+        assert job.prediction.cost_usd - job.head_usd <= min(costs_usd) * 1.01 + 1e-9
+
+
+@pytest.mark.parametrize("max_instances", [2, 5, 40])
+@pytest.mark.parametrize("trial_cv", [0.0, 0.2])
+def test_hyperband_is_planned_within_its_limits(max_instances: int, trial_cv: float) -> None:
+    brackets = hyperband(27, 3)
+    profile, offer = replace(PROFILE, trial_cv=trial_cv), offer_of(max_instances, head_price_usd_per_hour=0.2)
+    limits = Constraints(deadline_s=7000.0, max_gpus_per_trial=8)
+    job = plan_job(brackets, profile, offer, limits)
+    check(job, brackets, profile, offer, limits)
+    if trial_cv:
+        assert job.odds is not None
+        assert job.odds.p_both >= limits.confidence
+        assert job.prediction.jct is not None
+        assert job.prediction.jct.p95 <= 7000.0
+
+
+def test_brackets_run_side_by_side_when_time_is_short_and_one_after_another_when_it_is_not() -> None:
+    brackets, offer = hyperband(27, 3), offer_of(64)
+    fast = plan_job(brackets, PROFILE, offer, Constraints(max_gpus_per_trial=8), objective="min_time")
+    slow = plan_job(brackets, PROFILE, offer, Constraints(max_gpus_per_trial=8))
+    assert len(fast.lanes) > len(slow.lanes)
+    assert fast.prediction.jct_s < slow.prediction.jct_s
+    assert fast.prediction.cost_usd > slow.prediction.cost_usd
+
+
+def test_the_budget_is_the_job_s_and_not_each_lane_s() -> None:
+    brackets, offer = hyperband(27, 3), offer_of(16)
+    cheapest = plan_job(brackets, PROFILE, offer, Constraints(max_gpus_per_trial=8))
+    limits = Constraints(max_gpus_per_trial=8, max_cost_usd=cheapest.prediction.cost_usd * 0.9)
+    with pytest.raises(InfeasibleError, match="max_cost"):
+        plan_job(brackets, PROFILE, offer, limits)
+    limits = replace(limits, max_cost_usd=cheapest.prediction.cost_usd * 1.2)
+    within = plan_job(brackets, PROFILE, offer, limits, objective="min_time")
+    assert within.prediction.cost_usd <= cheapest.prediction.cost_usd * 1.2
+    assert within.prediction.jct_s <= cheapest.prediction.jct_s
+
+
+def test_one_bracket_is_planned_as_it_is_and_samples_of_lanes_are_those_of_their_plans() -> None:
+    brackets, offer, limits = hyperband(27, 3), offer_of(8), Constraints(deadline_s=8000.0, max_gpus_per_trial=8)
+    alone = plan_job(brackets[:1], PROFILE, offer, limits)
+    assert alone.lanes[0].planned == plan(brackets[0], PROFILE, offer, limits)
+    assert alone.prediction == predict(brackets[0], alone.plan, PROFILE, offer)
+    job = plan_job(brackets, PROFILE, offer, limits)
+    samples = sample_lanes(job.lanes, PROFILE, offer)
+    assert samples.jct_s.max() == pytest.approx(job.prediction.jct_s)
+    assert samples.cost_usd.min() == pytest.approx(job.prediction.cost_usd)
