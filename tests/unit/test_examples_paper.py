@@ -1,0 +1,136 @@
+"""The paper's simulated experiments run, on reduced sizes, and have the shape that the paper gives them."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "examples" / "paper"
+NAMES = ("figure_09", "figure_10", "figure_11", "figure_12", "table_2", "table_3")
+TINY = 1e-9
+
+
+@pytest.fixture(scope="module")
+def load() -> Iterator[dict[str, ModuleType]]:
+    """The examples as modules that find each other as when one of them is run as a script."""
+    names = {path.stem for path in FOLDER.glob("*.py")}
+    assert not names & set(sys.modules), "no other module has an example's name"
+    sys.path.insert(0, str(FOLDER))
+    try:
+        yield {name: importlib.import_module(name) for name in sorted(names)}
+    finally:
+        sys.path.remove(str(FOLDER))
+        for name in names:
+            sys.modules.pop(name, None)
+
+
+def reduced(load: dict[str, ModuleType], name: str) -> object:
+    """The report of an example, smaller where it has a size."""
+    arguments: dict[str, dict[str, object]] = {
+        "figure_09": {"sigmas_s": (1.0, 4.0), "num_samples": 1000, "readings": ("each stage",)},
+        "figure_10": {"prices_usd_per_gb": (0.0, 0.16)},
+        "figure_11": {"trials": (16, 64)},
+        "figure_12": {"deadlines_min": (90, 160)},
+    }
+    return load[name].compute(**arguments.get(name, {}))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prints_tables_findings_and_assumptions_and_writes_one_page(
+    load: dict[str, ModuleType], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* plotly */")
+    report = reduced(load, name)
+
+    text = load["common"].as_text(report)
+    load["page"].write_page(str(tmp_path / "page.html"), report)
+
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Assumptions" in text
+    assert text.count("“") >= 2
+    assert "/* plotly */" in page
+    assert "src=" not in page
+    assert "href=" not in page
+
+
+def test_paying_per_instance_is_never_cheaper_and_stragglers_widen_the_gap(load: dict[str, ModuleType]) -> None:
+    figure = load["figure_09"]
+
+    def bill(policy: str, sigma_s: float, billing: str) -> float:
+        return float(figure.cost_usd("each stage", "no queue", policy, sigma_s, billing, 2000))
+
+    for policy in ("fixed", "elastic"):
+        few, many = (bill(policy, s, "per_instance") / bill(policy, s, "per_function") for s in (1.0, 10.0))
+        assert 1.0 <= few < many
+
+
+def test_dear_data_leaves_elastic_little_to_save_and_never_makes_it_dearer(load: dict[str, ModuleType]) -> None:
+    point = load["figure_10"].point
+    for curve in load["common"].CURVES:
+        free, paid, small = (
+            point(data, curve, price) for data, price in (("ImageNet", 0.0), ("ImageNet", 0.16), ("CIFAR-10", 0.16))
+        )
+        assert 1.0 - TINY <= paid.saving < free.saving
+        assert paid.saving < small.saving
+
+
+@pytest.mark.parametrize("billing", ["per_instance", "per_function"])
+@pytest.mark.parametrize("curve", ["placed", "scattered"])
+def test_more_trials_widen_the_difference(load: dict[str, ModuleType], billing: str, curve: str) -> None:
+    few, many = (load["figure_11"].point(billing, curve, trials) for trials in (64, 256))
+
+    assert few.elastic_usd <= few.fixed_usd + TINY
+    assert few.fixed_usd <= few.fair_usd + TINY
+    assert 0.0 < few.saved_usd < many.saved_usd
+
+
+def test_a_fixed_cluster_can_run_every_elastic_plan_where_holding_is_free(load: dict[str, ModuleType]) -> None:
+    point = load["figure_11"].point("per_function", "scattered", 64)
+
+    assert point.fixed_usd == pytest.approx(point.elastic_usd)
+    assert point.fair_usd > 1.1 * point.fixed_usd
+
+
+def test_start_up_of_instances_makes_plans_dearer_and_the_tightest_deadline_saves_most(
+    load: dict[str, ModuleType],
+) -> None:
+    figure = load["figure_12"]
+    short, long = figure.point(1.0, 90), figure.point(100.0, 90)
+
+    for policy in ("fixed", "elastic"):
+        assert getattr(long, policy).prediction.cost_usd > getattr(short, policy).prediction.cost_usd
+    assert figure.tightest(1.0).saving > short.saving > figure.point(1.0, 160).saving > 1.0
+
+
+def test_no_policy_is_cheaper_than_the_exact_search_and_more_time_never_dearer(load: dict[str, ModuleType]) -> None:
+    table = load["table_2"]
+    cost = {cell: planned.prediction.cost_usd for cell, planned in table.plans().items()}
+
+    for minutes in table.MINUTES:
+        for policy in table.POLICIES:
+            assert cost[table.EXACT, minutes] <= cost[policy, minutes] + TINY
+    for policy in (table.STATIC, table.NAIVE, table.EXACT):
+        assert cost[policy, 20] >= cost[policy, 30] >= cost[policy, 40]
+
+
+def test_the_plan_has_the_papers_gangs_and_the_papers_own_cannot_cost_what_it_says(load: dict[str, ModuleType]) -> None:
+    table = load["table_3"]
+    found = table.compare()
+
+    assert [choice.gpus_per_trial for choice in found.ours.plan.stages] == [1, 2, 4, 8]
+    assert [choice.instances for choice in found.ours.plan.stages] == [8, 5, 3, 2]
+    assert found.paper.jct_s == pytest.approx(table.PAPER_JCT_S)
+    assert found.ours.prediction.cost_usd <= found.trimmed.cost_usd + TINY < found.paper.cost_usd < table.PAPER_USD
+
+
+@pytest.mark.parametrize(
+    ("holds", "expected"),
+    [((True, True), "agrees"), ((True, False), "agrees in part"), ((False,), "differs")],
+)
+def test_a_verdict_is_computed_from_what_holds(
+    load: dict[str, ModuleType], holds: tuple[bool, ...], expected: str
+) -> None:
+    assert load["common"].verdict(*holds) == expected
