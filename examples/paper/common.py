@@ -224,7 +224,10 @@ def show(compute: Callable[[], Report]) -> None:
     report = compute()
     print(as_text(report))
     if path:
-        write_page(path, report)
+        try:
+            write_page(path, report)
+        except (ImportError, OSError) as error:
+            raise SystemExit(f"--html {path}: {error}; choose a path that can be written, and install plotly") from None
         print(f"\nwritten: {path}")
 
 
