@@ -15,7 +15,10 @@ from rubberband.planner.table import Floats
 
 ROUGH_CHUNKS = 2
 _CLEAR = 2.5
-"""Standard errors by which a probability must differ from the confidence to be clear."""
+"""Standard errors below the confidence at which a probability is clearly too small."""
+_SURE = 5.0
+"""Standard errors above it at which it is clearly enough: of many candidates, looked at many times, one may be lucky.
+"""
 _WORTH_IT = 0.005
 """How much better a candidate must be that few samples spoke against, to be given more of them."""
 _HOPEFUL = 8
@@ -72,8 +75,10 @@ class Judge:
         for num_chunks in range(ROUGH_CHUNKS, self.draws.most_chunks + 1):
             look = self.look(candidate, num_chunks)
             kept, error = look.kept(self.box), self._error(len(look.jct_s))
-            if kept == 1.0 or abs(kept - self.confidence) > _CLEAR * error:
-                return kept > self.confidence
+            if kept < self.confidence - _CLEAR * error:
+                return False
+            if kept > self.confidence + _SURE * error:
+                return True
         return kept >= min(1.0, self.confidence + error)
 
     def _error(self, num_samples: int) -> float:
