@@ -17,8 +17,7 @@ ROUGH_CHUNKS = 2
 _CLEAR = 2.5
 """Standard errors below the confidence at which a probability is clearly too small."""
 _SURE = 5.0
-"""Standard errors above it at which it is clearly enough: of many candidates, looked at many times, one may be lucky.
-"""
+"""Standard errors above it at which it is clearly enough: of many candidates, often looked at, one may be lucky."""
 _WORTH_IT = 0.005
 """How much better a candidate must be that few samples spoke against, to be given more of them."""
 _HOPEFUL = 8
