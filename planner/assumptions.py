@@ -1,4 +1,4 @@
-"""What an estimate rests on, by its effect: the same plan predicted again with each input changed. It searches nothing."""
+"""What an estimate rests on, by its effect: the same plan predicted again with each input changed. No searching."""
 
 from __future__ import annotations
 

@@ -10,19 +10,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from rubberband.errors import InfeasibleError
 from rubberband.offer import Offer
 from rubberband.plan import Constraints, Odds, Plan, Planned, Prediction, Stage
 from rubberband.planner import risk, search
 from rubberband.planner.families import Policy
-from rubberband.planner.lanes import JobPlan, plan_job, single
+from rubberband.planner.labels import TIME_TOLERANCE_S
+from rubberband.planner.lanes import JobPlan, plan_job, sample_lanes, single
 from rubberband.planner.solver import Objective
 from rubberband.profile import Profile
 
 USER_PLAN = "user"
 """The `policy` of an estimate of a plan that the user wrote."""
 BASELINES: tuple[Policy, ...] = ("static", "naive_elastic", "greedy")
-_FRONTIER_POINTS = 12
+_FRONTIER_POINTS = 5
+_FRONTIER_STEP = 0.75
+"""Of a job with several brackets: so many deadlines, each so much shorter than the one before."""
 Point = tuple[float, float]
 """(jct_s, cost_usd)"""
 
@@ -150,7 +155,8 @@ def estimate(
     """Plan an experiment on the best of the instance types, and set the plan beside what else could be done.
 
     `clock` reads seconds. No plan at all is an answer: `feasible` is False and `nearest` set. To `compare` is to plan
-    with the other policies, on demand only, and on the other types. The frontier is whole `with_frontier`, else the
+    with the other policies, on demand only, and on the other types; where the optimal policy finds no plan, none of the
+    others does, and they are left out. The frontier is whole `with_frontier`, else the
     plan's own point. Raises InputError if no plan can exist, whatever the constraints.
     """
     began_s = clock()
@@ -163,7 +169,7 @@ def estimate(
         for at, (other, answer) in enumerate(zip(cases, answers, strict=True))
         if at != chosen
     ]
-    if compare:
+    if compare and (job is not None or policy != "optimal"):
         options += _compared(brackets, case, policy, objective, seed)
     return Estimate(
         experiment_name=experiment_name,
@@ -220,26 +226,52 @@ def frontier(
 ) -> list[Point]:
     """(jct_s, cost_usd) of plans that no other beats on both, fastest first, whatever the deadline.
 
-    Whole for one bracket (`search.frontier`); of several brackets, the plans for some deadlines.
+    Whole for one bracket (`search.frontier`). Of several brackets, the plans for a few deadlines from the shortest time
+    of all of them in one chain up; where times vary, with the JCT that is kept with the confidence.
     """
     limits = replace(case.constraints, deadline_s=None)
     if len(brackets) == 1:
         return search.frontier(brackets[0], case.profile, case.offer, limits, policy, seed=seed)
-    ends = [_answer(brackets, replace(case, constraints=limits), policy, goal, seed) for goal in _GOALS]
-    times_s = [job.prediction.jct_s for job, _ in ends if job is not None]
-    if len(times_s) < len(ends):
-        return []
     points: list[Point] = []
-    step_s = (times_s[1] - times_s[0]) / _FRONTIER_POINTS
-    for at in range(_FRONTIER_POINTS + 1):
-        limited = replace(case, constraints=replace(limits, deadline_s=times_s[0] * 1.001 + at * step_s))
-        job, _ = _answer(brackets, limited, policy, "min_cost", seed)
-        if job is not None and (not points or job.prediction.cost_usd < points[-1][1]):
-            points.append((job.prediction.jct_s, job.prediction.cost_usd))
-    return points
+    for deadline_s in _deadlines_s(brackets, case, policy, seed):
+        job, _ = _answer(
+            brackets, replace(case, constraints=replace(limits, deadline_s=deadline_s)), policy, "min_cost", seed
+        )
+        if job is None:
+            break
+        points.append((_kept_s(job, case, seed), job.prediction.cost_usd))
+    points.sort()
+    return [(time_s, usd) for at, (time_s, usd) in enumerate(points) if all(usd < before for _, before in points[:at])]
 
 
-_GOALS: tuple[Objective, ...] = ("min_time", "min_cost")
+def _deadlines_s(brackets: Sequence[Sequence[Stage]], case: Case, policy: Policy, seed: int) -> list[float]:
+    """Deadlines of a job of several brackets, longest first: from the shortest time of all of them in one chain down.
+
+    They end well above what the longest bracket takes by itself, since finding that there is no plan is slow.
+    """
+    limits = replace(case.constraints, deadline_s=None)
+
+    def fastest_s(stages: Sequence[Stage]) -> float:
+        planned = search.plan(stages, case.profile, case.offer, limits, policy, "min_time", seed=seed)
+        return _kept_s(single(stages, planned, case.offer), case, seed)
+
+    try:
+        longest_s = fastest_s([stage for stages in brackets for stage in stages])
+        shortest_s = max(fastest_s(stages) for stages in brackets)
+    except InfeasibleError:
+        return []
+    deadlines_s = (longest_s * _FRONTIER_STEP**at + TIME_TOLERANCE_S for at in range(_FRONTIER_POINTS))
+    return [deadline_s for deadline_s in deadlines_s if deadline_s > 1.5 * shortest_s]
+
+
+def _kept_s(job: JobPlan, case: Case, seed: int) -> float:
+    """The JCT that a plan keeps with the confidence."""
+    if job.odds is None:
+        return job.prediction.jct_s
+    samples = sample_lanes(job.lanes, case.profile, case.offer, seed=seed)
+    return float(np.quantile(samples.jct_s, case.constraints.confidence))
+
+
 Answer = tuple[JobPlan | None, InfeasibleError | None]
 
 

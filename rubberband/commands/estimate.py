@@ -12,11 +12,13 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from rubberband.commands.estimate_compare import Saved
     from rubberband.experiment import Experiment
     from rubberband.plan import Plan
     from rubberband.planner.assumptions import Assumption
     from rubberband.planner.estimate import Estimate
     from rubberband.profile import Profile
+    from rubberband.views.tables import Table
 
 
 class Output(StrEnum):
@@ -93,19 +95,35 @@ def estimate(
     experiment = load_experiment(file, overrides or [])
     profiles = profiles_of(experiment, file)
     given = read_plan(plan) if plan else None
-    answer = _estimate(experiment, profiles, policy, given, seed)
+    before = _read_saved(compare_to)
+    full = output is Output.table or html is not None
+    answer = _estimate(experiment, profiles, policy, given, seed, full)
     known = assumptions(answer, bases(experiment, answer.profile, answer.offer.instance_type))
+    compared = _compare(answer, before)
+    if html is not None:
+        from rubberband.commands.show import write_text
+        from rubberband.views.estimate_html import render_estimate
+
+        write_text(html, render_estimate(answer, *_document(answer, known, compared, compare_to)))
     if output is Output.json:
-        _print_json(answer, known)
+        _print_json(answer, known, compared)
     else:
-        _print_tables(answer, known)
+        from rubberband.views.report_text import print_document
+
+        print_document(*_document(answer, known, compared, compare_to), ("bold", "", "bold green"))
     if not answer.feasible:
         raise _infeasible(answer)
 
 
 def _estimate(
-    experiment: Experiment, profiles: Profile | Mapping[str, Profile], policy: Policy, plan: Plan | None, seed: int
+    experiment: Experiment,
+    profiles: Profile | Mapping[str, Profile],
+    policy: Policy,
+    plan: Plan | None,
+    seed: int,
+    full: bool,
 ) -> Estimate:
+    """With the whole frontier if the estimate is to be `full`, or if that is quick."""
     from rubberband.cases import cases
     from rubberband.commands.estimate_inputs import case_of_plan
     from rubberband.planner.estimate import estimate as estimate_best
@@ -122,7 +140,7 @@ def _estimate(
         name,
         clock=time.perf_counter,
         objective=experiment.constraints.objective,
-        with_frontier=True,
+        with_frontier=full or len(brackets) == 1,
         seed=seed,
     )
 
@@ -139,7 +157,23 @@ def _infeasible(answer: Estimate) -> Exception:
     return InfeasibleError(reason, shortest_jct_s=jct_s, cheapest_usd=cost_usd)
 
 
-def _print_json(answer: Estimate, known: tuple[Assumption, ...]) -> None:
+def _read_saved(path: Path | None) -> Saved | None:
+    if path is None:
+        return None
+    from rubberband.commands.estimate_compare import read_saved
+
+    return read_saved(path)
+
+
+def _compare(answer: Estimate, before: Saved | None) -> dict[str, Any] | None:
+    if before is None:
+        return None
+    from rubberband.commands.estimate_compare import comparison, saved
+
+    return comparison(before, saved(answer.to_json()))
+
+
+def _print_json(answer: Estimate, known: tuple[Assumption, ...], compared: dict[str, Any] | None) -> None:
     from dataclasses import asdict
 
     from rubberband.commands.show import print_json
@@ -147,11 +181,19 @@ def _print_json(answer: Estimate, known: tuple[Assumption, ...]) -> None:
     data: dict[str, Any] = answer.to_json()
     data["assumptions"] = [asdict(assumption) for assumption in known]
     data["notes"] = answer.profile.notes()
+    if compared is not None:
+        data["comparison"] = compared
     print_json(data)
 
 
-def _print_tables(answer: Estimate, known: tuple[Assumption, ...]) -> None:
+def _document(
+    answer: Estimate, known: tuple[Assumption, ...], compared: dict[str, Any] | None, source: Path | None
+) -> tuple[list[str], list[Table]]:
+    """Headlines and tables."""
+    from rubberband.views.estimate_difference import difference_table
     from rubberband.views.estimate_tables import headlines, tables
-    from rubberband.views.report_text import print_document
 
-    print_document(headlines(answer), tables(answer, known, answer.profile.notes()), ("bold", "", "bold green"))
+    found = tables(answer, known, answer.profile.notes())
+    if compared is not None:
+        found.insert(0, difference_table(compared, str(source)))
+    return headlines(answer), found

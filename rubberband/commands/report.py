@@ -39,9 +39,10 @@ def report(
 
     result = session.read(_folder(name))
     if html is not None:
+        from rubberband.commands.show import write_text
         from rubberband.views.report_html import render_html
 
-        _write(html, render_html(result))
+        write_text(html, render_html(result))
     if output is Output.json:
         from rubberband.commands.show import print_json
 
@@ -147,12 +148,3 @@ def _folder(name: str) -> ExperimentFolder:
     folder = ExperimentFolder(home=default_home(), name=name)
     folder.require()
     return folder
-
-
-def _write(path: Path, text: str) -> None:
-    from rubberband.errors import InputError
-
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path} cannot be written ({error.strerror}); give another path") from None

@@ -5,12 +5,23 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+from rubberband.errors import InputError
 
 
 def print_json(value: Any) -> None:
     """One JSON value on stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file. Raises InputError if it cannot be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}); give another path") from None
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], total: Sequence[str] | None = None) -> None:

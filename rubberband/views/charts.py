@@ -41,7 +41,7 @@ def allocation(result: Result) -> Figure | None:
         return None
     end_s = max([result.actual_jct_s, *(use.end_s for use in result.busy), *(_end_s(result, i) for i in rented)])
     horizon_s = max(end_s, result.planned_jct_s)
-    unit, unit_s = _unit(horizon_s)
+    unit, unit_s = time_unit(horizon_s)
     gpus = gpus_per_instance(result)
     rows = [_row(instance.instance, gpu) for instance in rented for gpu in range(gpus)]
     bars = _held_bars(result, rented, gpus, unit_s) + _busy_bars(result.busy, unit_s)
@@ -64,7 +64,7 @@ def allocation(result: Result) -> Figure | None:
             "fixedrange": True,
         },
         **_marks(result, horizon_s, unit_s),
-        **_LEGEND,
+        **LEGEND,
     }
     return {"data": [*bars, *_lost(result, rented, gpus, unit_s), *_steps(result, rented, unit_s)], "layout": layout}
 
@@ -83,7 +83,7 @@ def _gpu_axis(rows: list[str]) -> Figure:
     }
 
 
-_LEGEND: Figure = {
+LEGEND: Figure = {
     "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
     "margin": {"l": 10, "r": 10, "t": 24, "b": 90},
     "hovermode": "closest",
@@ -112,7 +112,7 @@ def _row(instance: str, gpu: int) -> str:
     return f"{html.escape(instance)} : {gpu}"
 
 
-def _unit(horizon_s: float) -> tuple[str, float]:
+def time_unit(horizon_s: float) -> tuple[str, float]:
     """What time axes count in, and how many seconds that is."""
     if horizon_s <= 180:
         return "seconds", 1.0
@@ -302,7 +302,7 @@ def learning_curves(result: Result) -> Figure | None:
             fates.setdefault(_fate_of(result, trial), []).append(trial)
     if not fates:
         return None
-    unit, unit_s = _unit(result.actual_jct_s)
+    unit, unit_s = time_unit(result.actual_jct_s)
     points = sum(len(trial.curve) for trial in result.trials)
     order = [fate for fate in reversed(CURVES) if fate in fates]
     traces = [_trace(result, fate, fates[fate], points < _MANY_POINTS) for fate in order]
@@ -320,7 +320,7 @@ def learning_curves(result: Result) -> Figure | None:
         "xaxis": {"title": {"text": "iterations"}, "rangemode": "tozero", "dtick": step},
         "yaxis": {"title": {"text": html.escape(printable(result.metric))}},
         "updatemenus": [_SWITCH | {"buttons": buttons}],
-        **_LEGEND,
+        **LEGEND,
         "margin": {"l": 10, "r": 10, "t": 50, "b": 90},
     }
     return {"data": traces, "layout": layout}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
@@ -37,18 +38,18 @@ def render_html(result: Result) -> str:
         [
             _header(result),
             _best(result),
-            _chart("curves", "Learning curves", _CURVES, drawn),
-            _chart("allocation", "Instances and GPUs over time", _ALLOCATION, drawn),
-            _table(comparison(result)),
-            _table(stages(result)),
-            _table(decisions(result)),
+            chart_section("curves", "Learning curves", _CURVES, drawn),
+            chart_section("allocation", "Instances and GPUs over time", _ALLOCATION, drawn),
+            table_section(comparison(result)),
+            table_section(stages(result)),
+            table_section(decisions(result)),
             _paid(result),
-            _table(failures(result)),
-            _table(incidents(result)),
-            _table(trials(result, None), sortable=True),
+            table_section(failures(result)),
+            table_section(incidents(result)),
+            table_section(trials(result, None), sortable=True),
         ]
     )
-    return _page(result.name, body, drawn)
+    return page(f"{result.name} - RubberBand report", body, drawn)
 
 
 _CURVES = "Each line is a trial, its colour tells what became of it; click the legend to hide or show, drag to zoom."
@@ -58,7 +59,8 @@ _ALLOCATION = (
 )
 
 
-def _page(name: str, body: str, figures: dict[str, Any]) -> str:
+def page(title: str, body: str, figures: Mapping[str, Any]) -> str:
+    """A whole page around `body`. Raises InputError if there are figures and plotly is not installed."""
     script = f"<script>{_plotly()}</script>" if figures else ""
     data = f'<script type="application/json" id="figures">{script_json(figures)}</script>'
     return f"""<!DOCTYPE html>
@@ -67,7 +69,7 @@ def _page(name: str, body: str, figures: dict[str, Any]) -> str:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{CONTENT_POLICY}">
-<title>{html.escape(name)} - RubberBand report</title>
+<title>{html.escape(title)}</title>
 <style>{_asset("report.css")}</style>
 {script}
 </head>
@@ -105,24 +107,24 @@ def _header(result: Result) -> str:
     value = None if best is None else best.metrics.get(result.metric)
     over = result.outcome == "done"
     cards = [
-        _card(
+        card(
             f"best {printable(result.metric)}",
             "none" if value is None else number(value),
             "no trial reported" if best is None else f"trial {best.trial}, {counted(best.iterations, 'iteration')}",
         ),
-        _card(
+        card(
             "time",
             duration(result.actual_jct_s),
             f"planned {duration(result.planned_jct_s)}"
             + (f" ({difference(result.actual_jct_s, result.planned_jct_s)})" if over else ""),
         ),
-        _card(
+        card(
             "cost",
             f"{usd(result.actual_cost_usd)} USD",
             f"planned {usd(result.planned_cost_usd)} USD"
             + (f" ({difference(result.actual_cost_usd, result.planned_cost_usd)})" if over else ""),
         ),
-        _card("paid GPU time that trained", f"{100 * result.paid.training_share:.0f} %", "the rest: see below"),
+        card("paid GPU time that trained", f"{100 * result.paid.training_share:.0f} %", "the rest: see below"),
     ]
     kind = "late" if result.late and over else result.outcome
     badge = "done, after the deadline" if kind == "late" else result.outcome
@@ -133,7 +135,8 @@ def _header(result: Result) -> str:
     )
 
 
-def _card(name: str, value: str, note: str) -> str:
+def card(name: str, value: str, note: str) -> str:
+    """A headline figure."""
     figure = f"<b>{html.escape(value)}</b><small>{html.escape(note)}</small>"
     return f'<div class="card"><span>{html.escape(name)}</span>{figure}</div>'
 
@@ -152,7 +155,8 @@ def _best(result: Result) -> str:
     )
 
 
-def _chart(name: str, title: str, note: str, drawn: dict[str, Any]) -> str:
+def chart_section(name: str, title: str, note: str, drawn: Mapping[str, Any]) -> str:
+    """A section for one of the figures that are `drawn`; empty if it is not among them."""
     if name not in drawn:
         return ""
     height = drawn[name]["layout"]["height"]
@@ -162,7 +166,8 @@ def _chart(name: str, title: str, note: str, drawn: dict[str, Any]) -> str:
     )
 
 
-def _table(table: Table, sortable: bool = False) -> str:
+def table_section(table: Table, sortable: bool = False) -> str:
+    """A section with a table; empty if that has no rows."""
     if not table.rows:
         return ""
     head = "".join(f"<th{_kind(table, i)}>{html.escape(cell)}</th>" for i, cell in enumerate(table.header))
@@ -198,4 +203,4 @@ def _paid(result: Result) -> str:
         f'<li><i class="part{index}"></i>{name} {percent} %</li>' for index, (name, percent) in enumerate(parts)
     )
     shown = f'<div class="paid">{bar}</div><ul class="key">{key}</ul>'
-    return _table(table).replace('<div class="wide">', f'{shown}<div class="wide">', 1)
+    return table_section(table).replace('<div class="wide">', f'{shown}<div class="wide">', 1)
