@@ -96,12 +96,14 @@ def _weigh(table: Table, rows: Rows) -> _Weights:
     )
 
 
-def roots(table: Table, rows: Rows) -> Floats:
+def roots(table: Table, rows: Rows, *, constant: bool = False) -> Floats:
     """(R,) What the whole job weighs at least: `relax` without all that a search needs beside."""
     weights = _weigh(table, rows)
     to_go = np.zeros_like(weights.stay[0])
     for stage in range(table.num_stages - 1, 0, -1):
-        to_go = _onward(table, weights, weights.stay[stage] + to_go)
+        to_go += weights.stay[stage]
+        if not constant:
+            to_go = _onward(table, weights, to_go)
     lowest: Floats = (weights.stay[0] + _entry(table, rows, weights) + to_go).min(axis=1)
     return lowest
 

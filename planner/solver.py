@@ -244,30 +244,24 @@ def lower_bound(table: Table, box: Box, objective: Objective) -> float:
 
 def _bracket(table: Table, box: Box, objective: Objective, constant: bool) -> tuple[Relaxed, float, float | None]:
     """Bounds for the search: the solved rows, a lower bound on the objective, and a plan's value if one was met."""
-    ends = relax(table, make_rows(table, np.zeros(1), with_time=True), constant=constant)
-    scale = max(ends.root[0], 1e-9) / max(ends.root[-1], 1e-9)
-    best = _achieved(table, ends, box, objective)
+    ends = roots(table, make_rows(table, np.zeros(1), with_time=True), constant=constant)
+    scale = max(ends[0], 1e-9) / max(ends[-1], 1e-9)
     weights = np.concatenate([[0.0], scale * np.geomspace(1 / 64, 4096, 19)])
     bounded = box.time_s if objective == "min_cost" else box.cost_usd
     if not np.isfinite(bounded):
         # Nothing to weigh against: the objective alone, with the other one far behind it, is the problem.
         weights = np.array([0.0]) if objective == "min_cost" else weights[-1:]
     if np.isfinite(bounded):
-        solved = relax(table, make_rows(table, weights), constant=constant)
-        best = _better(best, _achieved(table, solved, box, objective))
-        value = _dual(solved.rows, solved.root, box, objective)
-        peak = int(np.searchsorted(weights, solved.rows.time_weight[int(value.argmax())]))
+        rows = make_rows(table, weights)
+        value = _dual(rows, roots(table, rows, constant=constant), box, objective)
+        peak = int(np.searchsorted(weights, rows.time_weight[int(value.argmax())]))
         low, high = weights[max(0, peak - 1)], weights[min(len(weights) - 1, peak + 1)]
         near = np.concatenate([np.linspace(low, high, 7), [weights[peak]]])
         weights = np.unique(np.concatenate([near, high * np.array([0.0, 0.25, 0.5, 2.0, 4.0, 16.0])]))
     solved = relax(table, make_rows(table, weights, with_time=True), constant=constant)
-    best = _better(best, _achieved(table, solved, box, objective))
+    best = _achieved(table, solved, box, objective)
     lowest = max(0.0, float(_dual(solved.rows, solved.root, box, objective).max()))
     return solved, lowest, best
-
-
-def _better(first: float | None, second: float | None) -> float | None:
-    return min((value for value in (first, second) if value is not None), default=None)
 
 
 def _dual(rows: Rows, root: Floats, box: Box, objective: Objective) -> Floats:
