@@ -24,28 +24,31 @@ _MOST_BINNED = 0.999
 def figures(answer: Estimate) -> dict[str, Figure]:
     """The charts that the estimate has something to show in, by name."""
     drawn: dict[str, Figure] = {}
-    if answer.job is not None:
+    job, limits = answer.job, answer.constraints
+    sure_s = 0.0 if job is None else job.prediction.jct_s
+    if job is not None:
         drawn["allocation"] = allocation(answer)
+    if job is not None and varies(answer.profile, answer.offer):
+        samples = sample_lanes(job.lanes, answer.profile, answer.offer, seed=answer.seed)
+        sure_s = float(np.quantile(samples.jct_s, limits.confidence))
+        drawn["times"] = _histogram(samples.jct_s, "time", limits.deadline_s)
+        drawn["costs"] = _histogram(samples.cost_usd, "cost", limits.max_cost_usd)
     if len(answer.frontier) > 1:
-        drawn["frontier"] = frontier(answer)
-    if answer.job is not None and varies(answer.profile, answer.offer):
-        samples = sample_lanes(answer.job.lanes, answer.profile, answer.offer, seed=answer.seed)
-        _, unit_s = time_unit(float(samples.jct_s.max()))
-        drawn["times"] = _histogram(answer, samples.jct_s, unit_s, "time", answer.constraints.deadline_s)
-        drawn["costs"] = _histogram(answer, samples.cost_usd, 1.0, "cost", answer.constraints.max_cost_usd)
+        drawn["frontier"] = frontier(answer, sure_s)
     return drawn
 
 
 def allocation(answer: Estimate) -> Figure:
-    """Instances held over (expected) time, a step line for each lane, with the stages' names."""
+    """Instances held over (expected) time, lanes on top of each other, with the stages' names."""
     job, offer = answer.job, answer.offer
     assert job is not None, "the caller has a plan"
     deadline_s = answer.constraints.deadline_s
-    unit, unit_s = time_unit(max(job.prediction.jct_s, deadline_s or 0.0))
-    alone = len(job.lanes) == 1
-    traces = [_lane(answer, at, lane, unit_s) for at, lane in enumerate(job.lanes)]
-    most = max(choice.instances for choice in job.plan.stages)
     end_s = max(job.prediction.jct_s, deadline_s or 0.0)
+    unit, unit_s = time_unit(end_s)
+    held = [_held(answer, lane) for lane in job.lanes]
+    edges_s = sorted({edge_s for spans in held for start_s, stop_s, *_ in spans for edge_s in (start_s, stop_s)})
+    totals = [sum(_at(spans, edge_s)[0] for spans in held) for edge_s in edges_s]
+    most = max(totals)
     layout: Figure = {
         "height": 360,
         "showlegend": True,
@@ -59,21 +62,22 @@ def allocation(answer: Estimate) -> Figure:
         "shapes": _lines_at([(deadline_s, "x", unit_s)]),
         "annotations": [
             *_labels([(deadline_s, "deadline", "x", unit_s)]),
-            *(_names(job.lanes[0], unit_s) if alone else []),
+            *(_names(job.lanes[0], unit_s) if len(job.lanes) == 1 else []),
         ],
         **LEGEND,
     }
+    traces = [_lane(answer, at, spans, edges_s, unit_s) for at, spans in enumerate(held)]
     return {"data": traces, "layout": layout}
 
 
-def _lane(answer: Estimate, at: int, lane: Lane, unit_s: float) -> Figure:
-    colour = STAGE_COLOURS[at % len(STAGE_COLOURS)]
-    xs: list[float] = []
-    ys: list[int] = []
-    hover: list[str] = []
+Span = tuple[float, float, int, str]
+"""(start_s, end_s, instances, hover text)"""
+
+
+def _held(answer: Estimate, lane: Lane) -> list[Span]:
+    """What a lane holds, stage by stage."""
+    several, spans, now_s = len(answer.brackets) > 1, list[Span](), 0.0
     rungs = [(bracket, rung) for bracket in lane.brackets for rung in range(len(answer.brackets[bracket]))]
-    several = len(answer.brackets) > 1
-    now_s = 0.0
     for (bracket, rung), stage, choice, predicted in zip(
         rungs, lane.stages, lane.planned.plan.stages, lane.planned.prediction.stages, strict=True
     ):
@@ -86,22 +90,31 @@ def _lane(answer: Estimate, at: int, lane: Lane, unit_s: float) -> Figure:
             f"{format_usd(predicted.cost_usd)}"
         )
         end_s = now_s + predicted.provisioning_s + predicted.duration_s
-        xs += [now_s / unit_s, end_s / unit_s]
-        ys += [choice.instances, choice.instances]
-        hover += [words, words]
+        spans.append((now_s, end_s, choice.instances, words))
         now_s = end_s
-    names = " and ".join(str(bracket) for bracket in lane.brackets)
-    label = f"lane {at}: brackets {names}" if len(lane.brackets) > 1 else f"lane {at}: bracket {names}"
+    return spans
+
+
+def _at(spans: Sequence[Span], moment_s: float) -> tuple[int, str]:
+    """Instances held at a moment, and what for."""
+    return next(((count, words) for start_s, end_s, count, words in spans if start_s <= moment_s < end_s), (0, "done"))
+
+
+def _lane(answer: Estimate, at: int, spans: Sequence[Span], edges_s: Sequence[float], unit_s: float) -> Figure:
+    assert answer.job is not None, "the caller has a plan"
+    brackets = answer.job.lanes[at].brackets
+    names = " and ".join(str(bracket) for bracket in brackets)
+    label = f"lane {at}: {'brackets' if len(brackets) > 1 else 'bracket'} {names}"
     return {
         "type": "scatter",
         "mode": "lines",
-        "name": label if several else "instances held or on their way",
-        "x": [*xs, xs[-1]],
-        "y": [*ys, 0],
-        "hovertext": [*hover, "the end"],
+        "name": label if len(answer.brackets) > 1 else "instances held or on their way",
+        "x": [edge_s / unit_s for edge_s in edges_s],
+        "y": [_at(spans, edge_s)[0] for edge_s in edges_s],
+        "hovertext": [_at(spans, edge_s)[1] for edge_s in edges_s],
         "hoverinfo": "text",
-        "line": {"shape": "hv", "color": colour, "width": 2.5},
-        **({"fill": "tozeroy"} if not several else {}),
+        "line": {"shape": "hv", "color": STAGE_COLOURS[at % len(STAGE_COLOURS)], "width": 1.5},
+        "stackgroup": "instances",
     }
 
 
@@ -123,8 +136,8 @@ def _names(lane: Lane, unit_s: float) -> list[Figure]:
     return found
 
 
-def frontier(answer: Estimate) -> Figure:
-    """The lowest cost for every deadline, elastic and fixed, with the plan's point and the limits."""
+def frontier(answer: Estimate, sure_s: float) -> Figure:
+    """The lowest cost for every deadline, elastic and fixed, with the limits and the plan (surely done in `sure_s`)."""
     deadline_s, budget_usd = answer.constraints.deadline_s, answer.constraints.max_cost_usd
     far_s = max(answer.frontier[-1][0], *(point[0] for point in answer.static_frontier), deadline_s or 0.0)
     unit, unit_s = time_unit(far_s)
@@ -137,15 +150,15 @@ def frontier(answer: Estimate) -> Figure:
         ),
     ]
     if answer.job is not None:
-        prediction = answer.job.prediction
+        cost_usd = answer.job.prediction.cost_usd
         traces.append(
             {
                 "type": "scatter",
                 "mode": "markers",
                 "name": "this plan",
-                "x": [prediction.jct_s / unit_s],
-                "y": [prediction.cost_usd],
-                "hovertext": [f"this plan: {format_duration(prediction.jct_s)}, {format_usd(prediction.cost_usd)}"],
+                "x": [sure_s / unit_s],
+                "y": [cost_usd],
+                "hovertext": [f"this plan: {format_duration(sure_s)}, {format_usd(cost_usd)}"],
                 "hoverinfo": "text",
                 "marker": {"size": 12, "symbol": "star", "color": LOST},
             }
@@ -179,21 +192,21 @@ def _steps(name: str, points: Sequence[Point], far_s: float, unit_s: float, colo
     }
 
 
-def _histogram(answer: Estimate, values: Floats, unit: float, what: str, limit: float | None) -> Figure:
+def _histogram(values: Floats, what: str, limit: float | None) -> Figure:
     """How often the samples fall where, with p50, p95 and the limit."""
+    unit_name, unit = time_unit(float(values.max())) if what == "time" else ("USD", 1.0)
     low, high = float(values.min()), float(np.quantile(values, _MOST_BINNED))
     counts, edges = np.histogram(values, bins=_BINS, range=(low, high if high > low else low + 1.0))
     shares = 100.0 * counts / len(values)
     shown = format_duration if what == "time" else format_usd
     p50, p95 = (float(value) for value in np.quantile(values, [0.5, 0.95]))
-    title = f"time ({time_unit(float(values.max()))[0]})" if what == "time" else "cost (USD)"
     near = limit if limit is not None and limit <= high + (high - low) else None
     marks = [(p50, "p50", PLANNED), (p95, "p95", PLANNED), *([(near, "limit", LOST)] if near is not None else [])]
     layout: Figure = {
         "height": 320,
         "showlegend": False,
         "bargap": 0.05,
-        "xaxis": {"title": {"text": title}},
+        "xaxis": {"title": {"text": f"{what} ({unit_name})"}},
         "yaxis": {"title": {"text": "share of the samples (%)"}, "rangemode": "tozero"},
         "shapes": [_line(value / unit, "x", colour) for value, _, colour in marks],
         "annotations": [

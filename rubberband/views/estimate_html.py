@@ -35,6 +35,7 @@ def render_estimate(answer: Estimate, lines: Sequence[str], tables: Sequence[Tab
             chart_section("allocation", "Instances over time", _ALLOCATION, drawn),
             *(table_section(table) for table in stages),
             chart_section("frontier", "Cost against deadline", _FRONTIER, drawn),
+            _certain(answer),
             chart_section("times", "How long it may take", _TIMES, drawn),
             chart_section("costs", "What it may cost", _COSTS, drawn),
             *(table_section(table) for table in rest),
@@ -43,9 +44,25 @@ def render_estimate(answer: Estimate, lines: Sequence[str], tables: Sequence[Tab
     return page(f"{answer.experiment_name} - RubberBand estimate", body, drawn)
 
 
+def _certain(answer: Estimate) -> str:
+    """In place of distributions, where nothing varies."""
+    if answer.job is None or answer.job.odds is not None:
+        return ""
+    prediction = answer.job.prediction
+    takes = f"{format_duration(prediction.jct_s)} and costs {format_usd(prediction.cost_usd)}"
+    return (
+        "<section><h2>How time and cost vary</h2>"
+        f'<p class="note">Nothing varies in what the estimate reckons with: every run takes {takes}. Give trial_cv and '
+        "iteration_cv in the profile, or delays with a cv, to see distributions.</p></section>"
+    )
+
+
 def _header(answer: Estimate, lines: Sequence[str]) -> str:
     badge, kind = ("within the limits", "done") if answer.feasible else ("not within the limits", "failed")
-    told = "".join(f'<p class="answer">{html.escape(printable(line))}</p>' for line in lines)
+    told = "".join(
+        f'<p class="answer">{html.escape(printable(line).removeprefix(f"{answer.experiment_name}: "))}</p>'
+        for line in lines
+    )
     return (
         f'<header><h1>{html.escape(answer.experiment_name)} <span class="badge {kind}">{badge}</span></h1>\n'
         f'{told}\n<div class="cards">{"".join(_cards(answer))}</div></header>'

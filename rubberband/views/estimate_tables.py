@@ -16,13 +16,13 @@ from rubberband.views.tables import Row, Table
 from rubberband.views.words import counted, difference, time_unit_s, usd, usd_decimals
 
 POLICIES = {
-    "optimal": "elastic: the cheapest plan",
-    "static": "fixed cluster: the best size",
-    "naive_elastic": "elastic: the same GPUs per trial throughout",
-    "greedy": "elastic: the paper's greedy search",
+    "optimal": "elastic, the cheapest plan",
+    "static": "fixed cluster of the best size",
+    "naive_elastic": "elastic, the same GPUs per trial throughout",
+    "greedy": "elastic, by the paper's greedy search",
     USER_PLAN: "the given plan",
 }
-_FASTEST = "elastic: the fastest plan"
+_FASTEST = "elastic, the fastest plan"
 _PLANS = {
     "optimal": "optimal plan",
     "static": "plan for a fixed cluster",
@@ -39,7 +39,9 @@ def headlines(answer: Estimate) -> list[str]:
     if offer.spot is not None:
         gpus += f" on demand, {format_usd(offer.spot.price_usd_per_hour)}/h on spot"
     if answer.job is None:
-        return [f"{answer.experiment_name}: no plan keeps {limits(answer.constraints)} on {_types(answer)}"]
+        return [
+            f"{answer.experiment_name}: no plan keeps {' and '.join(limits(answer.constraints))} on {_types(answer)}"
+        ]
     prediction = answer.job.prediction
     takes = f"{format_duration(prediction.jct_s)} and {format_usd(prediction.cost_usd)}"
     mean = " on average" if prediction.jct is not None else ""
@@ -52,28 +54,26 @@ def _types(answer: Estimate) -> str:
     return ", ".join(dict.fromkeys([answer.offer.instance_type, *(one.instance_type for one in answer.options)]))
 
 
-def limits(constraints: Constraints) -> str:
-    """`a deadline of 20m and a budget of 40.00 USD`."""
+def limits(constraints: Constraints) -> list[str]:
+    """`the deadline of 20m`, `the budget of 40.00 USD`: those that are set."""
     named = []
     if constraints.deadline_s is not None:
-        named.append(f"a deadline of {format_duration(constraints.deadline_s)}")
+        named.append(f"the deadline of {format_duration(constraints.deadline_s)}")
     if constraints.max_cost_usd is not None:
-        named.append(f"a budget of {format_usd(constraints.max_cost_usd)}")
-    return " and ".join(named) or "no limits"
+        named.append(f"the budget of {format_usd(constraints.max_cost_usd)}")
+    return named
 
 
 def _kept(answer: Estimate) -> str:
     constraints, job = answer.constraints, answer.job
     assert job is not None, "the caller has a plan"
     asked = limits(constraints)
-    if asked == "no limits":
+    if not asked:
         return "neither a deadline nor a budget is set"
-    verdict = "kept" if answer.feasible else "not kept"
+    verdict = f"{' and '.join(asked)} {'are' if len(asked) > 1 else 'is'} {'kept' if answer.feasible else 'not kept'}"
     if job.odds is None:
-        return f"{asked}: {verdict}"
-    return (
-        f"{asked}: {verdict} with a probability of {percent(job.odds.p_both)} ({percent(constraints.confidence)} asked)"
-    )
+        return verdict
+    return f"{verdict}, with a probability of {percent(job.odds.p_both)} ({percent(constraints.confidence)} asked)"
 
 
 def percent(share: float) -> str:
@@ -164,22 +164,22 @@ def option_table(answer: Estimate) -> Table:
     decimals = usd_decimals(max(costs_usd, default=0.0))
     rows: list[Row] = []
     if answer.job is not None:
-        label = f"this plan: {_policy(answer.policy, answer.objective)}{_on(answer, None)}"
+        label = f"this plan, {_policy(answer.policy, answer.objective)}{_on(answer, None)}"
         rows.append((label, *_figures(answer.job, fixed, decimals)))
     notes = []
     for option in answer.options:
         label = _policy(option.policy, answer.objective) + _on(answer, option)
         if option.job is None:
-            rows.append((label, "-", "-", "-", "meets no limits"))
+            rows.append((label, "none", "-", "-", "-"))
             notes.append(f"{label}: {option.reason}.")
         else:
             rows.append((label, *_figures(option.job, fixed, decimals)))
     return Table(
         title="Options",
-        header=("", "instances", "time", "cost (USD)", "against the best fixed cluster"),
+        header=("", "instances", "time", "cost (USD)", "against fixed"),
         rows=tuple(rows),
         words=frozenset({0, 1}),
-        notes=tuple(notes),
+        notes=("Each within the same limits; the cost against that of the best cluster of a fixed size.", *notes),
     )
 
 
@@ -215,42 +215,54 @@ def instances(job: JobPlan) -> str:
 
 def deadline_table(answer: Estimate) -> Table:
     """What the cost would be at other deadlines, elastic and fixed side by side."""
-    steps = _some(answer.frontier)
     if len(answer.frontier) < 2:
         return Table(title="", header=(), rows=())
-    decimals = usd_decimals(max(cost_usd for _, cost_usd in steps))
+    decimals = usd_decimals(answer.frontier[0][1])
+    asked_s = answer.constraints.deadline_s
+    deadlines_s = [jct_s for jct_s, _ in _some(answer.frontier, decimals)]
+    if asked_s is not None and asked_s >= deadlines_s[0]:
+        deadlines_s = sorted({*deadlines_s, asked_s})
     rows: list[Row] = []
-    for jct_s, cost_usd in steps:
-        fixed_usd = _cheapest(answer.static_frontier, jct_s)
+    for deadline_s in deadlines_s:
+        cost_usd, fixed_usd = _cheapest(answer.frontier, deadline_s), _cheapest(answer.static_frontier, deadline_s)
+        assert cost_usd is not None, "the deadlines begin with the frontier"
         rows.append(
             (
-                format_duration(math.ceil(jct_s - 1e-6)),
+                format_duration(math.ceil(deadline_s - 1e-6)) + (" (asked)" if deadline_s == asked_s else ""),
                 usd(cost_usd, decimals),
                 "none" if fixed_usd is None else usd(fixed_usd, decimals),
                 "" if fixed_usd is None else difference(cost_usd, fixed_usd),
             )
         )
-    surely = ""
-    if answer.job is not None and answer.job.odds is not None:
-        surely = (
-            f" Each deadline is kept with a probability of {percent(answer.constraints.confidence)}; costs are means."
-        )
     return Table(
         title="Other deadlines",
         header=("deadline", "elastic (USD)", "fixed cluster (USD)", "elastic against fixed"),
         rows=tuple(rows),
-        words=frozenset(),
-        notes=(f"The cheapest plan for each deadline, on {answer.offer.instance_type}.{surely}",),
+        notes=(_frontier_note(answer),),
     )
 
 
-def _some(points: Sequence[Point], most: int = 7) -> list[Point]:
-    """A handful of a frontier: its ends, and points about equally far apart (by ratio) in time."""
-    if len(points) <= most:
-        return list(points)
-    first_s, last_s = points[0][0], points[-1][0]
+def _frontier_note(answer: Estimate) -> str:
+    budget = "" if answer.constraints.max_cost_usd is None else " within the budget"
+    note = f"The cheapest plan for each deadline on {answer.offer.instance_type}{budget}"
+    if answer.job is None or answer.job.odds is None:
+        return f"{note}."
+    kept = percent(answer.constraints.confidence)
+    return f"{note}, kept with a probability of {kept}; mean costs, from fewer samples than the plan's."
+
+
+def _some(points: Sequence[Point], decimals: int, most: int = 7) -> list[Point]:
+    """A handful of a frontier that differ in the cost as it is shown: its ends, and some at about equal ratios."""
+    told = [
+        point
+        for at, point in enumerate(points)
+        if not at or usd(point[1], decimals) != usd(points[at - 1][1], decimals)
+    ]
+    if len(told) <= most:
+        return told
+    first_s, last_s = told[0][0], told[-1][0]
     wanted_s = [first_s * (last_s / first_s) ** (at / (most - 1)) for at in range(most)]
-    return sorted({min(points, key=lambda point: abs(point[0] - time_s)) for time_s in wanted_s})
+    return sorted({min(told, key=lambda point: abs(point[0] - time_s)) for time_s in wanted_s})
 
 
 def _cheapest(points: Sequence[Point], deadline_s: float) -> float | None:
@@ -269,13 +281,13 @@ def assumption_table(answer: Estimate, known: Sequence[Assumption], notes: Seque
             one.change,
             _signed(one.effect_usd, f"{one.effect_usd:+,.{decimals}f}"),
             _signed(one.effect_s, _more_time(one.effect_s)),
-            {0.0: "missed", 1.0: "kept"}.get(one.p_kept, percent(one.p_kept)),
+            {0.0: "no", 1.0: "yes"}.get(one.p_kept, percent(one.p_kept)),
         )
         for one in known
     )
     return Table(
         title="What this rests on, by its effect on the cost",
-        header=("", "reckoned with", "source", "if it is", "cost (USD)", "time", "limits"),
+        header=("", "reckoned with", "source", "if it is", "cost (USD)", "time", "limits kept"),
         rows=rows,
         words=frozenset({0, 1, 2, 3}),
         notes=(

@@ -39,7 +39,7 @@ def test_a_table_has_a_row_for_each_stage_and_adds_up(
     headline, limits, saving, _, title, header, *rows = out.splitlines()
     assert headline.startswith("digits-sha: ")
     assert headline.endswith("; optimal plan on p3.8xlarge (4 GPUs, 12.24 USD/h)")
-    assert limits == "a deadline of 30m and a budget of 40.00 USD: kept"
+    assert limits == "the deadline of 30m and the budget of 40.00 USD are kept"
     assert saving.startswith("elasticity saves ")
     assert title == "Stages"
     assert header.split()[:6] == ["stage", "trials", "iterations", "instances", "GPUs/trial", "slots"]
