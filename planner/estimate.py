@@ -6,6 +6,7 @@ that times the planning is an argument.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +18,6 @@ from rubberband.offer import Offer
 from rubberband.plan import Constraints, Odds, Plan, Planned, Prediction, Stage
 from rubberband.planner import risk, search
 from rubberband.planner.families import Policy
-from rubberband.planner.labels import TIME_TOLERANCE_S
 from rubberband.planner.lanes import JobPlan, plan_job, sample_lanes, single
 from rubberband.planner.solver import Objective
 from rubberband.profile import Profile
@@ -162,7 +162,7 @@ def estimate(
     began_s = clock()
     answers = [_answer(brackets, case, policy, objective, seed) for case in cases]
     planning_s = clock() - began_s
-    chosen = min(range(len(cases)), key=lambda at: _merit(answers[at], objective))
+    chosen = min(range(len(cases)), key=lambda at: _merit(answers[at], cases[at], objective))
     case, (job, error) = cases[chosen], answers[chosen]
     options = [
         _option(policy, other.offer, answer)
@@ -224,12 +224,12 @@ def estimate_plan(
 def frontier(
     brackets: Sequence[Sequence[Stage]], case: Case, policy: Policy = "optimal", *, seed: int = 0
 ) -> list[Point]:
-    """(jct_s, cost_usd) of plans that no other beats on both, fastest first, whatever the deadline.
+    """(jct_s, cost_usd) of plans that no other beats on both, fastest first, whatever the limits.
 
     Whole for one bracket (`search.frontier`). Of several brackets, the plans for a few deadlines from the shortest time
     of all of them in one chain up; where times vary, with the JCT that is kept with the confidence.
     """
-    limits = replace(case.constraints, deadline_s=None)
+    limits = replace(case.constraints, deadline_s=None, max_cost_usd=None)
     if len(brackets) == 1:
         return search.frontier(brackets[0], case.profile, case.offer, limits, policy, seed=seed)
     points: list[Point] = []
@@ -244,12 +244,12 @@ def frontier(
     return [(time_s, usd) for at, (time_s, usd) in enumerate(points) if all(usd < before for _, before in points[:at])]
 
 
-def _deadlines_s(brackets: Sequence[Sequence[Stage]], case: Case, policy: Policy, seed: int) -> list[float]:
-    """Deadlines of a job of several brackets, longest first: from the shortest time of all of them in one chain down.
+def _deadlines_s(brackets: Sequence[Sequence[Stage]], case: Case, policy: Policy, seed: int) -> list[float | None]:
+    """None and then shorter and shorter deadlines, from the shortest time of all the brackets in one chain down.
 
     They end well above what the longest bracket takes by itself, since finding that there is no plan is slow.
     """
-    limits = replace(case.constraints, deadline_s=None)
+    limits = replace(case.constraints, deadline_s=None, max_cost_usd=None)
 
     def fastest_s(stages: Sequence[Stage]) -> float:
         planned = search.plan(stages, case.profile, case.offer, limits, policy, "min_time", seed=seed)
@@ -260,8 +260,8 @@ def _deadlines_s(brackets: Sequence[Sequence[Stage]], case: Case, policy: Policy
         shortest_s = max(fastest_s(stages) for stages in brackets)
     except InfeasibleError:
         return []
-    deadlines_s = (longest_s * _FRONTIER_STEP**at + TIME_TOLERANCE_S for at in range(_FRONTIER_POINTS))
-    return [deadline_s for deadline_s in deadlines_s if deadline_s > 1.5 * shortest_s]
+    deadlines_s = [1.05 * longest_s * _FRONTIER_STEP**at for at in range(_FRONTIER_POINTS)]
+    return [None, deadlines_s[0], *(deadline_s for deadline_s in deadlines_s[1:] if deadline_s > 1.5 * shortest_s)]
 
 
 def _kept_s(job: JobPlan, case: Case, seed: int) -> float:
@@ -282,14 +282,16 @@ def _answer(brackets: Sequence[Sequence[Stage]], case: Case, policy: Policy, obj
         return None, error
 
 
-def _merit(answer: Answer, objective: Objective) -> tuple[bool, float, float]:
-    """What decides between instance types: the objective; without any plan, which comes nearest in time."""
+def _merit(answer: Answer, case: Case, objective: Objective) -> tuple[float, float, float]:
+    """What decides between instance types: the objective; without any plan, by how little the limits are missed."""
     job, error = answer
     if job is None:
         assert error is not None, "what has no plan has a reason"
-        return True, error.shortest_jct_s, error.cheapest_usd
+        late = error.shortest_jct_s / (case.constraints.deadline_s or math.inf)
+        dear = error.cheapest_usd / (case.constraints.max_cost_usd or math.inf)
+        return 1.0 + max(0.0, late - 1.0) + max(0.0, dear - 1.0), error.shortest_jct_s, error.cheapest_usd
     cost_usd, jct_s = job.prediction.cost_usd, job.prediction.jct_s
-    return (False, cost_usd, jct_s) if objective == "min_cost" else (False, jct_s, cost_usd)
+    return (0.0, cost_usd, jct_s) if objective == "min_cost" else (0.0, jct_s, cost_usd)
 
 
 def _compared(

@@ -78,7 +78,10 @@ def estimate(
         ),
     ] = None,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, help="Of the samples, where times vary; the same seed, the same figures.")
+        int,
+        typer.Option(
+            "--seed", min=0, help="Seed of the samples, where times vary; the same one gives the same figures."
+        ),
     ] = 0,
     overrides: Overrides = None,
 ) -> None:
@@ -88,7 +91,7 @@ def estimate(
     shows what else could be done, what other deadlines would cost, and what the figures rest on. Exit code 3: no plan
     is within the limits; the nearest one is told.
     """
-    from rubberband.commands.estimate_inputs import bases, profiles_of, read_plan
+    from rubberband.commands.estimate_inputs import bases, notes_of, profiles_of, read_plan
     from rubberband.files import load_experiment
     from rubberband.planner.assumptions import assumptions
 
@@ -99,18 +102,19 @@ def estimate(
     full = output is Output.table or html is not None
     answer = _estimate(experiment, profiles, policy, given, seed, full)
     known = assumptions(answer, bases(experiment, answer.profile, answer.offer.instance_type))
+    notes = notes_of(experiment, answer.offer.instance_type, answer.profile)
     compared = _compare(answer, before)
     if html is not None:
         from rubberband.commands.show import write_text
         from rubberband.views.estimate_html import render_estimate
 
-        write_text(html, render_estimate(answer, *_document(answer, known, compared, compare_to)))
+        write_text(html, render_estimate(answer, *_document(answer, known, notes, compared, compare_to)))
     if output is Output.json:
-        _print_json(answer, known, compared)
+        _print_json(answer, known, notes, compared)
     else:
         from rubberband.views.report_text import print_document
 
-        print_document(*_document(answer, known, compared, compare_to), ("bold", "", "bold green"))
+        print_document(*_document(answer, known, notes, compared, compare_to), ("bold", "", "bold green"))
     if not answer.feasible:
         raise _infeasible(answer)
 
@@ -147,14 +151,15 @@ def _estimate(
 
 def _infeasible(answer: Estimate) -> Exception:
     from rubberband.errors import InfeasibleError
+    from rubberband.views.estimate_tables import broken_limits
 
     if answer.nearest is not None:
-        jct_s, cost_usd = answer.nearest.jct_s, answer.nearest.cost_usd
-    else:
-        assert answer.prediction is not None, "what has no plan has a nearest one"
-        jct_s, cost_usd = answer.prediction.jct_s, answer.prediction.cost_usd
-    reason = answer.reason or "the plan does not keep the deadline or the budget; change it, or raise them"
-    return InfeasibleError(reason, shortest_jct_s=jct_s, cheapest_usd=cost_usd)
+        return InfeasibleError(
+            answer.reason or "", shortest_jct_s=answer.nearest.jct_s, cheapest_usd=answer.nearest.cost_usd
+        )
+    assert answer.prediction is not None, "what has no plan has a nearest one"
+    reason = f"the plan does not keep {broken_limits(answer)}; change the plan, or raise the limits"
+    return InfeasibleError(reason, shortest_jct_s=answer.prediction.jct_s, cheapest_usd=answer.prediction.cost_usd)
 
 
 def _read_saved(path: Path | None) -> Saved | None:
@@ -173,27 +178,33 @@ def _compare(answer: Estimate, before: Saved | None) -> dict[str, Any] | None:
     return comparison(before, saved(answer.to_json()))
 
 
-def _print_json(answer: Estimate, known: tuple[Assumption, ...], compared: dict[str, Any] | None) -> None:
+def _print_json(
+    answer: Estimate, known: tuple[Assumption, ...], notes: list[str], compared: dict[str, Any] | None
+) -> None:
     from dataclasses import asdict
 
     from rubberband.commands.show import print_json
 
     data: dict[str, Any] = answer.to_json()
     data["assumptions"] = [asdict(assumption) for assumption in known]
-    data["notes"] = answer.profile.notes()
+    data["notes"] = notes
     if compared is not None:
         data["comparison"] = compared
     print_json(data)
 
 
 def _document(
-    answer: Estimate, known: tuple[Assumption, ...], compared: dict[str, Any] | None, source: Path | None
+    answer: Estimate,
+    known: tuple[Assumption, ...],
+    notes: list[str],
+    compared: dict[str, Any] | None,
+    source: Path | None,
 ) -> tuple[list[str], list[Table]]:
     """Headlines and tables."""
     from rubberband.views.estimate_difference import difference_table
     from rubberband.views.estimate_tables import headlines, tables
 
-    found = tables(answer, known, answer.profile.notes())
+    found = tables(answer, known, notes)
     if compared is not None:
         found.insert(0, difference_table(compared, str(source)))
     return headlines(answer), found

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rubberband.cloud.catalogue import price_source
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.experiment import Experiment, ProfilesByType
 from rubberband.plan import Plan, Stage
@@ -88,6 +89,15 @@ def bases(experiment: Experiment, profile: Profile, instance_type: str) -> dict[
     if "interruptions_per_hour" not in resources.spot.model_fields_set:
         found["spot interruptions"] = "default"
     return found
+
+
+def notes_of(experiment: Experiment, instance_type: str, profile: Profile) -> list[str]:
+    """Where the price comes from, if not from the file, and what is worth knowing of the profile."""
+    source = price_source(experiment.resources, instance_type)
+    price = [] if source == "the file" else [f"price: {instance_type} is {source}."]
+    if source not in ("the file", "free of charge"):
+        price = [f"price: that of {instance_type} is from {source}; check it, or write resources.price_per_hour."]
+    return [*price, *profile.notes()]
 
 
 def _delay(asked: object, measured_s: float | None) -> Basis:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rubberband.units import format_duration, format_usd
 from rubberband.views.tables import Row, Table
-from rubberband.views.words import difference
+from rubberband.views.words import counted, difference
 
 _LIMITS = {"deadline_s": "deadline", "max_cost_usd": "budget", "confidence": "confidence"}
 
@@ -69,8 +69,7 @@ def _stage_pair(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None)
 
 
 def _stage(stage: Mapping[str, Any], told: list[str]) -> str:
-    instances = f"{stage['instances']} {'instance' if stage['instances'] == 1 else 'instances'}"
-    words = [f"{instances}, {stage['gpus_per_trial']} GPUs/trial"]
+    words = [f"{counted(stage['instances'], 'instance')}, {counted(stage['gpus_per_trial'], 'GPU')} per trial"]
     words += [f"{stage[key]} {key}" for key in ("trials", "iterations") if key in told]
     words += [str(stage[key]).replace("_", " ") for key in ("instance_type", "market") if key in told]
     return ", ".join(words)

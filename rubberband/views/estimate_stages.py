@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from rubberband.offer import Offer
-from rubberband.plan import Stage, StagePlan, StagePrediction
+from rubberband.plan import Market, Stage, StagePlan, StagePrediction
 from rubberband.planner.estimate import Estimate
 from rubberband.planner.lanes import JobPlan, Lane
 from rubberband.units import format_duration, format_usd
 from rubberband.views.tables import Row, Table
 from rubberband.views.words import rounded, usd, usd_decimals
 
-_FIGURES = ("provisioning", "duration", "cost (USD)")
+_FIGURES = ("launch", "duration", "cost (USD)")
+
+_MARKETS: dict[Market, str] = {"spot": "on the spot market", "on_demand": "on demand"}
 
 
 def stage_table(answer: Estimate) -> Table:
-    """A row for each stage, and totals: times add up in each lane, costs to the bill.
+    """A row for each stage, and totals: times add up in each lane, costs to the bill; launches are SCALE + INIT.
 
     Lanes have a row each that sums them up, a head node that they share one of its own.
     """
@@ -49,9 +51,15 @@ def stage_table(answer: Estimate) -> Table:
 
 def _header(answer: Estimate) -> Row:
     several = len(answer.brackets) > 1
-    lead = ("lane", "bracket") if several else ()
-    market = ("market",) if answer.offer.spot is not None else ()
-    return (*lead, "stage", "trials", "iterations", "instances", *market, "GPUs/trial", "slots", *_FIGURES)
+    lead, slots = (("lane", "bracket"), ()) if several else ((), ("slots",))
+    market = ("market",) if _mixed(answer) else ()
+    return (*lead, "stage", "trials", "iterations", "instances", *market, "GPUs per trial", *slots, *_FIGURES)
+
+
+def _mixed(answer: Estimate) -> bool:
+    """Whether the stages are on different markets."""
+    assert answer.job is not None, "the caller has a plan"
+    return len({choice.market for choice in answer.job.plan.stages}) > 1
 
 
 def _lane(answer: Estimate, at: int, lane: Lane, costs_usd: list[float], decimals: int) -> list[Row]:
@@ -65,7 +73,7 @@ def _lane(answer: Estimate, at: int, lane: Lane, costs_usd: list[float], decimal
     rows: list[Row] = []
     for index, (bracket, rung) in enumerate(rungs):
         lead = (str(at), str(bracket), str(rung)) if several else (str(rung),)
-        middle = _stage(answer.offer, lane.stages[index], lane.planned.plan.stages[index], stages[index])
+        middle = _stage(answer, lane.stages[index], lane.planned.plan.stages[index], stages[index])
         times = (format_duration(times_s[2 * index]), format_duration(times_s[2 * index + 1]))
         rows.append((*lead, *middle, *times, usd(costs_usd[index], decimals)))
     sums = (format_duration(sum(times_s[0::2])), format_duration(sum(times_s[1::2])), usd(sum(costs_usd), decimals))
@@ -73,10 +81,17 @@ def _lane(answer: Estimate, at: int, lane: Lane, costs_usd: list[float], decimal
     return [*rows, (f"lane {at}", *blank, *sums)]
 
 
-def _stage(offer: Offer, stage: Stage, choice: StagePlan, predicted: StagePrediction) -> Row:
-    market = (choice.market.replace("_", " "),) if offer.spot is not None else ()
-    head = (str(stage.trials), str(stage.iterations), str(choice.instances))
-    return (*head, *market, str(choice.gpus_per_trial), str(predicted.slots))
+def _stage(answer: Estimate, stage: Stage, choice: StagePlan, predicted: StagePrediction) -> Row:
+    market = (choice.market.replace("_", " "),) if _mixed(answer) else ()
+    slots = (str(predicted.slots),) if len(answer.brackets) == 1 else ()
+    return (
+        str(stage.trials),
+        str(stage.iterations),
+        str(choice.instances),
+        *market,
+        str(choice.gpus_per_trial),
+        *slots,
+    )
 
 
 def _unit_s(job: JobPlan) -> float:
@@ -91,6 +106,8 @@ def _rounded_s(job: JobPlan, seconds: float) -> float:
 def _notes(answer: Estimate, job: JobPlan) -> list[str]:
     mean = "Expected (mean) values; costs " if job.prediction.jct is not None else "Costs "
     notes = [f"{mean}cover {covers(answer.offer)}."]
+    if answer.offer.spot is not None and not _mixed(answer):
+        notes.append(f"All instances are bought {_MARKETS[job.plan.stages[0].market]}.")
     if len(job.lanes) > 1:
         notes.append(
             "Lanes run at the same time on instances of their own: costs add up, and the job ends with the latest lane."

@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rubberband.plan import Constraints, Distribution
 from rubberband.planner.assumptions import Assumption
 from rubberband.planner.estimate import USER_PLAN, Estimate, Option, Point
 from rubberband.planner.lanes import JobPlan
+from rubberband.planner.sampling import varies
+from rubberband.planner.search import meets
 from rubberband.units import format_duration, format_usd
 from rubberband.views.estimate_stages import stage_table
 from rubberband.views.tables import Row, Table
@@ -76,6 +79,20 @@ def _kept(answer: Estimate) -> str:
     return f"{verdict}, with a probability of {percent(job.odds.p_both)} ({percent(constraints.confidence)} asked)"
 
 
+def broken_limits(answer: Estimate) -> str:
+    """`the deadline of 20m (it takes 28m19s)`: what a plan does not keep."""
+    job, asked = answer.job, answer.constraints
+    assert job is not None, "the caller has a plan"
+    if job.odds is not None:
+        return f"{' and '.join(limits(asked))} with {percent(asked.confidence)} but with {percent(job.odds.p_both)}"
+    in_time, in_budget = meets(job.prediction, asked)
+    deadline = limits(replace(asked, max_cost_usd=None)) if not in_time else []
+    budget = limits(replace(asked, deadline_s=None)) if not in_budget else []
+    broken = [f"{name} (it takes {format_duration(job.prediction.jct_s)})" for name in deadline]
+    broken += [f"{name} (it costs {format_usd(job.prediction.cost_usd)})" for name in budget]
+    return " and ".join(broken)
+
+
 def percent(share: float) -> str:
     """A probability, never rounded up to certainty."""
     percent = math.floor(1000 * share + 1e-9) / 10 if share > 0.5 else round(100 * share, 1)
@@ -85,7 +102,12 @@ def percent(share: float) -> str:
 def saving(answer: Estimate) -> str:
     """What elasticity saves against the best cluster of a fixed size; empty where that is no question."""
     fixed = fixed_cluster(answer)
-    if answer.job is None or answer.policy == "static" or all(one.policy != "static" for one in answer.options):
+    if (
+        answer.job is None
+        or not answer.feasible
+        or answer.policy == "static"
+        or all(one.policy != "static" for one in answer.options)
+    ):
         return ""
     if fixed is None:
         return "elasticity makes it possible: no cluster of a fixed size keeps the limits"
@@ -156,7 +178,7 @@ def _values(known: Distribution) -> tuple[float, ...]:
 
 def option_table(answer: Estimate) -> Table:
     """What else could be done, each against the best cluster of a fixed size."""
-    if not answer.options:
+    if all(option.job is None for option in answer.options):
         return Table(title="", header=(), rows=())
     fixed = fixed_cluster(answer)
     found = [option.job for option in answer.options if option.job is not None]
@@ -243,12 +265,12 @@ def deadline_table(answer: Estimate) -> Table:
 
 
 def _frontier_note(answer: Estimate) -> str:
-    budget = "" if answer.constraints.max_cost_usd is None else " within the budget"
+    budget = "" if answer.constraints.max_cost_usd is None else ", whatever the budget"
     note = f"The cheapest plan for each deadline on {answer.offer.instance_type}{budget}"
-    if answer.job is None or answer.job.odds is None:
+    if not varies(answer.profile, answer.offer):
         return f"{note}."
     kept = percent(answer.constraints.confidence)
-    return f"{note}, kept with a probability of {kept}; mean costs, from fewer samples than the plan's."
+    return f"{note}; kept with a probability of {kept}, mean costs, from fewer samples than the plan's."
 
 
 def _some(points: Sequence[Point], decimals: int, most: int = 7) -> list[Point]:

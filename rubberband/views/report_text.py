@@ -67,14 +67,16 @@ def _print_rich(lines: Sequence[str], found: Sequence[Table], styles: Sequence[s
             padding=(0, 1 if console.width >= 100 else 0),
             pad_edge=False,
         )
+        tight = max(map(len, _aligned(table))) > console.width
         for column, name in enumerate(table.header):
             words = column in table.words
             cells = [row[column] for row in table.rows] + ([table.total[column]] if table.total else [])
             drawn.add_column(
-                Text(name),
+                Text("\n".join(name.split()) if tight and not words else name),
                 footer=Text(table.total[column] if table.total else ""),
                 justify="left" if words else "right",
                 overflow="fold",
+                no_wrap=not words,
                 min_width=_least_width(name, [] if words else cells),
             )
         for row in table.rows:

@@ -42,8 +42,8 @@ def test_a_table_has_a_row_for_each_stage_and_adds_up(
     assert limits == "the deadline of 30m and the budget of 40.00 USD are kept"
     assert saving.startswith("elasticity saves ")
     assert title == "Stages"
-    assert header.split()[:6] == ["stage", "trials", "iterations", "instances", "GPUs/trial", "slots"]
-    assert header.split()[6:] == ["provisioning", "duration", "cost", "(USD)"]
+    assert header.split()[:7] == ["stage", "trials", "iterations", "instances", "GPUs", "per", "trial"]
+    assert header.split()[7:] == ["slots", "launch", "duration", "cost", "(USD)"]
     stages = [row.split() for row in rows[:4]]
     assert [row[:3] for row in stages] == [["0", "32", "1"], ["1", "10", "3"], ["2", "3", "9"], ["3", "1", "37"]]
     total = rows[4].split()
@@ -100,7 +100,9 @@ def test_a_plan_of_the_user(
     )
     assert "given plan" in capsys.readouterr().out
     assert run(monkeypatch, "estimate", file, "-s", DEADLINE, "--plan", str(path)) == 3
-    assert "the plan does not keep the deadline or the budget" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.startswith("error: the plan does not keep the deadline of 30m (it takes ")
+    assert "and the budget of 40.00 USD (it costs " in error
 
 
 @pytest.mark.parametrize("content", ["", "[", "{}", '{"stages": [{"instances": 0, "gpus_per_trial": 1}]}'])

@@ -1,0 +1,307 @@
+"""What `rubberband estimate` prints of noise, spot, several types and hyperband; its page; comparing two estimates."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from rubberband import cli
+from rubberband.units import parse_duration
+from rubberband.views import report_html
+from tests.unit.experiment_words import EXAMPLE
+
+NOISE = ["-s", "profile.trial_cv=0.1", "-s", "constraints.deadline=32m"]
+SPOT = ["-s", "resources.market=spot", "-s", "resources.spot.price_per_hour=3.7", "-s", "constraints.deadline=1h"]
+HYPERBAND = [
+    "-s", "search.scheduler={type: hyperband, max_t: 9, reduction_factor: 3}", "-s", "constraints.deadline=2h",
+    "-s", "resources.head_price_per_hour=0.5",
+]  # fmt: skip
+TYPES = [
+    "-s", "resources.instance_type=", "-s", "resources.instance_types=[p3.2xlarge, p3.8xlarge]",
+    "-s", "resources.gpus_per_instance=", "-s", "resources.price_per_hour=", "-s", "constraints.deadline=40m",
+]  # fmt: skip
+LATE = ["-s", "constraints.deadline=5m"]
+
+
+class Command:
+    """`rubberband estimate` on the example, as a user runs it."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.monkeypatch, self.capsys = folder, monkeypatch, capsys
+        (folder / "digits.yaml").write_text(EXAMPLE)
+
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        """What it prints on stdout; `error` is what it prints on stderr."""
+        words = ["rubberband", "estimate", str(self.folder / "digits.yaml"), *arguments]
+        self.monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        out, self.error = self.capsys.readouterr()
+        assert int(caught.value.code or 0) == code, self.error
+        return out
+
+    def json(self, *arguments: str, code: int = 0):
+        """The JSON object that it prints."""
+        return json.loads(self("-o", "json", *arguments, code=code))
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(report_html, "_plotly", lambda: "const Plotly = {};")
+    return Command(tmp_path, monkeypatch, capsys)
+
+
+def section(out: str, title: str) -> list[str]:
+    """The lines of a table."""
+    lines = out.splitlines()
+    first = next(at for at, line in enumerate(lines) if line.startswith(title))
+    end = next((at for at in range(first, len(lines)) if not lines[at]), len(lines))
+    return lines[first + 1 : end]
+
+
+def test_where_times_vary_quantiles_and_probabilities_are_told(command):
+    out = command(*NOISE)
+    assert " on average; " in out.splitlines()[0]
+    assert re.search(r"are kept, with a probability of \d\d\.?\d? % \(95 % asked\)", out)
+    header, time_row, cost_row, note = section(out, "How time and cost vary")
+    assert header.split() == ["mean", "p10", "p50", "p90", "p95", "limit", "P(kept)"]
+    _, mean, p10, p50, p90, p95, limit, *_ = time_row.split()
+    times_s = [parse_duration(time) for time in (p10, p50, p90, p95)]
+    assert times_s == sorted(times_s)
+    assert times_s[0] < parse_duration(mean) < times_s[-1] <= parse_duration(limit) == 1920
+    assert cost_row.split()[-3] == "40.00"
+    assert "samples with seed 0" in note
+
+
+def test_the_same_seed_gives_the_same_figures(command):
+    first, again, other = (command.json(*NOISE, "--seed", seed)["prediction"] for seed in ("1", "1", "2"))
+    assert first == again
+    assert first != other
+
+
+def test_without_noise_there_is_no_table_of_quantiles(command):
+    assert "How time and cost vary" not in command()
+
+
+def test_options_are_set_against_the_best_fixed_cluster(command):
+    rows = section(command(), "Options")
+    assert rows[0].split() == ["instances", "time", "cost", "(USD)", "against", "fixed"]
+    assert [row.split("  ")[1].strip() for row in rows[1:5]] == [
+        "this plan, elastic, the cheapest plan",
+        "fixed cluster of the best size",
+        "elastic, the same GPUs per trial throughout",
+        "elastic, by the paper's greedy search",
+    ]
+    assert rows[2].endswith(" 0 %")
+    assert rows[1].split()[-2].startswith("-")
+
+
+def test_elasticity_that_saves_nothing_is_told(command):
+    one_stage = "search.scheduler={type: stages, stages: [{trials: 8, iterations: 1}]}"
+    assert "elasticity saves 0 %: the best fixed cluster (" in command("-s", one_stage)
+
+
+def test_on_spot_the_market_and_its_alternative_are_told(command):
+    out = command(*SPOT)
+    assert "12.24 USD/h on demand, 3.70 USD/h on spot" in out.splitlines()[0]
+    assert any("on demand only" in row for row in section(out, "Options"))
+    assert any(row.strip().startswith("spot interruptions") for row in section(out, "What this rests on"))
+    assert {stage["market"] for stage in command.json(*SPOT)["plan"]["stages"]} == {"spot"}
+
+
+def test_of_several_types_the_best_is_chosen_and_the_others_are_shown(command):
+    answer = command.json(*TYPES)
+    chosen = answer["instance_type"]
+    others = {option["instance_type"]: option for option in answer["options"]}
+    assert set(others) == {"p3.2xlarge", "p3.8xlarge"}
+    other = next(option for option in answer["options"] if option["instance_type"] != chosen)
+    assert other["prediction"]["cost_usd"]["mean"] >= answer["prediction"]["cost_usd"]["mean"]
+    assert f", on {other['instance_type']}" in command(*TYPES)
+    assert answer["notes"][0].startswith(f"price: that of {chosen} is from the catalogue")
+
+
+def test_of_several_types_none_feasible_the_nearest_to_the_limit_is_named(command):
+    answer = command.json(*TYPES, "-s", "constraints.deadline=9h", "-s", "constraints.max_cost=5", code=3)
+    each = [
+        command.json(*TYPES[4:], "-s", f"resources.instance_type={name}", "-s", "constraints.deadline=9h",
+                     "-s", "constraints.max_cost=5", code=3)["nearest"]["cost_usd"]
+        for name in ("p3.2xlarge", "p3.8xlarge")
+    ]  # fmt: skip
+    assert answer["nearest"]["cost_usd"] == pytest.approx(min(each))
+
+
+def test_hyperband_has_a_table_by_lanes_that_adds_up(command):
+    out = command(*HYPERBAND)
+    rows = section(out, "Stages")
+    total = next(row for row in rows if row.strip().startswith("total"))
+    figures = [row.split() for row in rows[1:] if row.strip() and row.split()[-1].replace(".", "").isdigit()]
+    lanes = [row for row in figures if row[0] in ("lane", "head")]
+    stages = [row for row in figures if row[0].isdigit()]
+    if any(row[0] == "lane" for row in lanes):
+        assert sum(float(row[-1]) for row in lanes) == pytest.approx(float(total.split()[-1]))
+        assert sum(float(row[-1]) for row in stages) < float(total.split()[-1])
+    assert {row[1] for row in stages} == {"0", "1", "2"}
+    brackets = command.json(*HYPERBAND)["brackets"]
+    assert sorted(bracket["bracket"] for bracket in brackets) == [0, 1, 2]
+    assert all(bracket["stages"] for bracket in brackets)
+
+
+def test_the_costs_of_stages_and_the_head_node_add_up_in_json(command):
+    answer = command.json(*HYPERBAND)
+    stages_usd = sum(stage["cost_usd"] for stage in answer["plan"]["stages"])
+    assert stages_usd + answer["head_usd"] == pytest.approx(answer["prediction"]["cost_usd"]["mean"])
+
+
+def test_other_deadlines_are_told_with_the_one_that_was_asked(command):
+    rows = section(command(), "Other deadlines")
+    assert any(row.strip().startswith("20m (asked)") for row in rows)
+    costs_usd = [float(row.replace(" (asked)", "").split()[1]) for row in rows[1:-1]]
+    assert costs_usd == sorted(costs_usd, reverse=True)
+
+
+def test_an_infeasible_request_shows_what_is_feasible(command):
+    out = command(*LATE, code=3)
+    assert out.startswith("digits-sha: no plan keeps the deadline of 5m and the budget of 40.00 USD on p3.8xlarge\n")
+    assert parse_duration(section(out, "Other deadlines")[1].split()[0]) > 300
+    assert "raise the deadline to" in command.error
+    answer = command.json("-s", "constraints.max_cost=5", code=3)
+    assert (answer["plan"], answer["assumptions"]) == (None, [])
+    assert answer["nearest"]["cost_usd"] > 5
+    assert len(answer["frontier"]) > 1
+
+
+@pytest.mark.parametrize("policy", ["optimal", "greedy", "static", "naive_elastic"])
+def test_every_policy_has_its_plan(policy, command):
+    answer = command.json("--policy", policy)
+    assert answer["policy"] == policy
+    assert answer["feasible"]
+    assert set(answer["baselines"]) == {"optimal", "static", "naive_elastic", "greedy"} - {policy}
+
+
+def test_json_has_the_documented_keys(command):
+    answer = command.json(*NOISE)
+    assert {
+        "schema", "feasible", "experiment", "policy", "plan", "prediction", "baselines", "frontier", "planning_s",
+        "assumptions", "notes",
+    } <= set(answer)  # fmt: skip
+    assert {"jct_s", "cost_usd", "p_deadline", "p_budget"} <= set(answer["prediction"])
+    assert {"name", "value", "basis", "change", "effect_usd", "effect_s", "p_kept"} == set(answer["assumptions"][0])
+
+
+def test_remarks_on_the_profile_are_told(command):
+    gap = ["-s", "profile.seconds_per_iteration={1: 110, 8: 18}"]
+    assert "profile: nothing is measured between 1 and 8 GPUs" in command(*gap)
+    assert any("between 1 and 8 GPUs" in note for note in command.json(*gap)["notes"])
+
+
+def test_amounts_say_what_they_cover(command):
+    data = ["-s", "resources.dataset_gb=100", "-s", "resources.data_price_per_gb=0.01"]
+    assert "data (1.00 USD per instance started); not profiling, storage or a head node." in command(*data)
+    function = command("-s", "resources.billing=per_function")
+    assert "the GPUs of trials while they start up and train (billed per function)" in function
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stages", "words"),
+    [
+        ([], 1, "the plan has 1 stages and the job 4"),
+        (HYPERBAND, 4, "a plan file holds one chain of stages and hyperband has 3 brackets"),
+        (TYPES, 4, "a plan is for one instance type and the experiment has p3.2xlarge, p3.8xlarge"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_one_line(arguments, stages, words, command):
+    path = command.folder / "plan.json"
+    path.write_text(json.dumps({"stages": [{"instances": 2, "gpus_per_trial": 1}] * stages}))
+    assert command(*arguments, "--plan", str(path), code=2) == ""
+    assert words in command.error
+    assert command.error.count("\n") == 1
+
+
+def test_two_estimates_are_compared(command):
+    saved = command.folder / "before.json"
+    saved.write_text(command("-o", "json"))
+    later = ["-s", "constraints.deadline=30m", "--compare-to", str(saved)]
+    compared = command.json(*later)["comparison"]
+    assert compared["constraints"] == {"deadline_s": {"before": 1200.0, "now": 1800.0}}
+    assert compared["cost_usd"]["change"] == pytest.approx(compared["cost_usd"]["now"] - compared["cost_usd"]["before"])
+    assert compared["cost_usd"]["change"] < 0 < compared["jct_s"]["change"]
+    assert compared["stages"][0]["before"]["instances"] > compared["stages"][0]["now"]["instances"]
+    rows = section(command(*later), "Compared to")
+    assert any(re.match(r"\s+deadline +20m +30m", row) for row in rows)
+    assert any(
+        re.match(r"\s+stage 0 +16 instances, 2 GPUs per trial +8 instances, 1 GPU per trial", row) for row in rows
+    )
+
+
+def test_the_same_estimate_has_the_same_plan(command):
+    saved = command.folder / "before.json"
+    saved.write_text(command("-o", "json"))
+    assert section(command("--compare-to", str(saved)), "Compared to")[-1] == "The plan is the same."
+
+
+def test_an_infeasible_estimate_can_be_compared(command):
+    saved = command.folder / "before.json"
+    saved.write_text(command("-o", "json", *LATE, code=3))
+    rows = section(command("--compare-to", str(saved)), "Compared to")
+    assert any(re.match(r"\s+cost +no plan +", row) for row in rows)
+    assert any(re.match(r"\s+within the limits +no +yes", row) for row in rows)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": "rubberband.estimate/1"}', '{"schema": "x"}'])
+def test_what_is_no_estimate_is_one_line(content, command):
+    path = command.folder / "other.json"
+    path.write_text(content)
+    assert command("--compare-to", str(path), code=2) == ""
+    assert command.error.startswith(f"error: {path} is not ")
+    assert "rubberband estimate FILE -o json" in command.error
+    assert command.error.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [[], NOISE, SPOT, HYPERBAND])
+def test_the_page_is_one_file_with_charts_and_tables(arguments, command):
+    path = command.folder / "estimate.html"
+    command(*arguments, "--html", str(path))
+    page = path.read_text()
+    figures = json.loads(re.search(r'id="figures">(.*?)</script>', page, re.DOTALL).group(1))
+    assert {"allocation", "frontier"} <= set(figures)
+    assert ("times" in figures) == (arguments in (NOISE, SPOT))
+    assert ("Nothing varies in what the estimate reckons with" in page) == ("times" not in figures)
+    assert not re.search(r'(src|href)="', page)
+    for title in ("Stages", "Options", "What this rests on"):
+        assert f"<h2>{title}" in page
+
+
+def test_the_page_of_an_infeasible_request_has_the_frontier(command):
+    path = command.folder / "estimate.html"
+    command(*LATE, "--html", str(path), code=3)
+    page = path.read_text()
+    assert '"allocation"' not in page
+    assert '"frontier"' in page
+    assert "not within the limits" in page
+
+
+def test_the_allocation_ends_with_the_plan_and_at_nothing(command):
+    path = command.folder / "estimate.html"
+    answer = command.json("--html", str(path))
+    figures = json.loads(re.search(r'id="figures">(.*?)</script>', path.read_text(), re.DOTALL).group(1))
+    trace = figures["allocation"]["data"][0]
+    assert trace["x"][-1] * 60 == pytest.approx(answer["prediction"]["jct_s"]["mean"])
+    assert trace["y"][-1] == 0
+    assert trace["y"][0] == answer["plan"]["stages"][0]["instances"]
+
+
+def test_a_page_that_cannot_be_written_is_one_line(command):
+    assert command("--html", str(command.folder / "none" / "x.html"), code=2) == ""
+    assert "cannot be written" in command.error
+
+
+def test_without_plotly_the_page_names_the_remedy(command, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    command.monkeypatch = monkeypatch
+    assert command("--html", str(command.folder / "x.html"), code=2) == ""
+    assert "install rubberband[ray]" in command.error
