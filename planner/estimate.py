@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
+from rubberband.chance import FIXED
 from rubberband.errors import InfeasibleError
 from rubberband.offer import Offer
 from rubberband.plan import Constraints, Odds, Plan, Planned, Prediction, Stage
 from rubberband.planner import risk, search
 from rubberband.planner.families import Policy
-from rubberband.planner.lanes import JobPlan, plan_job, sample_lanes, single
+from rubberband.planner.lanes import JobPlan, plan_job, single
 from rubberband.planner.solver import Objective
 from rubberband.profile import Profile
 
@@ -171,6 +170,7 @@ def estimate(
     ]
     if compare and (job is not None or policy != "optimal"):
         options += _compared(brackets, case, policy, objective, seed)
+    elastic, static = _frontiers(brackets, case, seed) if with_frontier else (_own_point(job), [])
     return Estimate(
         experiment_name=experiment_name,
         policy=policy,
@@ -182,8 +182,8 @@ def estimate(
         nearest=None if error is None else Nearest(jct_s=error.shortest_jct_s, cost_usd=error.cheapest_usd),
         reason=None if error is None else str(error),
         options=tuple(options),
-        frontier=tuple(frontier(brackets, case, seed=seed) if with_frontier else _own_point(job)),
-        static_frontier=tuple(frontier(brackets, case, "static", seed=seed) if with_frontier else ()),
+        frontier=tuple(elastic),
+        static_frontier=tuple(static),
         planning_s=planning_s,
         seed=seed,
     )
@@ -205,6 +205,7 @@ def estimate_plan(
     """
     planned = risk.planned(stages, plan, case.profile, case.offer, case.constraints, seed=seed)
     job = single(stages, planned, case.offer)
+    elastic, static = _frontiers([stages], case, seed) if with_frontier else (_own_point(job), [])
     return Estimate(
         experiment_name=experiment_name,
         policy=USER_PLAN,
@@ -214,8 +215,8 @@ def estimate_plan(
         job=job,
         nearest=None,
         options=tuple(_compared([stages], case, USER_PLAN, "min_cost", seed) if compare else ()),
-        frontier=tuple(frontier([stages], case, seed=seed) if with_frontier else _own_point(job)),
-        static_frontier=tuple(frontier([stages], case, "static", seed=seed) if with_frontier else ()),
+        frontier=tuple(elastic),
+        static_frontier=tuple(static),
         planning_s=0.0,
         seed=seed,
     )
@@ -226,50 +227,55 @@ def frontier(
 ) -> list[Point]:
     """(jct_s, cost_usd) of plans that no other beats on both, fastest first, whatever the limits.
 
-    Whole for one bracket (`search.frontier`). Of several brackets, the plans for a few deadlines from the shortest time
-    of all of them in one chain up; where times vary, with the JCT that is kept with the confidence.
+    Whole for one bracket (`search.frontier`). Of several brackets, the plans for a few deadlines, all times taken as
+    fixed; empty where they may be on spot, which is never fixed.
     """
     limits = replace(case.constraints, deadline_s=None, max_cost_usd=None)
     if len(brackets) == 1:
         return search.frontier(brackets[0], case.profile, case.offer, limits, policy, seed=seed)
+    if case.offer.spot is not None:
+        return []
+    profile = replace(case.profile, trial_cv=0.0, iteration_cv=0.0)
+    offer = replace(case.offer, provision_spread=FIXED, init_spread=FIXED)
     points: list[Point] = []
-    for deadline_s in _deadlines_s(brackets, case, policy, seed):
-        job, _ = _answer(
-            brackets, replace(case, constraints=replace(limits, deadline_s=deadline_s)), policy, "min_cost", seed
-        )
+    for deadline_s in _deadlines_s(brackets, Case(offer=offer, profile=profile, constraints=limits), policy):
+        limited = Case(offer=offer, profile=profile, constraints=replace(limits, deadline_s=deadline_s))
+        job, _ = _answer(brackets, limited, policy, "min_cost", seed)
         if job is None:
             break
-        points.append((_kept_s(job, case, seed), job.prediction.cost_usd))
-    points.sort()
-    return [(time_s, usd) for at, (time_s, usd) in enumerate(points) if all(usd < before for _, before in points[:at])]
+        points.append((job.prediction.jct_s, job.prediction.cost_usd))
+    return _unbeaten(points)
 
 
-def _deadlines_s(brackets: Sequence[Sequence[Stage]], case: Case, policy: Policy, seed: int) -> list[float | None]:
+def _frontiers(brackets: Sequence[Sequence[Stage]], case: Case, seed: int) -> tuple[list[Point], list[Point]]:
+    """The frontier of all plans, and of clusters of a fixed size (which are plans as well)."""
+    elastic, static = frontier(brackets, case, seed=seed), frontier(brackets, case, "static", seed=seed)
+    return (elastic if len(brackets) == 1 else _unbeaten([*elastic, *static])), static
+
+
+def _unbeaten(points: Sequence[Point]) -> list[Point]:
+    """The points that no other beats on both, fastest first."""
+    steps: list[Point] = []
+    for point in sorted(points):
+        if not steps or point[1] < steps[-1][1]:
+            steps.append(point)
+    return steps
+
+
+def _deadlines_s(brackets: Sequence[Sequence[Stage]], case: Case, policy: Policy) -> list[float | None]:
     """None and then shorter and shorter deadlines, from the shortest time of all the brackets in one chain down.
 
     They end well above what the longest bracket takes by itself, since finding that there is no plan is slow.
     """
-    limits = replace(case.constraints, deadline_s=None, max_cost_usd=None)
 
     def fastest_s(stages: Sequence[Stage]) -> float:
-        planned = search.plan(stages, case.profile, case.offer, limits, policy, "min_time", seed=seed)
-        return _kept_s(single(stages, planned, case.offer), case, seed)
+        planned = search.plan(stages, case.profile, case.offer, case.constraints, policy, "min_time")
+        return planned.prediction.jct_s
 
-    try:
-        longest_s = fastest_s([stage for stages in brackets for stage in stages])
-        shortest_s = max(fastest_s(stages) for stages in brackets)
-    except InfeasibleError:
-        return []
-    deadlines_s = [1.05 * longest_s * _FRONTIER_STEP**at for at in range(_FRONTIER_POINTS)]
-    return [None, deadlines_s[0], *(deadline_s for deadline_s in deadlines_s[1:] if deadline_s > 1.5 * shortest_s)]
-
-
-def _kept_s(job: JobPlan, case: Case, seed: int) -> float:
-    """The JCT that a plan keeps with the confidence."""
-    if job.odds is None:
-        return job.prediction.jct_s
-    samples = sample_lanes(job.lanes, case.profile, case.offer, seed=seed)
-    return float(np.quantile(samples.jct_s, case.constraints.confidence))
+    longest_s = fastest_s([stage for stages in brackets for stage in stages])
+    shortest_s = max(fastest_s(stages) for stages in brackets)
+    deadlines_s = [1.01 * longest_s * _FRONTIER_STEP**at for at in range(_FRONTIER_POINTS)]
+    return [None, deadlines_s[0], *(deadline_s for deadline_s in deadlines_s[1:] if deadline_s > 1.7 * shortest_s)]
 
 
 Answer = tuple[JobPlan | None, InfeasibleError | None]

@@ -269,6 +269,8 @@ def _frontier_note(answer: Estimate) -> str:
     note = f"The cheapest plan for each deadline on {answer.offer.instance_type}{budget}"
     if not varies(answer.profile, answer.offer):
         return f"{note}."
+    if len(answer.brackets) > 1:
+        return f"{note}; all times taken as fixed."
     kept = percent(answer.constraints.confidence)
     return f"{note}; kept with a probability of {kept}, mean costs, from fewer samples than the plan's."
 

@@ -1,0 +1,69 @@
+"""The job that a run is planned as: on the best of several instance types, and replanned only where that is meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rubberband.errors import InfeasibleError, InputError
+from rubberband.executor.folder import ExperimentFolder
+from rubberband.experiment import Experiment
+from rubberband.tuning import plan_job, run_experiment
+from tests.unit.experiment_words import MINIMAL
+
+PROFILES = {
+    "p3.2xlarge": {"seconds_per_iteration": {1: 60.0}},
+    "p3.8xlarge": {"seconds_per_iteration": {1: 60.0, 4: 16}},
+}
+
+
+def experiment(constraints: dict[str, Any] | None = None, **resources: Any) -> Experiment:
+    words = {
+        **MINIMAL,
+        "constraints": constraints or {"deadline": "9h"},
+        "resources": {"provider": "virtual", "instance_types": list(PROFILES), **resources},
+        "profile": {"by_instance_type": PROFILES},
+    }
+    return Experiment(**words)
+
+
+def planned(asked: Experiment, policy: Any = "optimal") -> Any:
+    profiles = asked.loaded_profiles()
+    assert profiles is not None
+    return plan_job(asked, profiles, policy)
+
+
+def test_the_cheapest_type_that_is_in_time_is_chosen() -> None:
+    assert planned(experiment()).offer.instance_type == "p3.2xlarge"
+    fast = planned(experiment({"deadline": "4m"}))
+    assert fast.offer.instance_type == "p3.8xlarge"
+    assert dict(fast.profile.seconds_per_iteration) == {1: 60.0, 4: 16.0}
+    assert fast.prediction.jct_s <= 240
+
+
+def test_the_job_knows_what_a_replan_must_keep() -> None:
+    job = planned(experiment({"deadline": "9h", "confidence": 0.8, "objective": "min_time", "max_cost": 50}))
+    assert (job.confidence, job.objective, job.max_cost_usd) == (0.8, "min_time", 50)
+    assert job.min_gpus_per_trial == 1
+    assert job.max_gpus_per_trial == job.offer.gpus
+
+
+@pytest.mark.parametrize("policy", ["optimal", "static", "naive_elastic", "greedy"])
+def test_only_the_optimal_plan_is_replanned(policy: str) -> None:
+    job = planned(experiment(), policy)
+    assert job.replan == (policy == "optimal")
+
+
+def test_no_type_in_time_is_one_error_with_the_nearest_time() -> None:
+    with pytest.raises(InfeasibleError, match="raise the deadline to") as caught:
+        planned(experiment({"deadline": "10s"}))
+    assert caught.value.shortest_jct_s > 10
+
+
+@pytest.mark.parametrize("resources", [{"market": "spot"}, {"provider": "aws"}])
+def test_what_cannot_run_yet_is_refused_before_anything_is_made(tmp_path: Any, resources: dict[str, str]) -> None:
+    folder = ExperimentFolder(home=tmp_path, name="small")
+    with pytest.raises(InputError, match="not supported yet for a run"):
+        run_experiment(experiment(**resources), folder)
+    assert list(tmp_path.iterdir()) == []
