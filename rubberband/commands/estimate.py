@@ -64,6 +64,10 @@ def estimate(
             show_default=False,
         ),
     ] = None,
+    frontier: Annotated[
+        bool,
+        typer.Option("--frontier", help="With -o json: all of cost against deadline; tables and pages always have it."),
+    ] = False,
     html: Annotated[
         Path | None,
         typer.Option("--html", metavar="FILE", help="Write a page with charts to FILE as well.", show_default=False),
@@ -99,7 +103,7 @@ def estimate(
     profiles = profiles_of(experiment, file)
     given = read_plan(plan) if plan else None
     before = _read_saved(compare_to)
-    full = output is Output.table or html is not None
+    full = frontier or output is Output.table or html is not None
     answer = _estimate(experiment, profiles, policy, given, seed, full)
     known = assumptions(answer, bases(experiment, answer.profile, answer.offer.instance_type))
     notes = notes_of(experiment, answer.offer.instance_type, answer.profile)
@@ -127,7 +131,7 @@ def _estimate(
     seed: int,
     full: bool,
 ) -> Estimate:
-    """With the whole frontier if the estimate is to be `full`, or if that is quick."""
+    """With the whole frontier if the estimate is to be `full`: that takes longer than all the rest."""
     from rubberband.cases import cases
     from rubberband.commands.estimate_inputs import case_of_plan
     from rubberband.planner.estimate import estimate as estimate_best
@@ -136,7 +140,7 @@ def _estimate(
     found, brackets, name = cases(experiment, profiles, time.time()), experiment.brackets(), experiment.name
     if plan is not None:
         case = case_of_plan(found, brackets)
-        return estimate_plan(brackets[0], plan, case, name, with_frontier=True, seed=seed)
+        return estimate_plan(brackets[0], plan, case, name, with_frontier=full, seed=seed)
     return estimate_best(
         brackets,
         found,
@@ -144,7 +148,7 @@ def _estimate(
         name,
         clock=time.perf_counter,
         objective=experiment.constraints.objective,
-        with_frontier=full or len(brackets) == 1,
+        with_frontier=full,
         seed=seed,
     )
 

@@ -168,7 +168,7 @@ def test_an_infeasible_request_shows_what_is_feasible(command):
     assert out.startswith("digits-sha: no plan keeps the deadline of 5m and the budget of 40.00 USD on p3.8xlarge\n")
     assert parse_duration(section(out, "Other deadlines")[1].split()[0]) > 300
     assert "raise the deadline to" in command.error
-    answer = command.json("-s", "constraints.max_cost=5", code=3)
+    answer = command.json("-s", "constraints.max_cost=5", "--frontier", code=3)
     assert (answer["plan"], answer["assumptions"]) == (None, [])
     assert answer["nearest"]["cost_usd"] > 5
     assert len(answer["frontier"]) > 1
@@ -190,6 +190,14 @@ def test_json_has_the_documented_keys(command):
     } <= set(answer)  # fmt: skip
     assert {"jct_s", "cost_usd", "p_deadline", "p_budget"} <= set(answer["prediction"])
     assert {"name", "value", "basis", "change", "effect_usd", "effect_s", "p_kept"} == set(answer["assumptions"][0])
+
+
+def test_json_has_the_whole_frontier_on_request(command):
+    own, whole = command.json()["frontier"], command.json("--frontier")["frontier"]
+    assert len(own) == 1 < len(whole)
+    assert own[0]["cost_usd"] == pytest.approx(min(p["cost_usd"] for p in whole if p["jct_s"] <= 1200))
+    costs_usd = [point["cost_usd"] for point in whole]
+    assert costs_usd == sorted(costs_usd, reverse=True)
 
 
 def test_remarks_on_the_profile_are_told(command):

@@ -46,6 +46,7 @@ COMMANDS = {
     "estimate": {
         "file",
         "--compare-to",
+        "--frontier",
         "--html",
         "--output",
         "-o",
