@@ -112,11 +112,13 @@ def saving(answer: Estimate) -> str:
     if fixed is None:
         return "elasticity makes it possible: no cluster of a fixed size keeps the limits"
     cost_usd, fixed_usd = answer.job.prediction.cost_usd, fixed.prediction.cost_usd
+    if fixed_usd <= 0:
+        return ""
     it = (
         f"the best fixed cluster ({counted(_widest(fixed), 'instance')}) takes "
         f"{format_duration(fixed.prediction.jct_s)} and {format_usd(fixed_usd)}"
     )
-    percent = 100 * (1 - cost_usd / fixed_usd) if fixed_usd > 0 else 0.0
+    percent = 100 * (1 - cost_usd / fixed_usd)
     if percent <= -0.5:
         return f"this plan costs {-percent:.0f} % more than a fixed cluster: {it}"
     return f"elasticity saves {abs(percent):.0f} %: {it}"

@@ -313,3 +313,8 @@ def test_without_plotly_the_page_names_the_remedy(command, monkeypatch):
     command.monkeypatch = monkeypatch
     assert command("--html", str(command.folder / "x.html"), code=2) == ""
     assert "install rubberband[ray]" in command.error
+
+
+def test_free_instances_leave_nothing_to_save(command):
+    out = command("-s", "resources.price_per_hour=0", "-s", "constraints.max_cost=")
+    assert "elasticity saves" not in out
