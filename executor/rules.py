@@ -14,17 +14,19 @@ from rubberband.plan import total_iterations
 from rubberband.units import format_usd
 
 SHORTEST_HANG_S = 60.0
-"""A trial is never taken to hang before this long without a report, unless the user set a timeout; and before its first
-step (its worker may have to be started again) not even then."""
+"""A trial that trains is never taken to hang before this long without a report, unless the user set a timeout."""
+SHORTEST_START_S = 300.0
+"""Nor one that has not made its first step, whatever the user set: its worker may have to be started, and its data be
+fetched, for the first time."""
 
 
 def hang_limit_s(job: Job, state: State, trial: TrialState) -> float:
     """Seconds without a report after which a running trial is taken to hang."""
-    starting = state.allocation(trial).training_at is None
+    if state.allocation(trial).training_at is None:
+        return max(SHORTEST_START_S, 10.0 * state.profile.trial_startup_s, job.iteration_timeout_s or 0.0)
     if job.iteration_timeout_s is not None:
-        return max(job.iteration_timeout_s, SHORTEST_HANG_S) if starting else job.iteration_timeout_s
-    expected_s = state.profile.trial_startup_s + state.profile.iteration_s(len(trial.gang))
-    return max(SHORTEST_HANG_S, 10.0 * expected_s)
+        return job.iteration_timeout_s
+    return max(SHORTEST_HANG_S, 10.0 * state.profile.iteration_s(len(trial.gang)))
 
 
 def stop_at(job: Job, state: State) -> float:

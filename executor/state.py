@@ -32,7 +32,7 @@ class Job:
     max_failures: int = 1
     """How often a trial is tried again after a failure."""
     iteration_timeout_s: float | None = None
-    """A trial that reports nothing for so long hangs. None: a minute, or ten times what the profile expects."""
+    """A trial that trains and reports nothing for so long hangs. None: a minute, or ten times what is expected."""
     release_margin_s: float = 0.0
     """How long a release may take; the cap on the cost keeps clear of it."""
     launch_attempts: int = 3

@@ -250,10 +250,10 @@ def test_what_was_given_up_before_it_ran_is_not_asked_for_again() -> None:
     assert commands == [LaunchInstance(instance="i-003"), LaunchInstance(instance="i-004")]
 
 
-def test_before_its_first_step_a_trial_has_a_minute_whatever_the_timeout() -> None:
+def test_before_its_first_step_a_trial_has_five_minutes_whatever_the_timeout() -> None:
     story = begun(dataclasses.replace(JOB, iteration_timeout_s=5.0))
     began_at = story.at
-    assert story.controller.wake_at() == began_at + 60.0
+    assert story.controller.wake_at() == began_at + 300.0
     for trial in range(4):
         story.tell(TrialStarted, trial=trial, attempt=1)
     assert story.controller.wake_at() == began_at + 1.0 + 5.0
@@ -416,4 +416,7 @@ def test_a_trial_may_take_longer_before_it_hangs_once_it_is_known_to_be_slower()
     decision = decide(story.controller.job, story.state, story.at)
     slower = dataclasses.replace(decision, profile=Profile(seconds_per_iteration={1: 100.0, 2: 60.0}))
     story.tell(RestPlanned, **told_of(slower))
-    assert story.controller.wake_at() == story.at + 1000.0
+    for trial in story.state.running():
+        story.tell(TrialStarted, trial=trial.trial, attempt=trial.attempt)
+    first = min(trial.progress_at for trial in story.state.running())
+    assert story.controller.wake_at() == first + 1000.0
