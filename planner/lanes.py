@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -31,7 +31,9 @@ from rubberband.profile import Profile
 _EXACT_BRACKETS = 5
 """Up to so many brackets, every division into lanes is tried; beyond, lanes are merged while that helps."""
 
-_BISECTION = 0.01
+_BISECTION = 0.02
+_LATE = 1.5
+"""How much longer than on fixed times a fast plan takes at most, where times vary."""
 
 Group = tuple[int, ...]
 
@@ -78,7 +80,7 @@ def plan_job(
     """The best plan of a job of one bracket or more; errors as for `search.plan`.
 
     One bracket is planned by `search.plan` as it is. Of several, the policy plans each lane; `objective` min_time is
-    approached by bisection over the deadline. Where times vary, the lanes are chosen on fixed times, slowed down as
+    approached to 2 % by trying deadlines. Where times vary, the lanes are chosen on fixed times, slowed down as
     far as it takes for every lane to have a plan that keeps the deadline surely enough.
     """
     if len(brackets) == 1:
@@ -125,26 +127,33 @@ class _Division:
         return None if lanes is None else self._joined(lanes)
 
     def fastest(self) -> JobPlan:
-        """The fastest plan within the budget (and the deadline): bisection to 1 % of the JCT."""
-        best = self.cheapest(self.constraints.deadline_s)
-        low_s, high_s = self._shortest_s(), best.prediction.jct_s
+        """The fastest plan within the budget (and the deadline), nearly."""
+        cheapest = self.cheapest(self.constraints.deadline_s)
+        found = self._soonest(cheapest.prediction.jct_s, self._kept)
+        return cheapest if found is None else found[1]
+
+    def _soonest(self, within_s: float, suits: Callable[[JobPlan], bool]) -> tuple[float, JobPlan] | None:
+        """The shortest deadline up to `within_s`, nearly, that a plan which `suits` keeps; and that plan."""
+        low_s, high_s = self._reach_s(within_s)
+        best: tuple[float, JobPlan] | None = None
         while high_s - low_s > _BISECTION * high_s:
             middle_s = (low_s + high_s) / 2.0
             job = self._in_time(middle_s)
-            if job is not None and self._kept(job):
-                best, high_s = job, min(middle_s, job.prediction.jct_s)
+            if job is not None and suits(job):
+                best, high_s = (middle_s, job), middle_s
             else:
                 low_s = middle_s
         return best
 
-    def _shortest_s(self) -> float:
-        """What no plan is faster than: each bracket alone, as fast as can be."""
+    def _reach_s(self, within_s: float) -> tuple[float, float]:
+        """What no plan is faster than (each bracket alone), and what one is as fast as (all in a row, fixed times)."""
         offer, profile = _certain(self.offer, self.profile)
         limits = self._limits(None, self.offer.max_instances)
-        return max(
+        alone_s = [
             search.plan(bracket, profile, offer, limits, objective="min_time").prediction.jct_s
             for bracket in self.brackets
-        )
+        ]
+        return max(alone_s), min(within_s, (_LATE if varies(self.profile, self.offer) else 1.0) * sum(alone_s))
 
     def _kept(self, job: JobPlan) -> bool:
         if job.odds is not None:
@@ -153,7 +162,7 @@ class _Division:
 
     def _surely(self, deadline_s: float | None) -> list[Lane] | None:
         """Lanes that are each in time surely enough; None if no slowing down finds any."""
-        for slowed in (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0):
+        for slowed in (1.0, 1.15, 1.35, 1.6, 2.0):
             self.slowed = slowed
             lanes = self._divide(deadline_s)
             if lanes is None:
@@ -240,10 +249,7 @@ class _Division:
             stages = [stage for bracket in group for stage in self.brackets[bracket]]
             offer, profile = _certain(replace(self.offer, max_instances=quota), self.profile, self.slowed)
             limits = self._limits(deadline_s, quota)
-            try:
-                self._solved[key] = search.plan(stages, profile, offer, limits, self.policy)
-            except InfeasibleError:
-                self._solved[key] = None
+            self._solved[key] = search.plan_or_none(stages, profile, offer, limits, self.policy)
         return self._solved[key]
 
     def _limits(self, deadline_s: float | None, quota: int) -> Constraints:
@@ -286,11 +292,9 @@ class _Division:
                 cheapest_usd=math.inf,
             )
         job = self._joined(cheapest)
-        low_s, high_s = self._shortest_s(), _late_s(job)
-        while high_s - low_s > _BISECTION * high_s:
-            middle_s = (low_s + high_s) / 2.0
-            low_s, high_s = (low_s, middle_s) if self._in_time(middle_s) is not None else (middle_s, high_s)
-        return search.infeasible(self.constraints, high_s, job.prediction.cost_usd)
+        soonest = self._soonest(_late_s(job), lambda _: True)
+        shortest_s = _late_s(job) if soonest is None else soonest[0]
+        return search.infeasible(self.constraints, shortest_s, job.prediction.cost_usd)
 
     def _too_dear(self, job: JobPlan) -> InfeasibleError:
         prediction = job.prediction

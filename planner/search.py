@@ -51,12 +51,51 @@ def plan(
         return _greedy(stages, profile, offer, constraints, held, seed)
     if varies(profile, offer):
         return risk.plan(stages, profile, offer, constraints, policy, objective, held=held, seed=seed)
-    tables = [
-        build_table(stages, profile, offer, limits, held) for limits in family(policy, profile, offer, constraints)
-    ]
-    found = best_of(tables, box_of(constraints), objective, constant=policy == "static")
+    tables = _tables(stages, profile, offer, constraints, policy, held)
+    found = _certain(stages, profile, offer, constraints, policy, objective, held, tables)
     if found is None:
         raise _infeasible(tables, constraints, policy == "static")
+    return found
+
+
+def plan_or_none(
+    stages: Sequence[Stage], profile: Profile, offer: Offer, constraints: Constraints, policy: Policy = "optimal"
+) -> Planned | None:
+    """What `plan` finds, without saying why there is nothing where nothing varies: for searches that try many."""
+    if policy == "greedy" or varies(profile, offer):
+        try:
+            return plan(stages, profile, offer, constraints, policy)
+        except InfeasibleError:
+            return None
+    tables = _tables(stages, profile, offer, constraints, policy, ())
+    return _certain(stages, profile, offer, constraints, policy, "min_cost", (), tables)
+
+
+def _tables(
+    stages: Sequence[Stage],
+    profile: Profile,
+    offer: Offer,
+    constraints: Constraints,
+    policy: Policy,
+    held: Sequence[Cohort],
+) -> list[Table]:
+    searches = family(policy, profile, offer, constraints)
+    return [build_table(stages, profile, offer, limits, held) for limits in searches]
+
+
+def _certain(
+    stages: Sequence[Stage],
+    profile: Profile,
+    offer: Offer,
+    constraints: Constraints,
+    policy: Policy,
+    objective: Objective,
+    held: Sequence[Cohort],
+    tables: Sequence[Table],
+) -> Planned | None:
+    found = best_of(tables, box_of(constraints), objective, constant=policy == "static")
+    if found is None:
+        return None
     table, solution = found
     chosen = table.plan(solution.path)
     if holding_is_free(offer):
