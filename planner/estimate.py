@@ -177,7 +177,7 @@ def estimate(
         objective=objective,
         brackets=tuple(tuple(stages) for stages in brackets),
         case=case,
-        feasible=job is not None,
+        feasible=job is not None and keeps(job, case.constraints),
         job=job,
         nearest=None if error is None else Nearest(jct_s=error.shortest_jct_s, cost_usd=error.cheapest_usd),
         reason=None if error is None else str(error),
@@ -211,7 +211,7 @@ def estimate_plan(
         policy=USER_PLAN,
         brackets=(tuple(stages),),
         case=case,
-        feasible=_keeps(planned, case.constraints),
+        feasible=keeps(planned, case.constraints),
         job=job,
         nearest=None,
         options=tuple(_compared([stages], case, USER_PLAN, "min_cost", seed) if compare else ()),
@@ -323,7 +323,8 @@ def _option(policy: Policy, offer: Offer, answer: Answer) -> Option:
     )
 
 
-def _keeps(planned: Planned, constraints: Constraints) -> bool:
+def keeps(planned: Planned | JobPlan, constraints: Constraints) -> bool:
+    """Whether a plan keeps the limits, as surely as they ask where times vary (greedy decides on few samples)."""
     if planned.odds is not None:
         return planned.odds.p_both >= constraints.confidence
     return all(search.meets(planned.prediction, constraints))

@@ -162,7 +162,7 @@ def _infeasible(answer: Estimate) -> Exception:
             answer.reason or "", shortest_jct_s=answer.nearest.jct_s, cheapest_usd=answer.nearest.cost_usd
         )
     assert answer.prediction is not None, "what has no plan has a nearest one"
-    reason = f"the plan does not keep {broken_limits(answer)}; change the plan, or raise the limits"
+    reason = f"the plan does not keep {broken_limits(answer)}; change the plan or the policy, or raise the limits"
     return InfeasibleError(reason, shortest_jct_s=answer.prediction.jct_s, cheapest_usd=answer.prediction.cost_usd)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from rubberband.plan import Constraints, Distribution
 from rubberband.planner.assumptions import Assumption
-from rubberband.planner.estimate import USER_PLAN, Estimate, Option, Point
+from rubberband.planner.estimate import USER_PLAN, Estimate, Option, Point, keeps
 from rubberband.planner.lanes import JobPlan
 from rubberband.planner.sampling import varies
 from rubberband.planner.search import meets
@@ -198,6 +198,8 @@ def option_table(answer: Estimate) -> Table:
             notes.append(f"{label}: {option.reason}.")
         else:
             rows.append((label, *_figures(option.job, fixed, decimals)))
+            if option.job.odds is not None and not keeps(option.job, answer.constraints):
+                notes.append(f"{label}: keeps them with {percent(option.job.odds.p_both)} only.")
     return Table(
         title="Options",
         header=("", "instances", "time", "cost (USD)", "against fixed"),
