@@ -154,7 +154,13 @@ class Controller:
         self.state.launches_left = self.job.launch_attempts
         stage = self.state.stages[-1].stage
         trial.reports.append(
-            Report(reported_at=event.occurred_at, iterations=event.iterations, metrics=event.metrics, stage=stage)
+            Report(
+                reported_at=event.occurred_at,
+                iterations=event.iterations,
+                metrics=event.metrics,
+                stage=stage,
+                batches=event.batches,
+            )
         )
         if trial.iterations >= rules.target_iterations(self.job, self.state):
             self._free(trial)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from rubberband.adaptive import BatchLimits, BatchUse
 from rubberband.plan import Plan, StagePrediction
 from rubberband.profile import Profile
 
@@ -117,6 +118,12 @@ class TrialReported(Event):
     iterations: int
     metrics: Mapping[str, float]
     checkpoint: CheckpointRef
+    batches: tuple[BatchUse, ...] = ()
+    """The batch sizes of the iteration, in order; empty where the batch is fixed."""
+    limits: BatchLimits | None = None
+    """Which batches there are to choose among; None where the batch is fixed."""
+    samples_per_iteration: int | None = None
+    """Of an iteration at the initial batch size; None where the batch is fixed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +235,8 @@ class StartTrial(Command):
     from_iterations: int
     until_iterations: int
     checkpoint: CheckpointRef | None
+    sweep: bool = False
+    """Try the batch sizes that are allowed, one after another, to time them; only profiling asks for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from rubberband.adaptive import BatchUse
 from rubberband.executor.events import CheckpointRef, FailureKind, Gang, Outcome, RestPlanned
 from rubberband.offer import Offer
 from rubberband.plan import Plan, Prediction, Stage, StagePlan, StagePrediction
@@ -70,6 +71,7 @@ class Report:
     iterations: int
     metrics: Mapping[str, float]
     stage: int
+    batches: tuple[BatchUse, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from rubberband.adaptive import GoodputProfile
 from rubberband.chance import FIXED, Law, Spread
 from rubberband.errors import InputError
 
@@ -36,6 +37,8 @@ class Profile:
     """Seconds from a running instance until its workers are warm, where it was measured; the mean."""
     init_spread: Spread = FIXED
     source: Literal["inline", "file"] = "inline"
+    goodput: GoodputProfile | None = None
+    """Where trials may adapt their batch size: the model, of which `seconds_per_iteration` is made for a plan."""
 
     def __post_init__(self) -> None:
         assert self.seconds_per_iteration, "the edge refuses an empty profile"

@@ -227,6 +227,9 @@ class Attempt:
                 iterations=report.iterations,
                 metrics=report.metrics,
                 checkpoint=report.checkpoint,
+                batches=report.batches,
+                limits=report.limits,
+                samples_per_iteration=report.samples_per_iteration,
             )
         )
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rubberband.adaptive import AdaptiveBatch, BatchPoint
 from rubberband.cloud.cluster import ClusterProvider
 from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints import CheckpointStore
@@ -48,6 +49,8 @@ class RayBackend:
         store: CheckpointStore,
         gpus_per_instance: int,
         device: Device = "cpu",
+        batch: AdaptiveBatch | None = None,
+        known_points: Sequence[BatchPoint] = (),
         logs: Path | None = None,
         lease_interval_s: float = 2.0,
         ready_timeout_s: float = 180.0,
@@ -56,8 +59,9 @@ class RayBackend:
         """Nothing is rented, and Ray is not touched, before the first command.
 
         `configurations[i]` and `seeds[i]` belong to trial i. `logs` is a directory that every worker sees: what trial 7
-        prints goes to `trial-007.log` in it. An instance whose workers are not warm within `ready_timeout_s` is given
-        up as lost.
+        prints goes to `trial-007.log` in it. `batch` is how trials adapt their batch size (None: not at all), and
+        `known_points` what is known of their steps. An instance whose workers are not warm within `ready_timeout_s` is
+        given up as lost.
         """
         self._entrypoint = entrypoint
         self._configurations = configurations
@@ -66,6 +70,8 @@ class RayBackend:
         self._store = store
         self._store_watch = StoreWatch(store)
         self._device = device
+        self._batch = batch
+        self._known_points = tuple(known_points)
         self._logs = logs
         self._clock = clock
         self._mailbox = Mailbox(clock)
@@ -130,6 +136,10 @@ class RayBackend:
             from_iterations=start.from_iterations,
             until_iterations=start.until_iterations,
             checkpoint=start.checkpoint,
+            num_instances=len({slot.instance for slot in start.gang}),
+            batch=self._batch,
+            known_points=self._known_points,
+            sweep=start.sweep,
         )
         log = None if self._logs is None else self._logs.resolve() / f"trial-{start.trial:03d}.log"
         attempt = Attempt(start, segment, log, self._fleet, self._mailbox.put)

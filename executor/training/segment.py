@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rubberband.adaptive import AdaptiveBatch, BatchLimits, BatchPoint, BatchUse
 from rubberband.executor.events import CheckpointRef, FailureKind
 
 
@@ -32,6 +33,14 @@ class Segment:
     from_iterations: int
     until_iterations: int
     checkpoint: CheckpointRef | None
+    num_instances: int = 1
+    """That the gang spans."""
+    batch: AdaptiveBatch | None = None
+    """How the batch size may be adapted; None: it is fixed."""
+    known_points: tuple[BatchPoint, ...] = ()
+    """Steps that were timed before, by profiling; the agent starts with them."""
+    sweep: bool = False
+    """Try the batch sizes that are allowed, one after another, to time them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +55,12 @@ class SegmentReport:
     iterations: int
     metrics: Mapping[str, float]
     checkpoint: CheckpointRef
+    batches: tuple[BatchUse, ...] = ()
+    """The batch sizes of the iteration, in order; empty where the batch is fixed."""
+    limits: BatchLimits | None = None
+    """Which batches there are to choose among; None where the batch is fixed."""
+    samples_per_iteration: int | None = None
+    """Of an iteration at the initial batch size; None where the batch is fixed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
