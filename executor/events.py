@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from rubberband.adaptive import BatchLimits, BatchUse
+from rubberband.adaptive import BatchLimits, BatchMode, BatchUse
 from rubberband.plan import Plan, StagePrediction
 from rubberband.profile import Profile
 
@@ -235,8 +235,8 @@ class StartTrial(Command):
     from_iterations: int
     until_iterations: int
     checkpoint: CheckpointRef | None
-    sweep: bool = False
-    """Try the batch sizes that are allowed, one after another, to time them; only profiling asks for it."""
+    batch_mode: BatchMode = "adapt"
+    """Where the batch may be adapted: adapt it, or, for profiling, hold or sweep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 ScaleLr = Callable[[int, int, float], float]
 """A user's rule for the learning rate: (M0, M, phi) -> lambda, by which the learning rate is multiplied."""
+
+BatchMode = Literal["adapt", "hold", "sweep"]
+"""What a trial does where its batch may be adapted: choose it by goodput; keep the initial one and only observe; or try
+the sizes that are allowed one after another, to time them."""
 
 LR_SCALINGS = ("adascale", "linear", "sqrt", "legw")
 """The rules that are built in; a user's own one is named `module:function`."""

@@ -139,7 +139,7 @@ class RayBackend:
             num_instances=len({slot.instance for slot in start.gang}),
             batch=self._batch,
             known_points=self._known_points,
-            sweep=start.sweep,
+            batch_mode=start.batch_mode,
         )
         log = None if self._logs is None else self._logs.resolve() / f"trial-{start.trial:03d}.log"
         attempt = Attempt(start, segment, log, self._fleet, self._mailbox.put)

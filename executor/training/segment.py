@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rubberband.adaptive import AdaptiveBatch, BatchLimits, BatchPoint, BatchUse
+from rubberband.adaptive import AdaptiveBatch, BatchLimits, BatchMode, BatchPoint, BatchUse
 from rubberband.executor.events import CheckpointRef, FailureKind
 
 
@@ -39,8 +39,8 @@ class Segment:
     """How the batch size may be adapted; None: it is fixed."""
     known_points: tuple[BatchPoint, ...] = ()
     """Steps that were timed before, by profiling; the agent starts with them."""
-    sweep: bool = False
-    """Try the batch sizes that are allowed, one after another, to time them."""
+    batch_mode: BatchMode = "adapt"
+    """Where the batch may be adapted: adapt it, or, for profiling, hold or sweep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
