@@ -227,9 +227,9 @@ class Attempt:
                 iterations=report.iterations,
                 metrics=report.metrics,
                 checkpoint=report.checkpoint,
-                batches=report.batches,
-                limits=report.limits,
-                samples_per_iteration=report.samples_per_iteration,
+                batches=report.told.batches,
+                limits=report.told.limits,
+                samples_per_iteration=report.told.samples_per_iteration,
             )
         )
 

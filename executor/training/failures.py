@@ -30,7 +30,18 @@ def describe(error: BaseException, *, in_gang: bool) -> SegmentFailure:
     if isinstance(error, CheckpointError):
         return SegmentFailure(kind="checkpoint", message=printable(str(error)), details=details, secondary=False)
     secondary = in_gang and is_broken_collective(error)
-    return SegmentFailure(kind="raised", message=one_line(error), details=details, secondary=secondary)
+    message = f"{one_line(error)}{_remedy(error)}"
+    return SegmentFailure(kind="raised", message=message, details=details, secondary=secondary)
+
+
+def _remedy(error: BaseException) -> str:
+    """What to do about failures that many models have in common."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        return "; train on fewer samples at once: batch.max_per_gpu, or the trial's max_batch_size_per_gpu"
+    if isinstance(error, ValueError) and "more than 1 value per channel" in str(error):
+        return "; BatchNorm cannot train on a batch of one: use a larger batch, or another number of samples"
+    return ""
 
 
 def printable(text: str) -> str:

@@ -15,7 +15,7 @@ from rubberband.executor.training.failures import TrialFailure
 from rubberband.executor.training.metrics import clean_metrics
 from rubberband.executor.training.runner import pack, unpack
 from rubberband.executor.training.seeding import reseed
-from rubberband.executor.training.segment import Segment
+from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.trial import TrainFunction, current_session
 
 END_TIMEOUT_S = 10.0
@@ -67,6 +67,10 @@ class FunctionRunner:
         while self._iteration < iterations - 1:
             self._next_report()
         return clean_metrics(self._next_report(), self._segment.metric)
+
+    def batch_report(self) -> BatchReport:
+        """Nothing: batches are the function's own matter."""
+        return BatchReport()
 
     def dump(self, iterations: int, metrics: Mapping[str, float]) -> bytes:
         """The function's last checkpoint, and when it was passed."""

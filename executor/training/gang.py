@@ -7,6 +7,7 @@ through the store, because it may take longer than any sensible timeout of a col
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -36,10 +37,13 @@ _log = logging.getLogger(__name__)
 class Gang:
     """This worker's membership in the gang; `close` must be called in the end (and see there when)."""
 
-    def __init__(self, rank: int, num_workers: int, store: Store | None) -> None:
+    def __init__(
+        self, rank: int, num_workers: int, store: Store | None, device: Literal["cpu", "cuda"] = "cpu"
+    ) -> None:
         self.rank = rank
         self.num_workers = num_workers
         self._store = store
+        self._device = device
         self._group = None if store is None else dist.group.WORLD
         self._round = 0
 
@@ -63,13 +67,22 @@ class Gang:
             timeout=COLLECTIVE_TIMEOUT,
             **target,
         )
-        return cls(rank, num_workers, store)
+        return cls(rank, num_workers, store, device)
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor summed over all workers, in place."""
         if self._store is not None:
             dist.all_reduce(tensor)
         return tensor
+
+    def share(self, values: Sequence[float]) -> list[float]:
+        """Rank 0's `values`, on every rank, by a collective; the others give as many, which do not count."""
+        if self._store is None:
+            return list(values)
+        tensor = torch.tensor(list(values), dtype=torch.float64, device=self._device)
+        dist.broadcast(tensor, 0)
+        shared: list[float] = tensor.tolist()
+        return shared
 
     def agree(self, value: float | None) -> float:
         """Rank 0's `value`, on every rank; the others wait for as long as rank 0 is there, and ignore their own.

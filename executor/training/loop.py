@@ -29,13 +29,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from rubberband.errors import CheckpointError
+from rubberband.executor.training.batching import Batching, FixedBatching
 from rubberband.executor.training.data import EvalLoader, fetch, num_samples, to_device
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.metrics import clean_metrics
 from rubberband.executor.training.runner import FORMAT, expect
 from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler, Indices, SharePolicy, even_shares
 from rubberband.executor.training.seeding import reseed
-from rubberband.executor.training.segment import Segment
+from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.torch_trial import TorchTrial
 
 
@@ -50,25 +51,28 @@ class TorchRunner:
         self._device = torch.device("cuda", 0) if segment.device == "cuda" else torch.device("cpu")
         self._collate = None if type(trial).collate is TorchTrial.collate else trial.collate
         self._batch_size = _positive("global_batch_size()", trial.global_batch_size(segment.config))
-        self._limit = self._batch_size
+        self._limit: int | None = None
         if trial.max_batch_size_per_gpu is not None:
-            self._limit = min(_positive("max_batch_size_per_gpu", trial.max_batch_size_per_gpu), self._batch_size)
+            self._limit = _positive("max_batch_size_per_gpu", trial.max_batch_size_per_gpu)
         self._build_data()
         self._build_model()
+        self._batching = self._make_batching()
+        self._told = BatchReport()
 
     def _build_data(self) -> None:
         segment, trial = self._segment, self._trial
         reseed("setup", segment.seed)
         self._dataset = trial.train_dataset(segment.config)
         total = num_samples(self._dataset, "train_dataset()")
-        self._sampler = GlobalBatchSampler(total, segment.seed)
+        self._sampler = GlobalBatchSampler(total, segment.seed, crosses=segment.batch is not None)
         self._samples_per_iteration = _positive("samples_per_iteration", trial.samples_per_iteration or total)
         self._loader: EvalLoader | None = None
         if segment.rank == 0:
             reseed("setup", segment.seed)
             dataset = trial.eval_dataset(segment.config)
             if dataset is not None:
-                self._loader = EvalLoader(dataset, batch_size=self._limit, device=self._device, collate=self._collate)
+                size = min(self._batch_size, self._limit or self._batch_size)
+                self._loader = EvalLoader(dataset, batch_size=size, device=self._device, collate=self._collate)
 
     def _build_model(self) -> None:
         segment, trial = self._segment, self._trial
@@ -85,6 +89,25 @@ class TorchRunner:
                 find_unused_parameters=trial.find_unused_parameters,
             )
 
+    def _make_batching(self) -> Batching:
+        segment = self._segment
+        if segment.batch is None:
+            limit = min(self._batch_size, self._limit or self._batch_size)
+            return FixedBatching(self._sampler, self._batch_size, limit, self._samples_per_iteration)
+        from rubberband.executor.training.adaptation import make_adaptive
+
+        return make_adaptive(
+            segment,
+            self._gang,
+            self._optimizer,
+            self._wrapped,
+            batch_size=self._batch_size,
+            per_gpu=self._limit,
+            samples_per_iteration=self._samples_per_iteration,
+            num_samples=self._sampler.num_samples,
+            fits=self._fits,
+        )
+
     def restore(self, payload: bytes) -> None:
         """Load model, optimizer, LR schedule and sampler. Raises CheckpointError where they do not fit."""
         # Not weights_only: LR schedules and extra states may hold objects of the user's own classes, and the store has
@@ -99,8 +122,8 @@ class TorchRunner:
             self._optimizer.load_state_dict(content["optimizer"])
             if self._scheduler is not None:
                 self._scheduler.load_state_dict(content["scheduler"])
-            epoch, position = content["sampler"]
-            self._sampler = GlobalBatchSampler(self._sampler.num_samples, self._segment.seed, epoch, position)
+            self._sampler.move_to(*content["sampler"])
+            self._batching.restore(content.get("batching"))
         except Exception as error:
             reason = " ".join(str(error).split())
             raise CheckpointError(f"the checkpoint does not fit the trial: {type(error).__name__}: {reason}") from error
@@ -109,7 +132,7 @@ class TorchRunner:
         """Train one iteration, evaluate on rank 0, and step the LR schedule."""
         segment = self._segment
         reseed("train", segment.seed, iterations, segment.rank)
-        train_loss = self._train(iterations * self._samples_per_iteration)
+        train_loss = self._train(iterations)
         metrics: dict[str, float] = {}
         if segment.rank == 0:
             reseed("evaluate", segment.seed, iterations)
@@ -133,6 +156,7 @@ class TorchRunner:
             "optimizer": self._optimizer.state_dict(),
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
             "sampler": (self._sampler.epoch, self._sampler.position),
+            "batching": self._batching.state(),
         }
         buffer = io.BytesIO()
         try:
@@ -148,22 +172,32 @@ class TorchRunner:
 
     def close(self) -> None:
         """Drop the model and all that refers to it, as the gang demands before it is left."""
+        if hasattr(self, "_batching"):
+            self._batching.close()
         wrapped = weakref.ref(self._wrapped) if hasattr(self, "_wrapped") else None
-        for name in ("_wrapped", "_module", "_optimizer", "_scheduler", "_trial", "_collate", "_loader"):
+        for name in ("_wrapped", "_module", "_optimizer", "_scheduler", "_trial", "_collate", "_loader", "_batching"):
             self.__dict__.pop(name, None)
         if wrapped is not None and wrapped() is not None:
             gc.collect()
 
-    def _train(self, until_samples: int) -> float:
-        """Train until that many samples are done since the first epoch began; the mean loss over those trained on."""
+    def batch_report(self) -> BatchReport:
+        """Of the latest iteration."""
+        return self._told
+
+    def _train(self, iterations: int) -> float:
+        """Train until that many iterations are done; the mean loss over the samples trained on."""
         self._wrapped.train()
+        self._batching.begin(iterations)
         done = self._sampler.samples_done
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
-        while self._sampler.samples_done < until_samples:
-            batch = self._sampler.next_shared(self._batch_size, self._segment.num_workers, self._shares)
+        while not self._batching.is_over():
+            batch = self._sampler.next_shared(self._batching.batch_size, self._segment.num_workers, self._shares)
             loss_sum += self._step(batch)
+            batches = self._batching.after_step(batch)
             if self._scheduler is not None and self._trial.scheduler_step == "batch":
-                self._scheduler.step()
+                for _ in range(batches):
+                    self._scheduler.step()
+        self._told = self._batching.end()
         return self._gang.sum(loss_sum).item() / max(1, self._sampler.samples_done - done)
 
     def _step(self, batch: GlobalBatch) -> torch.Tensor:
@@ -171,19 +205,41 @@ class TorchRunner:
         self._optimizer.zero_grad()
         mine = batch.of(self._segment.rank)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
-        parts = _micro_batches(mine, self._limit)
+        parts = _micro_batches(mine, self._batching.per_gpu)
         # Without a share there is still a gradient to contribute, of weight 0; two samples, because of BatchNorm.
         weights = [len(part) for part in parts] or [0]
-        parts = parts or [batch.indices[: min(2, self._limit)]]
+        parts = parts or [batch.indices[: min(2, self._batching.per_gpu)]]
+        self._batching.before_step(batch, weights)
         for part, weight in zip(parts, weights, strict=True):
             with nullcontext() if part is parts[-1] else self._accumulate():
-                loss = self._trial.loss(
-                    self._wrapped, to_device(fetch(self._dataset, part, self._collate), self._device)
-                )
+                loss = self._loss(self._wrapped, part)
                 (loss * (self._segment.num_workers * weight / batch.size)).backward()  # type: ignore[no-untyped-call]
+            self._batching.after_part()
             loss_sum += loss.detach() * weight
-        self._optimizer.step()
+        self._batching.update(self._optimizer)
         return loss_sum
+
+    def _loss(self, model: torch.nn.Module, part: Indices) -> torch.Tensor:
+        batch = to_device(fetch(self._dataset, part, self._collate), self._device)
+        return self._trial.loss(model, batch)
+
+    def _fits(self, per_gpu: int) -> bool:
+        """Whether every worker has the memory to take `per_gpu` samples through the model; nothing else changes.
+
+        The model is used without its DDP: its collectives would strand the others where one worker runs out of memory.
+        """
+        part = np.arange(per_gpu) % self._sampler.num_samples
+        buffers = [buffer.clone() for buffer in self._module.buffers()]
+        failed = torch.zeros((), device=self._device)
+        with torch.random.fork_rng(devices=[0] if self._device.type == "cuda" else []):
+            try:
+                self._loss(self._module, part).backward()  # type: ignore[no-untyped-call]
+            except torch.OutOfMemoryError:
+                failed += 1
+        self._optimizer.zero_grad()
+        for buffer, saved in zip(self._module.buffers(), buffers, strict=True):
+            buffer.copy_(saved)
+        return self._gang.sum(failed).item() == 0.0
 
     def _accumulate(self) -> AbstractContextManager[None]:
         if isinstance(self._wrapped, DistributedDataParallel):

@@ -85,7 +85,7 @@ def _train(
         if is_last:
             # Before the last report, after which a backend may close this iterator without walking to its end.
             runner.part()
-        yield SegmentReport(iterations=iterations, metrics=metrics, checkpoint=checkpoint)
+        yield SegmentReport(iterations=iterations, metrics=metrics, checkpoint=checkpoint, told=runner.batch_report())
     if segment.rank > 0:
         runner.part()
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from rubberband.errors import CheckpointError
 from rubberband.executor.training.metrics import clean_metrics
 from rubberband.executor.training.seeding import reseed
-from rubberband.executor.training.segment import Segment
+from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.trial import Trial, TrialContext
 
 FORMAT = 1
@@ -25,6 +25,10 @@ class Runner(Protocol):
 
     def iterate(self, iterations: int) -> Mapping[str, float]:
         """Do the iteration after which `iterations` are done; rank 0's metrics are clean, the others' do not count."""
+        ...
+
+    def batch_report(self) -> BatchReport:
+        """What is to be told of the batches of the latest iteration."""
         ...
 
     def dump(self, iterations: int, metrics: Mapping[str, float]) -> bytes:
@@ -71,6 +75,10 @@ class TrialRunner:
         reseed("train", self._segment.seed, iterations, self._segment.rank)
         reported = self._trial.iterate()
         return clean_metrics(reported, self._segment.metric) if self._segment.rank == 0 else {}
+
+    def batch_report(self) -> BatchReport:
+        """Nothing: batches are the trial's own matter."""
+        return BatchReport()
 
     def dump(self, iterations: int, metrics: Mapping[str, float]) -> bytes:
         """Pickle what the trial's `save` returns."""

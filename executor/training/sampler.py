@@ -45,8 +45,9 @@ class GlobalBatchSampler:
     """Walks through a dataset of `num_samples`, a new permutation every epoch, one global batch at a time.
 
     Every sample comes exactly once per epoch whatever the batch sizes and shares, which may change at any step. The
-    last batch of an epoch may be smaller: a batch never crosses into the next epoch. (epoch, position) is all there
-    is to save.
+    last batch of an epoch may be smaller, since a batch does not cross into the next epoch; or, where it `crosses`,
+    every batch is as large as asked, and the one at the end of an epoch begins the next. (epoch, position) is all
+    there is to save.
     """
 
     num_samples: int
@@ -54,13 +55,19 @@ class GlobalBatchSampler:
     epoch: int = 0
     position: int = 0
     """Samples of this epoch that have been handed out."""
+    crosses: bool = False
     _order: tuple[int, Indices] | None = None
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
             raise ValueError("the training set is empty")
-        if not 0 <= self.position < self.num_samples:
-            raise ValueError(f"position {self.position} lies outside an epoch of {self.num_samples} samples")
+        self.move_to(self.epoch, self.position)
+
+    def move_to(self, epoch: int, position: int) -> None:
+        """Go on from there. Raises ValueError where there is no such position."""
+        if not 0 <= position < self.num_samples:
+            raise ValueError(f"position {position} lies outside an epoch of {self.num_samples} samples")
+        self.epoch, self.position = epoch, position
 
     @property
     def samples_done(self) -> int:
@@ -75,21 +82,29 @@ class GlobalBatchSampler:
     def next_batch(self, shares: Sequence[int]) -> GlobalBatch:
         """The next sum(shares) samples, worker i taking shares[i] of them.
 
-        At the end of an epoch, where fewer are left, the shares shrink in proportion.
+        At the end of an epoch that is not crossed, where fewer are left, the shares shrink in proportion.
         """
         wanted = sum(shares)
         if wanted < 1 or min(shares) < 0:
             raise ValueError(f"shares {list(shares)} must be at least 0 and sum to at least 1")
-        size = min(wanted, self.remaining)
-        indices = self._permutation()[self.position : self.position + size]
-        self.position += size
-        if self.position == self.num_samples:
-            self.epoch, self.position = self.epoch + 1, 0
-        return GlobalBatch(indices=indices, shares=scale_shares(shares, size))
+        parts = [self._take(wanted)]
+        while self.crosses and (left := wanted - sum(map(len, parts))) > 0:
+            parts.append(self._take(left))
+        indices = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return GlobalBatch(indices=indices, shares=scale_shares(shares, len(indices)))
 
     def next_shared(self, batch_size: int, num_workers: int, policy: SharePolicy) -> GlobalBatch:
-        """The next batch of at most `batch_size` samples, shared by `policy`, which sees its true size."""
-        return self.next_batch(policy(min(batch_size, self.remaining), num_workers))
+        """The next batch of `batch_size` samples, or what an epoch has left; `policy` sees its true size."""
+        size = batch_size if self.crosses else min(batch_size, self.remaining)
+        return self.next_batch(policy(size, num_workers))
+
+    def _take(self, most: int) -> Indices:
+        """Up to `most` samples of this epoch."""
+        indices = self._permutation()[self.position : self.position + most]
+        self.position += len(indices)
+        if self.position == self.num_samples:
+            self.epoch, self.position = self.epoch + 1, 0
+        return indices
 
     def _permutation(self) -> Indices:
         if self._order is None or self._order[0] != self.epoch:

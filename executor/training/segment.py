@@ -49,18 +49,25 @@ class SegmentStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchReport:
+    """What is told of the batches of an iteration; empty where they are fixed."""
+
+    batches: tuple[BatchUse, ...] = ()
+    """The sizes that were used, in order."""
+    limits: BatchLimits | None = None
+    """Which sizes there are to choose among."""
+    samples_per_iteration: int | None = None
+    """Of an iteration at the initial batch size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentReport:
     """An iteration is done and its checkpoint is durable (rank 0)."""
 
     iterations: int
     metrics: Mapping[str, float]
     checkpoint: CheckpointRef
-    batches: tuple[BatchUse, ...] = ()
-    """The batch sizes of the iteration, in order; empty where the batch is fixed."""
-    limits: BatchLimits | None = None
-    """Which batches there are to choose among; None where the batch is fixed."""
-    samples_per_iteration: int | None = None
-    """Of an iteration at the initial batch size; None where the batch is fixed."""
+    told: BatchReport = BatchReport()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,3 +83,27 @@ def test_impossible_shares_are_refused(shares):
 def test_an_empty_dataset_is_refused():
     with pytest.raises(ValueError, match="empty"):
         GlobalBatchSampler(0, 0)
+
+
+@given(
+    num_samples=st.integers(1, 60),
+    seed=st.integers(0, 2**31),
+    steps=st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=4).filter(any), min_size=1, max_size=40),
+    cut=st.integers(0, 40),
+)
+def test_a_crossing_sampler_repeats_and_skips_nothing_and_gives_whole_batches(num_samples, seed, steps, cut):
+    steps = [shares for shares in steps if sum(shares) <= num_samples] or [[1]]
+    sampler = GlobalBatchSampler(num_samples, seed, crosses=True)
+    seen = []
+    for number, shares in enumerate(steps):
+        if number == cut:
+            sampler = GlobalBatchSampler(num_samples, seed, sampler.epoch, sampler.position, crosses=True)
+        batch = sampler.next_batch(shares)
+        assert batch.shares == tuple(shares)
+        assert np.concatenate([batch.of(rank) for rank in range(len(shares))]).tolist() == batch.indices.tolist()
+        seen += batch.indices.tolist()
+    assert sampler.samples_done == len(seen)
+    whole = GlobalBatchSampler(num_samples, seed)
+    assert seen[: len(seen) // num_samples * num_samples] == [
+        index for _ in range(len(seen) // num_samples) for index in whole.next_batch([num_samples]).indices.tolist()
+    ]
