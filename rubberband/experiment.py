@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from rubberband.batch import Batch
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.plan import Constraints as PlanningConstraints
 from rubberband.plan import Stage
@@ -31,7 +32,7 @@ from rubberband.profile_file import InlineProfile, load_profile
 from rubberband.resources import Resources
 from rubberband.search import Search
 from rubberband.units import nearest, shown
-from rubberband.words import Deadline, Duration, Tally, Usd, Words, fault, supported, word_error
+from rubberband.words import MODULE_ATTRIBUTE, Deadline, Duration, Tally, Usd, Words, fault, word_error
 
 
 class Constraints(Words):
@@ -74,20 +75,6 @@ class Constraints(Words):
         return left_s
 
 
-class Batch(Words):
-    """How the batch size of a trial is chosen."""
-
-    policy: Annotated[Literal["fixed", "goodput"], supported("fixed")] = "fixed"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_goodput(cls, data: Any) -> Any:
-        """Say it before goodput's own keys are called unknown."""
-        if isinstance(data, Mapping) and data.get("policy") == "goodput":
-            raise fault("goodput is not supported yet; use fixed", at="policy")
-        return data
-
-
 def _written_kind(value: Any) -> str:
     return "path" if isinstance(value, str) else "inline"
 
@@ -110,11 +97,8 @@ def _profile_kind(value: Any) -> str:
     return _written_kind(value)
 
 
-_ENTRYPOINT = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-
-
 def _entrypoint(value: Any) -> Any:
-    if value is None or callable(value) or (isinstance(value, str) and _ENTRYPOINT.fullmatch(value)):
+    if value is None or callable(value) or (isinstance(value, str) and MODULE_ATTRIBUTE.fullmatch(value)):
         return value
     raise fault(f"{shown(value)} is not an entry point; write module:attribute, such as examples.digits:DigitsTrial")
 
@@ -166,6 +150,7 @@ class Experiment(Words):
     ) = None
     """The profile itself, the path of a file that `rubberband profile` wrote, or one of these for every type."""
     batch: Batch = Field(default_factory=lambda: Batch())
+    """How the batch size of a trial is chosen: fixed, or adapted within limits."""
 
     def __init__(self, **words: Any) -> None:
         try:
@@ -178,6 +163,7 @@ class Experiment(Words):
         _check_money(self.constraints, self.resources)
         if isinstance(self.profile, ProfilesByType):
             _check_profiles(self.profile, self.resources)
+        _check_batch(self.batch, self.resources)
         return self
 
     def brackets(self) -> tuple[tuple[Stage, ...], ...]:
@@ -286,6 +272,15 @@ def _check_money(constraints: Constraints, resources: Resources) -> None:
     if constraints.max_cost_usd == 0.0 and (price or (price is None and resources.provider != "local")):
         prices = f"{price:g} USD per hour" if price else f"the prices of provider {resources.provider}"
         raise fault(f"0 USD pays for nothing at {prices}; raise it, or leave it out", at=("constraints", "max_cost"))
+
+
+def _check_batch(batch: Batch, resources: Resources) -> None:
+    least = resources.gpus_per_trial.min
+    if batch.max is not None and batch.max < least:
+        raise fault(
+            f"{batch.max} samples are too few for resources.gpus_per_trial.min={least} GPUs; raise it to {least}",
+            at=("batch", "max"),
+        )
 
 
 def _check_profiles(profiles: ProfilesByType, resources: Resources) -> None:

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, JsonValue, ValidationError
 from rubberband.chance import FIXED, Law, measured
 from rubberband.chance import Spread as Varying
 from rubberband.errors import InputError, ProfileMissingError
+from rubberband.goodput_words import GoodputWords, goodput_document
 from rubberband.profile import Profile
 from rubberband.units import MAX_DURATION_S, shown
 from rubberband.words import Duration, Gpus, Spread, Words, word_error
@@ -48,6 +49,8 @@ class InlineProfile(Words):
     """Coefficient of variation between the iterations of a trial."""
     noise: Law = "lognormal"
     """The law of both."""
+    goodput: GoodputWords | None = None
+    """Of trials that adapt their batch size; `seconds_per_iteration` is that of a fixed one all the same."""
 
     def to_profile(self) -> Profile:
         """The plain values that the planner reckons with."""
@@ -58,6 +61,7 @@ class InlineProfile(Words):
             iteration_cv=self.iteration_cv,
             law=self.noise,
             source="inline",
+            goodput=None if self.goodput is None else self.goodput.to_plain(),
         )
 
 
@@ -78,6 +82,8 @@ class ProfileFile(Words):
     """The single measurements; where there are any, the mean is theirs."""
     init_delay_s: Duration | None = None
     init_delay_samples_s: Samples | None = None
+    goodput: GoodputWords | None = None
+    """Of trials that adapt their batch size; `seconds_per_iteration` is that of a fixed one all the same."""
     measured_at: str | None = None
     """When it was measured: ISO 8601 in UTC."""
     entrypoint: str | None = None
@@ -100,6 +106,7 @@ class ProfileFile(Words):
             init_delay_s=init_delay_s,
             init_spread=init_spread,
             source="file",
+            goodput=None if self.goodput is None else self.goodput.to_plain(),
         )
 
 
@@ -158,6 +165,7 @@ def save_profile(
         "provision_delay_samples_s": _samples(profile.provision_delay_s, profile.provision_spread),
         "init_delay_s": profile.init_delay_s,
         "init_delay_samples_s": _samples(profile.init_delay_s, profile.init_spread),
+        "goodput": goodput_document(profile.goodput),
         "measured_at": measured_at.astimezone(UTC).isoformat(timespec="seconds") if measured_at else None,
         "entrypoint": entrypoint,
         "instance_type": instance_type,

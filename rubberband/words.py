@@ -6,6 +6,7 @@ pydantic finds wrong becomes one WordError that tells the full key path.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Annotated, Any
@@ -28,6 +29,9 @@ from rubberband.units import format_instant, nearest, parse_deadline, parse_dura
 
 Path = tuple[str | int, ...]
 """Keys from the top of a document to the value that is meant."""
+
+MODULE_ATTRIBUTE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+"""What names something of the user's: `examples.digits:DigitsTrial`."""
 
 _TAGS = {"scheduler", "profile", "provision_delay", "init_delay"}
 
@@ -147,6 +151,8 @@ def _reason(details: ErrorDetails) -> str:
             return f"{value} is not a whole number; write one, such as 3"
         case "float_type" | "finite_number" | "float_parsing":
             return f"{value} is not a finite number; write one, such as 0.5"
+        case "bool_type" | "bool_parsing":
+            return f"{value} is neither true nor false; write one of them"
         case "string_type" | "string_unicode":
             return f"{value} is not a text; put it in quotes"
         case "dict_type" | "list_type" | "tuple_type":

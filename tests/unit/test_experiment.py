@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rubberband.adaptive import AdaptiveBatch, BatchLimits, Throughput
 from rubberband.chance import FIXED, Spread, measured
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.experiment import Experiment
@@ -16,6 +18,15 @@ from rubberband.profile import Profile
 from rubberband.resources import delay_of
 from tests.unit.experiment_words import words
 
+GOODPUT: dict[str, Any] = {
+    "throughput": {"alpha_grad_s": 0.02, "beta_grad_s": 0.001, "alpha_local_s": 0.004, "gamma": 2.0},
+    "noise_scale": 300.0,
+    "samples_per_iteration": 50_000,
+    "limits": {"initial": 64, "max": 2048, "max_per_gpu": 512},
+    "overhead_s": 1.5,
+    "points": [{"instances": 1, "gpus": 2, "per_gpu": 32, "accumulation": 0, "step_s": 0.052}],
+    "fit_error": 0.01,
+}
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
 
 
@@ -42,6 +53,23 @@ def test_defaults() -> None:
 def test_it_is_read_back_from_its_own_words() -> None:
     experiment = Experiment(**words(constraints__deadline="2026-11-21T20:00:00Z", search__space__none=None))
     assert Experiment(**experiment.to_words()) == experiment
+
+
+def test_a_batch_that_adapts_is_plain_values_for_the_trials() -> None:
+    asked = {"policy": "goodput", "initial": 128, "max": 4096, "max_per_gpu": 512, "lr_scaling": "rules.own:halved"}
+    experiment = Experiment(**words(batch=asked))
+    assert experiment.batch.to_plain() == AdaptiveBatch(
+        initial=128, max=4096, max_per_gpu=512, lr_scaling="rules.own:halved"
+    )
+    assert Experiment(**experiment.to_words()) == experiment
+    assert Experiment(**words(batch={"policy": "goodput"})).batch.to_plain() == AdaptiveBatch()
+
+
+def test_a_fixed_batch_is_the_default_and_has_no_other_words() -> None:
+    experiment = Experiment(**words())
+    assert experiment.batch.to_plain() is None
+    assert experiment.to_words()["batch"] == {"policy": "fixed"}
+    assert Experiment(**words(batch={"policy": "fixed"})) == experiment
 
 
 class SomeTrial:
@@ -141,6 +169,47 @@ def test_the_entry_point_may_be_a_class() -> None:
             "profile.by_instance_type: 'b' of resources has no profile; known are a",
         ),
         (
+            {"batch": {"policy": "gooput"}},
+            "batch.policy: 'gooput' is not one of fixed, goodput; did you mean 'goodput'",
+        ),
+        ({"batch": {"initial": 9}}, "batch.initial: is for policy: goodput; leave it out, or set policy: goodput"),
+        (
+            {"batch": {"policy": "fixed", "interval": 20}},
+            "batch.interval: is for policy: goodput; leave it out, or set policy: goodput",
+        ),
+        ({"batch": {"policy": "goodput", "most": 9}}, "batch.most: unknown key; known are policy, initial, max"),
+        ({"batch": {"policy": "goodput", "initial": 0}}, "batch.initial: 0 must be at least 1; raise it"),
+        (
+            {"batch": {"policy": "goodput", "initial": 128, "max": 64}},
+            "batch.max: 64 is less than initial=128; raise it, or lower initial",
+        ),
+        (
+            {"batch": {"policy": "goodput", "max": 3}, "resources__gpus_per_trial": {"min": 4, "max": 4}},
+            "batch.max: 3 samples are too few for resources.gpus_per_trial.min=4 GPUs; raise it to 4",
+        ),
+        ({"batch": {"policy": "goodput", "accumulation": 1}}, "batch.accumulation: 1 is neither true nor false; write"),
+        ({"batch": {"policy": "goodput", "warmup_epochs": -1}}, "batch.warmup_epochs: -1 must be at least 0.0; raise"),
+        (
+            {"batch": {"policy": "goodput", "lr_scaling": "adascal"}},
+            "batch.lr_scaling: 'adascal' is none of adascale, linear, sqrt, legw, and no module:function; did you mean "
+            "'adascale'?",
+        ),
+        ({"batch": {"policy": "goodput", "lr_scaling": 2}}, "batch.lr_scaling: 2 is none of adascale, linear, sqrt"),
+        ({"profile__goodput": {}}, "profile.goodput.throughput: is required; add it"),
+        (
+            {"profile__goodput": GOODPUT | {"limits": {"initial": 64, "max": 32}}},
+            "profile.goodput.limits.max: 32 is less than initial=64; raise it, or lower initial",
+        ),
+        ({"profile__goodput": GOODPUT | {"noise_scale": 0}}, "profile.goodput.noise_scale: 0 must be more than 0"),
+        (
+            {"profile__goodput": GOODPUT | {"throughput": {"alpha_grad_s": 0, "beta_grad_s": 0}}},
+            "profile.goodput.throughput.alpha_grad_s: is 0 like beta_grad_s, so that a step takes no time; raise one",
+        ),
+        (
+            {"profile__goodput": GOODPUT | {"throughput": GOODPUT["throughput"] | {"gamma": 11}}},
+            "profile.goodput.throughput.gamma: 11 must be at most 10.0; lower it",
+        ),
+        (
             {"profile": {"by_instance_type": {"a": {"seconds_per_iteration": {1: 0}}}}},
             "profile.by_instance_type.a.seconds_per_iteration.1: 0 must be more than 0",
         ),
@@ -160,7 +229,6 @@ def test_bad_input_is_one_line_with_the_key_path_and_the_remedy(change: dict[str
             {"search__sampler": {"type": "optuna"}},
             "search.sampler.type: optuna is not supported yet; use random or grid",
         ),
-        ({"batch": {"policy": "goodput", "initial": 9}}, "batch.policy: goodput is not supported yet; use fixed"),
     ],
 )
 def test_what_is_to_come_is_refused(change: dict[str, Any], message: str) -> None:
@@ -270,6 +338,16 @@ def test_a_profile_file_reads_back_what_was_saved(tmp_path: Path) -> None:
     assert load_profile(path) == profile
     assert Experiment(**words(profile=str(path))).loaded_profile() == profile
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.profile.json"]
+
+
+def test_the_model_of_adaptive_batches_is_kept_and_may_be_written_inline(tmp_path: Path) -> None:
+    inline = Experiment(**words(profile__goodput=GOODPUT)).loaded_profile()
+    assert inline is not None
+    assert inline.goodput is not None
+    assert inline.goodput.throughput == Throughput(alpha_grad_s=0.02, beta_grad_s=0.001, alpha_local_s=0.004, gamma=2.0)
+    assert inline.goodput.limits == BatchLimits(initial=64, max=2048, max_per_gpu=512)
+    save_profile(inline, tmp_path / "x.json")
+    assert load_profile(tmp_path / "x.json") == replace(inline, source="file")
 
 
 def test_measured_delays_are_kept_one_by_one(tmp_path: Path) -> None:
