@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from rubberband.executor import rules
 from rubberband.executor.accounting import PaidTime, bill_usd, instance_cost_usd, paid_time
+from rubberband.executor.batch_history import BatchStretch, batch_history
 from rubberband.executor.events import CheckpointRef, RestPlanned
 from rubberband.executor.ranking import best_trial
 from rubberband.executor.state import Job, Phase, State
@@ -35,6 +36,8 @@ class TrialResult:
     checkpoint: CheckpointRef | None
     curve: tuple[tuple[float, int, Mapping[str, float]], ...]
     """(seconds from the start, iterations, metrics) of every report."""
+    batches: tuple[BatchStretch, ...] = ()
+    """Its batch sizes, in order; empty where the batch is fixed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +213,7 @@ def _trial(state: State, trial: int, configuration: Mapping[str, Any]) -> TrialR
         failure=None if record.failure is None else f"{record.failure[0]}: {record.failure[1]}",
         checkpoint=record.checkpoint,
         curve=tuple((r.reported_at - state.started_at, r.iterations, r.metrics) for r in record.reports),
+        batches=batch_history(record.reports, state.started_at),
     )
 
 

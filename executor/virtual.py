@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rubberband.adaptive import BatchUse
 from rubberband.cloud.provider import InstanceStatus
 from rubberband.cloud.virtual import VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
@@ -22,6 +23,7 @@ from rubberband.executor.events import (
     Event,
     FailureKind,
     Finish,
+    Gang,
     InstanceLost,
     InstanceReady,
     InstanceRefused,
@@ -57,6 +59,14 @@ def by_trial(trial: int, iterations: int) -> float:
     return 1.0 - (trial + 1) / (trial + 1 + iterations)
 
 
+BatchesOf = Callable[[int, int, Gang, float], tuple[BatchUse, ...]]
+
+
+def fixed_batch(trial: int, iterations: int, gang: Gang, iteration_s: float) -> tuple[BatchUse, ...]:
+    """A virtual trial's batch is fixed, so that there is nothing to tell."""
+    return ()
+
+
 class VirtualBackend:
     """Implements `rubberband.executor.backend.Backend` with times from the profile and the offer."""
 
@@ -72,10 +82,12 @@ class VirtualBackend:
         clock: VirtualClock | None = None,
         slowdown: float = 1.0,
         pace_of: Callable[[int], float] = lambda trial: 1.0,
+        batches_of: BatchesOf = fixed_batch,
     ) -> None:
         """`metric_of(trial, iterations)` is what a trial reports.
 
         `slowdown` multiplies the profile's iterations of all trials, `pace_of(trial)` those of one.
+        `batches_of(trial, iterations, gang, iteration_s)` are the batch sizes that a report tells of.
         """
         self._offer = offer
         self._profile = profile
@@ -85,6 +97,7 @@ class VirtualBackend:
         self._clock = clock or VirtualClock()
         self._slowdown = slowdown
         self._pace_of = pace_of
+        self._batches_of = batches_of
         self.provider = VirtualProvider(
             name, self._clock, provision_delay_s=offer.provision_delay_s, refuse=self._faults.refused
         )
@@ -205,9 +218,11 @@ class VirtualBackend:
 
     def _report_next(self, start: StartTrial, began_at: float, done: int) -> None:
         if start.from_iterations + done < start.until_iterations:
-            iteration_s = self._profile.iteration_s(len(start.gang)) * self._slowdown * self._pace_of(start.trial)
-            due = began_at + (done + 1) * iteration_s
+            due = began_at + (done + 1) * self._iteration_s(start)
             self._at(due, lambda now: self._report(start, began_at, done + 1, now))
+
+    def _iteration_s(self, start: StartTrial) -> float:
+        return self._profile.iteration_s(len(start.gang)) * self._slowdown * self._pace_of(start.trial)
 
     def _report(self, start: StartTrial, began_at: float, done: int, now: float) -> Event | None:
         if self._attempts.get(start.trial) != start.attempt:
@@ -227,4 +242,5 @@ class VirtualBackend:
             iterations=iterations,
             metrics={self._metric: self._metric_of(start.trial, iterations)},
             checkpoint=CheckpointRef(url=f"virtual:{start.trial}/{iterations}", digest="", size_bytes=0),
+            batches=self._batches_of(start.trial, iterations, start.gang, self._iteration_s(start)),
         )

@@ -30,8 +30,11 @@ CURVES = {
     "stopped": ("#8a8f98", 1.0, 0.45),
     "failed": ("#d62728", 1.2, 0.7),
 }
+ALONE = ("winner", "best so far")
+"""Fates of a single trial."""
 _ROW_PX, _SMALL_ROW_PX, _STEPS_PX, _AROUND_PX = 22, 14, 130, 150
-_MANY_POINTS = 2000
+MANY_POINTS = 2000
+"""From so many on, points are thinned out or have no dots."""
 
 
 def allocation(result: Result) -> Figure | None:
@@ -63,7 +66,7 @@ def allocation(result: Result) -> Figure | None:
             "nticks": 5 if most > 4 else most + 1,
             "fixedrange": True,
         },
-        **_marks(result, horizon_s, unit_s),
+        **marks(result, horizon_s, unit_s),
         **LEGEND,
     }
     return {"data": [*bars, *_lost(result, rented, gpus, unit_s), *_steps(result, rented, unit_s)], "layout": layout}
@@ -247,7 +250,7 @@ def _step(name: str, points: Sequence[tuple[float, int]], unit_s: float, line: F
     }
 
 
-def _marks(result: Result, horizon_s: float, unit_s: float) -> Figure:
+def marks(result: Result, horizon_s: float, unit_s: float) -> Figure:
     """Lines where stages end and where the deadline is, and the stages' names."""
     lines: list[tuple[float, str]] = []
     names: list[Figure] = []
@@ -296,17 +299,13 @@ _SWITCH: Figure = {
 
 def learning_curves(result: Result) -> Figure | None:
     """Every trial's metric over iterations (or time), a colour for each fate; None before the first report."""
-    fates: dict[str, list[TrialResult]] = {}
-    for trial in result.trials:
-        if trial.curve:
-            fates.setdefault(_fate_of(result, trial), []).append(trial)
+    fates = by_fate(result, [trial for trial in result.trials if trial.curve])
     if not fates:
         return None
     unit, unit_s = time_unit(result.actual_jct_s)
     points = sum(len(trial.curve) for trial in result.trials)
-    order = [fate for fate in reversed(CURVES) if fate in fates]
-    traces = [_trace(result, fate, fates[fate], points < _MANY_POINTS) for fate in order]
-    by_time = [_joined(fates[fate], lambda point: point[0] / unit_s) for fate in order]
+    traces = [_trace(result, fate, trials, points < MANY_POINTS) for fate, trials in fates.items()]
+    by_time = [_joined(trials, lambda point: point[0] / unit_s) for trials in fates.values()]
     by_iterations = [trace["x"] for trace in traces]
     most = max(trial.iterations for trial in result.trials)
     step = 1 if most <= 15 else None
@@ -334,6 +333,19 @@ def _joined(trials: Iterable[TrialResult], value: Callable[[Point], Any]) -> lis
     return [item for trial in trials for item in [*(value(point) for point in trial.curve), None]]
 
 
+def by_fate(result: Result, trials: Sequence[TrialResult]) -> dict[str, list[TrialResult]]:
+    """Trials by what became of them, a key of `CURVES`; what is to be drawn on top comes last."""
+    fates: dict[str, list[TrialResult]] = {}
+    for trial in trials:
+        fates.setdefault(_fate_of(result, trial), []).append(trial)
+    return {fate: fates[fate] for fate in reversed(CURVES) if fate in fates}
+
+
+def fate_name(fate: str, trials: Sequence[TrialResult]) -> str:
+    """A fate as the legend has it, with its only trial or how many there are."""
+    return f"{fate} ({f'trial {trials[0].trial}' if fate in ALONE else counted(len(trials), 'trial')})"
+
+
 def _fate_of(result: Result, trial: TrialResult) -> str:
     if result.outcome != "done" and result.best is not None and trial.trial == result.best.trial:
         return "best so far"
@@ -352,19 +364,17 @@ def _trace(result: Result, fate: str, trials: Sequence[TrialResult], dots: bool)
     times = _joined(trials, lambda point: duration(point[0]))
     iterations = _joined(trials, lambda point: point[1])
     labels = [[*name, done, at] for name, done, at in zip(names, iterations, times, strict=True)]
-    alone = fate in ("winner", "best so far")
-    name = f"{fate} ({f'trial {trials[0].trial}' if alone else counted(len(trials), 'trial')})"
     return {
         "type": "scatter",
         "mode": "lines+markers" if dots else "lines",
-        "name": name,
+        "name": fate_name(fate, trials),
         "x": iterations,
         "y": _joined(trials, metric),
         "customdata": labels,
         "hovertemplate": "trial %{customdata[0]}: %{y:.6g}<br>%{customdata[1]} iterations, at %{customdata[2]}"
         f"<extra>{fate}</extra>",
         "line": {"color": colour, "width": width},
-        "marker": {"color": colour, "size": 6 if alone else 4},
+        "marker": {"color": colour, "size": 6 if fate in ALONE else 4},
         "opacity": opacity,
     }
 

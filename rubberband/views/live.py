@@ -5,7 +5,7 @@ A view is an observer of the driver and a context manager. stdout is left to dat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
@@ -21,7 +21,7 @@ from rubberband.executor.events import Event
 from rubberband.executor.state import Job, Phase
 from rubberband.views.narration import Narrator
 from rubberband.views.progress import Progress, StageProgress, observe
-from rubberband.views.words import duration, number, usd, usd_decimals
+from rubberband.views.words import counted, duration, number, usd, usd_decimals
 
 REFRESHES_PER_S = 4.0
 
@@ -179,10 +179,18 @@ def summary(progress: Progress, now: float) -> list[Text]:
         line.append(f"; {usd(max(expected.cost_usd, spent_usd), decimals)} USD")
         line.append(f" (plan {usd(job.prediction.cost_usd, decimals)})")
         lines.append(line)
+    if progress.batch_sizes:
+        lines.append(Text(f"batch    {_range(progress.batch_sizes)}"))
     if progress.best is not None:
         trial, value = progress.best
         lines.append(Text(f"best     {job.metric}={number(value)} (trial {trial})"))
     return lines
+
+
+def _range(sizes: Sequence[int]) -> str:
+    """`256 (1 trial)`, `64 to 512 (6 trials)`."""
+    least, most = min(sizes), max(sizes)
+    return f"{least:,}{f' to {most:,}' if most > least else ''} ({counted(len(sizes), 'trial')})"
 
 
 def _stamped(line: str, controller: Controller) -> str:

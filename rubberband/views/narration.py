@@ -20,6 +20,7 @@ from rubberband.executor.ranking import best_trial
 from rubberband.executor.state import InstanceStatus, Job, Phase, StageRecord, State, TrialState, TrialStatus
 from rubberband.offer import slots
 from rubberband.units import format_usd
+from rubberband.views.batch_words import change
 from rubberband.views.words import counted, decided, duration, listed, number, printable
 
 
@@ -173,7 +174,8 @@ class Narrator:
         failed = len(stage.trials) - len(stage.ranking)
         parts = []
         if stage.ranking:
-            parts.append(f"best {job.metric}={_metric(job, state.trials[stage.ranking[0]])} (trial {stage.ranking[0]})")
+            best = state.trials[stage.ranking[0]]
+            parts.append(f"best {job.metric}={_metric(job, best)} (trial {best.trial}{_batch(best)})")
         if stage.ranking and stage.stage + 1 < len(job.stages):
             promoted = rules.promoted(job, stage)
             stopped = len(stage.ranking) - len(promoted)
@@ -214,7 +216,9 @@ class Narrator:
         if state.phase is Phase.FINISHED and state.ended_at is not None:
             best = best_trial(state, self._job.metric, self._job.mode)
             found = "no trial reported" if best is None else f"best {self._job.metric}={_metric(self._job, best)}"
-            which = "" if best is None else f" (trial {best.trial}, {counted(best.iterations, 'iteration')})"
+            which = (
+                "" if best is None else f" (trial {best.trial}, {counted(best.iterations, 'iteration')}{_batch(best)})"
+            )
             cost = format_usd(bill_usd(self._job, state, state.ended_at))
             how = "stopped to keep the budget" if state.outcome == "budget" else state.outcome
             said.append(f"{how}: {found}{which}; {duration(state.ended_at - state.started_at)}, {cost}")
@@ -227,6 +231,12 @@ def _held(state: State) -> str:
 
 def _trials(trials: Sequence[int]) -> str:
     return f"trial{'' if len(trials) == 1 else 's'} {listed(trials)}"
+
+
+def _batch(trial: TrialState) -> str:
+    """How its batch size changed; empty where it did not."""
+    sizes = [use.batch_size for report in trial.reports for use in report.batches]
+    return f", batch {change(sizes[0], sizes[-1])}" if sizes and sizes[0] != sizes[-1] else ""
 
 
 def _metric(job: Job, trial: TrialState) -> str:

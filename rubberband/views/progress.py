@@ -52,6 +52,8 @@ class Progress:
     ended_at: float | None
     best: tuple[int, float] | None
     """(trial, metric)"""
+    batch_sizes: tuple[int, ...]
+    """Of the running trials, as last reported; empty where the batch is fixed."""
     state: State
     """A copy of all that the bill and the forecast are reckoned from."""
 
@@ -79,6 +81,11 @@ def observe(job: Job, state: State) -> Progress:
         started_at=state.started_at,
         ended_at=state.ended_at,
         best=None if best is None or value is None else (best.trial, value),
+        batch_sizes=tuple(
+            trial.reports[-1].batches[-1].batch_size
+            for trial in state.running()
+            if trial.reports and trial.reports[-1].batches
+        ),
         state=_copy(job, state),
     )
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from rubberband.errors import InputError
 from rubberband.executor.result import Result
+from rubberband.views.batch_charts import batches_by_gpus, batches_over_time
+from rubberband.views.batch_tables import batch_sizes
 from rubberband.views.charts import allocation, learning_curves
 from rubberband.views.tables import (
     Table,
@@ -32,7 +34,12 @@ CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'uns
 
 def render_html(result: Result) -> str:
     """The whole page. Raises InputError if plotly is not installed."""
-    charts = {"curves": learning_curves(result), "allocation": allocation(result)}
+    charts = {
+        "curves": learning_curves(result),
+        "allocation": allocation(result),
+        "batches": batches_over_time(result),
+        "batches-by-gpus": batches_by_gpus(result),
+    }
     drawn = {name: figure for name, figure in charts.items() if figure is not None}
     body = "\n".join(
         [
@@ -40,6 +47,9 @@ def render_html(result: Result) -> str:
             _best(result),
             chart_section("curves", "Learning curves", _CURVES, drawn),
             chart_section("allocation", "Instances and GPUs over time", _ALLOCATION, drawn),
+            chart_section("batches", "Batch sizes", _BATCHES, drawn),
+            chart_section("batches-by-gpus", "Batch sizes by GPUs and stage", _BATCHES_BY_GPUS, drawn),
+            table_section(batch_sizes(result, None), sortable=True),
             table_section(comparison(result)),
             table_section(stages(result)),
             table_section(decisions(result)),
@@ -56,6 +66,15 @@ _CURVES = "Each line is a trial, its colour tells what became of it; click the l
 _ALLOCATION = (
     "Above: instances planned and held. Below: what each GPU did; the number in a bar is the trial, its colour the "
     "stage. Dotted lines are the ends of stages (SYNC)."
+)
+_BATCHES = (
+    "Each line is a trial, coloured as its learning curve; gaps are waits for the next stage. Efficiency: how much a "
+    "sample counts, against one at the initial batch size. Noise scale: the larger, the larger a batch pays off. "
+    "Dotted lines are the ends of stages (SYNC)."
+)
+_BATCHES_BY_GPUS = (
+    "What trials came to in each stage: their median, and bars from the smallest to the largest. Later stages have "
+    "noisier gradients, and more GPUs more to share: both make larger batches pay off."
 )
 
 

@@ -6,15 +6,42 @@ import sys
 from collections.abc import Sequence
 
 from rubberband.executor.result import Result
-from rubberband.views.tables import Row, Table, headlines, tables
+from rubberband.views.batch_tables import batch_sizes
+from rubberband.views.tables import (
+    Row,
+    Table,
+    comparison,
+    decisions,
+    failures,
+    headlines,
+    incidents,
+    paid_time,
+    stages,
+    trials,
+)
 
 MOST_TRIALS = 10
 """Trials that the report names; the rest is counted (`-o json` and `--html` have them all)."""
 
 
+def tables(result: Result, most_trials: int | None = None) -> list[Table]:
+    """All tables of the report, in order; those with nothing in them are left out. `most_trials`: None is all."""
+    every = [
+        comparison(result),
+        stages(result),
+        decisions(result),
+        paid_time(result),
+        batch_sizes(result, most_trials),
+        failures(result),
+        incidents(result),
+        trials(result, most_trials),
+    ]
+    return [table for table in every if table.rows]
+
+
 def print_report(result: Result) -> None:
     """The report on stdout."""
-    print_document(headlines(result), tables(result, MOST_TRIALS), ("bold", "bold green", "", "dim"))
+    print_document(headlines(result), tables(result, MOST_TRIALS), ("bold", "bold green", "", "dim", "dim"))
 
 
 def print_document(lines: Sequence[str], found: Sequence[Table], styles: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rubberband.executor.result import InstanceResult, Result, StageResult, TrialResult
 from rubberband.units import format_duration
+from rubberband.views.batch_words import batch_line
 from rubberband.views.words import (
     configuration,
     counted,
@@ -38,7 +39,10 @@ class Table:
 
 
 def headlines(result: Result) -> list[str]:
-    """The answer for someone in a hurry: how it ended, the best trial, its configuration, where its checkpoint is."""
+    """The answer for someone in a hurry: how it ended, the best trial, its configuration, where its checkpoint is.
+
+    And how its batch size came to change, if it did.
+    """
     best = result.best
     lines = [f"{result.name}: {_outcome(result)}"]
     if best is None:
@@ -50,7 +54,8 @@ def headlines(result: Result) -> list[str]:
     if best.checkpoint is not None:
         size = f" ({_size(best.checkpoint.size_bytes)})" if best.checkpoint.size_bytes else ""
         lines.append(f"checkpoint: {printable(best.checkpoint.url)}{size}")
-    return lines
+    batch = batch_line(best)
+    return [*lines, batch] if batch else lines
 
 
 def _outcome(result: Result) -> str:
@@ -81,20 +86,6 @@ def _deadline(result: Result) -> str:
     else:
         verdict = f"passed {duration(-left_s)} ago" if left_s < 0 else f"in {duration(left_s)}"
     return f"; deadline {duration(result.deadline_s)} {verdict}"
-
-
-def tables(result: Result, most_trials: int | None = None) -> list[Table]:
-    """All tables of the report, in order; those with nothing in them are left out. `most_trials`: None is all."""
-    every = [
-        comparison(result),
-        stages(result),
-        decisions(result),
-        paid_time(result),
-        failures(result),
-        incidents(result),
-        trials(result, most_trials),
-    ]
-    return [table for table in every if table.rows]
 
 
 def comparison(result: Result) -> Table:

@@ -20,8 +20,8 @@ from rubberband.plan import Plan, Stage, StagePlan
 from rubberband.planner.model import predict
 from rubberband.profile import Profile
 from rubberband.views import words
-from rubberband.views.report_text import MOST_TRIALS, render
-from rubberband.views.tables import decisions, failures, headlines, incidents, paid_time, ranked, stages, tables, trials
+from rubberband.views.report_text import MOST_TRIALS, render, tables
+from rubberband.views.tables import decisions, failures, headlines, incidents, paid_time, ranked, stages, trials
 from tests.unit.test_journal import JOB
 from tests.unit.virtual_runs import run_virtual
 

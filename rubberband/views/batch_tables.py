@@ -1,0 +1,42 @@
+"""The table of adaptive batch sizes. Pure."""
+
+from __future__ import annotations
+
+from rubberband.executor.result import Result, TrialResult
+from rubberband.views.batch_words import change, gain, goodputs, mean_efficiency, noise_scales, throughputs
+from rubberband.views.tables import Row, Table, ranked
+from rubberband.views.words import counted
+
+
+def batch_sizes(result: Result, most: int | None) -> Table:
+    """One row a trial, best first; those beyond `most` are counted. No rows where the batch is fixed."""
+    order = [trial for trial in ranked(result) if trial.batches]
+    shown = order[:most]
+    left = len(order) - len(shown)
+    more = (f"{counted(left, 'more trial')} not shown.",) if left else ()
+    return Table(
+        title="Batch sizes, best trial first",
+        header=("trial", "GPUs", "batch size", "noise scale", "efficiency", "samples/s", "gain", "goodput"),
+        rows=tuple(_row(trial) for trial in shown),
+        notes=(
+            "From the first stretch of training to the last. Efficiency: the part of all its samples that counted.",
+            "Gain: samples/s at last against at first; goodput: likewise, samples counted by their efficiency.",
+            *more,
+        ),
+    )
+
+
+def _row(trial: TrialResult) -> Row:
+    stretches = trial.batches
+    first, last = stretches[0], stretches[-1]
+    noise, speeds = noise_scales(stretches), throughputs(stretches)
+    return (
+        str(trial.trial),
+        change(first.gpus, last.gpus),
+        change(first.batch_size, last.batch_size),
+        change(noise[0], noise[-1]) if noise else "-",
+        f"{100 * mean_efficiency(stretches):.0f} %",
+        change(speeds[0], speeds[-1]) if speeds else "-",
+        gain(speeds),
+        gain(goodputs(stretches)),
+    )
