@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from rubberband.adaptive import GoodputProfile
 from rubberband.executor import rules
 from rubberband.executor.accounting import PaidTime, bill_usd, instance_cost_usd, paid_time
 from rubberband.executor.batch_history import BatchStretch, batch_history
@@ -138,6 +139,8 @@ class Result:
     """Spent on measuring a profile before the start; it counts against the deadline."""
     profiling_cost_usd: float
     """Likewise, and against max_cost; not part of `actual_cost_usd`."""
+    goodput: GoodputProfile | None = None
+    """What adaptive training was planned with, as of the latest replan; None where no model was measured."""
 
     @property
     def late(self) -> bool:
@@ -193,6 +196,7 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         resumes=state.resumes,
         profiling_s=setup.get("profiling_s", 0.0),
         profiling_cost_usd=setup.get("profiling_cost_usd", 0.0),
+        goodput=state.profile.goodput,
     )
 
 

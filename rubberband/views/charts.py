@@ -286,7 +286,7 @@ def _note(x: float, text: str) -> Figure:
     return {"x": x, "xref": "x", "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, "text": text}
 
 
-_SWITCH: Figure = {
+SWITCH: Figure = {
     "type": "buttons",
     "direction": "right",
     "x": 0,
@@ -318,7 +318,7 @@ def learning_curves(result: Result) -> Figure | None:
         "showlegend": True,
         "xaxis": {"title": {"text": "iterations"}, "rangemode": "tozero", "dtick": step},
         "yaxis": {"title": {"text": html.escape(printable(result.metric))}},
-        "updatemenus": [_SWITCH | {"buttons": buttons}],
+        "updatemenus": [SWITCH | {"buttons": buttons}],
         **LEGEND,
         "margin": {"l": 10, "r": 10, "t": 50, "b": 90},
     }

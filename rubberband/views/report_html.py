@@ -13,7 +13,8 @@ from typing import Any
 
 from rubberband.errors import InputError
 from rubberband.executor.result import Result
-from rubberband.views.batch_charts import batches_by_gpus, batches_over_time
+from rubberband.views.batch_charts import batches_over_time
+from rubberband.views.batch_gpus_chart import batches_by_gpus
 from rubberband.views.batch_tables import batch_sizes
 from rubberband.views.charts import allocation, learning_curves
 from rubberband.views.tables import (
@@ -73,8 +74,9 @@ _BATCHES = (
     "Dotted lines are the ends of stages (SYNC)."
 )
 _BATCHES_BY_GPUS = (
-    "What trials came to in each stage: their median, and bars from the smallest to the largest. Later stages have "
-    "noisier gradients, and more GPUs more to share: both make larger batches pay off."
+    "Points: what trials came to in each stage, their median, with bars from the smallest to the largest. Dashed: what "
+    "the profile's model takes for the best batch at the stage's (median) noise scale. Larger batches pay off where "
+    "gradients are noisier, as later in training, and where more GPUs share them."
 )
 
 

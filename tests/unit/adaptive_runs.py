@@ -2,45 +2,56 @@
 
 from __future__ import annotations
 
-from rubberband.adaptive import BatchUse
+from dataclasses import replace
+from typing import Any
+
+from rubberband.adaptive import BatchLimits, BatchUse, GoodputProfile, Throughput
 from rubberband.executor.events import Gang
 from rubberband.executor.result import Result, summarise
 from rubberband.executor.state import Job
 from rubberband.executor.virtual import Faults, VirtualBackend
+from rubberband.planner.goodput.choice import choose
 from tests.unit.test_views_tables import a_job, configurations
 from tests.unit.virtual_runs import run_virtual
 
-INITIAL, LARGEST = 64, 2048
+MODEL = GoodputProfile(
+    throughput=Throughput(
+        alpha_grad_s=0.02, beta_grad_s=0.0004, alpha_local_s=0.01, alpha_node_s=0.03, beta_node_s=0.001, gamma=2.0
+    ),
+    noise_scale=200.0,
+    samples_per_iteration=20_000.0,
+    limits=BatchLimits(initial=64, max=2048, max_per_gpu=512),
+)
 
 
 def following_noise(trial: int, iterations: int, gang: Gang, iteration_s: float) -> tuple[BatchUse, ...]:
-    """Two stretches an iteration, of batches up to four times the noise scale; none is known in the first stretch."""
+    """Two stretches an iteration, each of the best batch at its noise scale; none is known in the first stretch."""
     halves = [iterations - 1.0, iterations - 0.5]
-    noises = [(40.0 + 4.0 * trial) * (1.0 + progress) ** 1.6 * len(gang) for progress in halves]
-    return tuple(
-        _use(noise if progress else None, gang, 0.48 * iteration_s)
-        for noise, progress in zip(noises, halves, strict=True)
-    )
+    noises = [(100.0 + 10.0 * trial) * (1.0 + progress) ** 1.3 if progress else None for progress in halves]
+    return tuple(_use(noise, gang, 0.48 * iteration_s) for noise in noises)
 
 
 def _use(noise: float | None, gang: Gang, duration_s: float) -> BatchUse:
-    size = INITIAL
-    while noise is not None and 2 * size <= min(LARGEST, 4 * noise):
-        size *= 2
-    gpus, passes = len(gang), 1 + size // (len(gang) * 513)
-    step_s = 0.02 + 0.0004 * size / gpus + (0.01 if gpus > 1 else 0.0)
+    instances = len({slot.instance for slot in gang})
+    limits = replace(MODEL.limits, max=MODEL.limits.initial) if noise is None else MODEL.limits
+    chosen = choose(MODEL.throughput, noise or 0.0, limits, instances, len(gang))
     return BatchUse(
-        instances=len({slot.instance for slot in gang}),
-        gpus=gpus,
-        batch_size=size,
-        per_gpu=-(-size // (gpus * passes)),
-        accumulation=passes - 1,
-        steps=max(1, round(duration_s / step_s)),
+        instances=instances,
+        gpus=len(gang),
+        batch_size=chosen.batch_size,
+        per_gpu=chosen.per_gpu,
+        accumulation=chosen.accumulation,
+        steps=max(1, round(duration_s / chosen.step_s)),
         duration_s=duration_s,
-        step_s=step_s,
+        step_s=chosen.step_s,
         noise_scale=noise,
-        efficiency=1.0 if noise is None else (noise + INITIAL) / (noise + size),
+        efficiency=1.0 if noise is None else chosen.efficiency,
     )
+
+
+def an_adaptive_job(**changes: Any) -> Job:
+    """`a_job` whose profile has a model of the batch sizes."""
+    return a_job(profile=replace(a_job().profile, goodput=MODEL), **changes)
 
 
 def adaptive_backend(job: Job, faults: Faults | None = None) -> VirtualBackend:
@@ -52,7 +63,7 @@ def adaptive_backend(job: Job, faults: Faults | None = None) -> VirtualBackend:
 
 def adaptive_result(job: Job | None = None, faults: Faults | None = None) -> Result:
     """What came of a run with adaptive batches."""
-    job = job or a_job()
+    job = job or an_adaptive_job()
     backend = adaptive_backend(job, faults)
     controller, _, _ = run_virtual(job, backend=backend)
     return summarise(job, controller.state, configurations(job), backend.now())
