@@ -8,9 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from rubberband.adaptive import AdaptiveBatch, BatchPoint
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import InputError
 from rubberband.executor.backend import Backend
@@ -42,6 +43,8 @@ class Setup:
     checkpoints: str
     """URL of the checkpoint store."""
     lease_s: float
+    batch: AdaptiveBatch | None = None
+    """How trials adapt their batch size; None: not at all."""
     profiling_s: float = 0.0
     profiling_cost_usd: float = 0.0
     experiment: Mapping[str, Any]
@@ -59,7 +62,7 @@ class Setup:
                 "pickled": None if pickled is None else base64.b64encode(pickled).decode(),
             }
         plain = {name: getattr(self, name) for name in self.__slots__}
-        return plain | {"entrypoint": entrypoint}
+        return plain | {"entrypoint": entrypoint, "batch": None if self.batch is None else asdict(self.batch)}
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Setup:
@@ -74,7 +77,8 @@ class Setup:
                 search_path=tuple(found["search_path"]),
                 pickled=pickled,
             )
-        return cls(**{**plain, "entrypoint": entrypoint})
+        batch = None if plain.get("batch") is None else AdaptiveBatch(**plain["batch"])
+        return cls(**{**plain, "entrypoint": entrypoint, "batch": batch})
 
 
 def create(folder: ExperimentFolder, job: Job, setup: Setup) -> None:
@@ -113,7 +117,8 @@ def run(
         controller = Controller(header.job)
         setup = Setup.from_json(header.setup)
         if setup.entrypoint is not None:
-            setup.entrypoint.check(max(stage.gpus_per_trial for stage in header.job.plan.stages))
+            widest = max(stage.gpus_per_trial for stage in header.job.plan.stages)
+            setup.entrypoint.check(widest, adaptive=setup.batch is not None)
         with ExitStack() as views:
             backend = make_backend(folder, setup, header.job, journal.last_event_at())
             views.callback(backend.close)
@@ -164,11 +169,14 @@ def make_backend(folder: ExperimentFolder, setup: Setup, job: Job, last_event_at
     if setup.provider == "virtual":
         clock = VirtualClock(last_event_at or 0.0)
         return VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, clock=clock)
-    return make_ray_backend(folder, setup, job.offer, job.metric)
+    known_points = () if job.profile.goodput is None else job.profile.goodput.points
+    return make_ray_backend(folder, setup, job.offer, job.metric, known_points)
 
 
-def make_ray_backend(folder: ExperimentFolder, setup: Setup, offer: Offer, metric: str) -> Backend:
-    """A backend of real instances."""
+def make_ray_backend(
+    folder: ExperimentFolder, setup: Setup, offer: Offer, metric: str, known_points: Sequence[BatchPoint] = ()
+) -> Backend:
+    """A backend of real instances; `known_points` is what a profile knows of the trials' steps."""
     from rubberband.cloud.local.provider import LocalProvider
     from rubberband.executor.ray.backend import RayBackend
 
@@ -184,6 +192,8 @@ def make_ray_backend(folder: ExperimentFolder, setup: Setup, offer: Offer, metri
         store=open_store(setup.checkpoints),
         gpus_per_instance=offer.gpus,
         device=provider.device,
+        batch=setup.batch,
+        known_points=known_points,
         logs=folder.logs,
         lease_interval_s=min(2.0, setup.lease_s / 4.0),
     )

@@ -79,12 +79,18 @@ class Entrypoint:
         target = self._import() if self.pickled is None else self._unpickle(self.pickled)
         return _check_target(target, str(self))
 
-    def check(self, max_gpus_per_trial: int) -> None:
-        """Load it and refuse what could not run on up to `max_gpus_per_trial` GPUs.
+    def check(self, max_gpus_per_trial: int, *, adaptive: bool = False) -> None:
+        """Load it and refuse what could not run on up to `max_gpus_per_trial` GPUs, or not adapt its batch if it is to.
 
         Raises EntrypointError, in one line.
         """
         target = self.load()
+        if adaptive and not (isinstance(target, type) and issubclass(target, TorchTrial)):
+            kind = "rubberband.Trial" if isinstance(target, type) else "function"
+            raise EntrypointError(
+                f"{self} is a {kind}, whose training loop nobody else can adapt (batch.policy: goodput); write a "
+                "rubberband.TorchTrial, or set batch.policy to fixed"
+            )
         if not isinstance(target, type) and max_gpus_per_trial > 1:
             raise EntrypointError(
                 f"{self} is a function, which trains in one process, but resources.gpus_per_trial.max is "

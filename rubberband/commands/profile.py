@@ -32,7 +32,8 @@ def profile(
     from rubberband.executor.folder import ExperimentFolder
     from rubberband.executor.session import cancel_on_signals
     from rubberband.files import default_profile_path, load_experiment
-    from rubberband.tuning import announce_device, default_home, find_entrypoint, measure_profile
+    from rubberband.measuring import measure_profile
+    from rubberband.tuning import announce_device, default_home, find_entrypoint
 
     experiment = load_experiment(file, overrides or [])
     target = output or default_profile_path(file)

@@ -12,7 +12,8 @@ from rubberband.cloud.local import LocalProvider
 from rubberband.errors import ProviderError, RubberbandError
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.events import Event, TrialStarted
-from rubberband.executor.profiling import Limits, Point, gpu_counts, measure
+from rubberband.executor.profiling import gpu_counts, measure
+from rubberband.executor.profiling_session import Limits, Point
 from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual import Faults, VirtualBackend

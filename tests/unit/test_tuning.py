@@ -15,9 +15,10 @@ from rubberband.executor.session import local_devices
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual import Faults, VirtualBackend
 from rubberband.experiment import Experiment
+from rubberband.measuring import MeasuredProfile, measure_profile
 from rubberband.offer import Offer
 from rubberband.profile import Profile
-from rubberband.tuning import MeasuredProfile, announce_device, measure_profile
+from rubberband.tuning import announce_device
 
 PROFILE = Profile(seconds_per_iteration={1: 4.0, 2: 2.5}, trial_startup_s=3.0)
 
@@ -54,7 +55,7 @@ def measured(
     def make_backend(_folder: object, _setup: object, offer: Offer, metric: str) -> VirtualBackend:
         return VirtualBackend("test", offer, PROFILE, metric=metric, faults=faults)
 
-    monkeypatch.setattr("rubberband.tuning.make_ray_backend", make_backend)
+    monkeypatch.setattr("rubberband.measuring.make_ray_backend", make_backend)
     entrypoint = Entrypoint.parse("nosuch:Trial", search_path=(home,))
     return measure_profile(asked, entrypoint, ExperimentFolder(home=home, name="test"))
 

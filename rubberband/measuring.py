@@ -1,0 +1,198 @@
+"""Measures an experiment's profile on its provider, and keeps it: what `rubberband profile` and a first run do."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rubberband.cloud.catalogue import offer
+from rubberband.errors import InputError, ProfileMissingError
+from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.profiling import measure
+from rubberband.executor.profiling_session import Limits, Point
+from rubberband.executor.session import RELEASE_MARGIN_S, Setup, make_ray_backend
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.experiment import Experiment
+from rubberband.offer import Offer
+from rubberband.plan import Constraints
+from rubberband.profile import Profile
+from rubberband.profile_file import save_profile
+from rubberband.units import format_duration, format_usd
+
+Announce = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What was used up before an experiment starts, which its constraints no longer have."""
+
+    seconds: float = 0.0
+    cost_usd: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredProfile:
+    """A profile, how it was measured, and what that cost."""
+
+    profile: Profile
+    points: Sequence[Point]
+    cost_usd: float
+    entrypoint: str
+    instance_type: str
+    stopped_by: str = ""
+    """Why measuring stopped before all points were there; empty if it did not."""
+    remarks: Sequence[str] = ()
+    """What is worth knowing of how good the profile is."""
+
+    def save(self, path: Path) -> None:
+        """Write the profile file. Raises InputError if it cannot be written."""
+        save_profile(
+            self.profile,
+            path,
+            measured_at=datetime.now(UTC),
+            entrypoint=self.entrypoint,
+            instance_type=self.instance_type,
+            iteration_spread={point.gpus: point.iteration_cv for point in self.points},
+            measurement={"points": [asdict(point) for point in self.points], "cost_usd": self.cost_usd},
+        )
+
+    def lines(self) -> list[str]:
+        """What was measured, for people."""
+        starts = [f"start-up of a trial {self.profile.trial_startup_s:.2f} s"]
+        if self.profile.provision_delay_s is not None and self.profile.init_delay_s is not None:
+            starts.append(f"an instance is provisioned in {self.profile.provision_delay_s:.1f} s")
+            starts.append(f"and has warm workers {self.profile.init_delay_s:.1f} s later")
+        cost = f"measuring cost {format_usd(self.cost_usd)}"
+        stopped = [self.stopped_line()] if self.stopped_by else []
+        return [point_line(point) for point in self.points] + [", ".join(starts), cost, *stopped]
+
+    def stopped_line(self) -> str:
+        """That larger numbers of GPUs were not measured, and why, for people."""
+        return f"beyond {self.points[-1].gpus} GPU nothing was measured: {self.stopped_by}"
+
+
+def point_line(point: Point) -> str:
+    """A measured point, for people."""
+    beside = f", {point.copies} trials side by side" if point.copies > 1 else ""
+    return f"{point.gpus} GPU: {point.iteration_s:.3f} s per iteration (spread {point.iteration_cv:.1%}{beside})"
+
+
+SHARED_INSTANCES = 4
+"""On one machine instances share its cores, so up to this many are kept busy while measuring."""
+
+
+def measure_profile(
+    experiment: Experiment,
+    entrypoint: Entrypoint | None,
+    folder: ExperimentFolder,
+    *,
+    iterations: int = 3,
+    announce: Announce = lambda line: None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> MeasuredProfile:
+    """Run trials for a few iterations at 1, 2, 4, … GPUs, up to what the experiment allows, on instances of its own.
+
+    It stops where it would pass the experiment's max_cost or deadline; a trial that hangs is given up, after
+    constraints.iteration_timeout where that is set. Raises InputError where max_cost does not cover it at all,
+    ProfileMissingError for a virtual run (there is nothing to measure), RubberbandError if it cannot be done.
+    """
+    if entrypoint is None:
+        raise ProfileMissingError("provider virtual has nothing to measure; write a profile into the experiment file")
+    rented = offer(experiment.resources)
+    limits = experiment.planning_constraints(time.time(), rented.gpus)
+    num_instances = max(1, limits.max_gpus_per_trial // rented.gpus)
+    if experiment.resources.provider == "local":
+        needed = -(-experiment.stages()[0].trials * limits.min_gpus_per_trial // rented.gpus)
+        num_instances = max(num_instances, min(rented.max_instances, needed, SHARED_INSTANCES))
+    bounds = _profiling_limits(experiment, rented, num_instances, limits)
+    scratch = ExperimentFolder(home=folder.home / "profiling", name=experiment.name)
+    scratch.make()
+    setup = replace(make_setup(experiment, entrypoint, scratch, Spent()), checkpoints=str(scratch.checkpoints))
+    with scratch.driving(), ExitStack() as stack:
+        for old in (scratch.instances, scratch.checkpoints, scratch.logs):
+            shutil.rmtree(old, ignore_errors=True)
+        backend = make_ray_backend(scratch, setup, rented, experiment.search.metric)
+        stack.callback(backend.close)
+        found = measure(
+            backend,
+            gpus_per_instance=rented.gpus,
+            num_trials=len(setup.configurations),
+            instances=num_instances,
+            min_gpus_per_trial=limits.min_gpus_per_trial,
+            max_gpus_per_trial=limits.max_gpus_per_trial,
+            iterations=iterations,
+            sweep=setup.batch is not None,
+            limits=bounds,
+            on_point=lambda point: announce(point_line(point)),
+            cancelled=cancelled,
+        )
+    return MeasuredProfile(
+        profile=found.profile,
+        points=found.points,
+        cost_usd=sum(_measuring_usd(rented, held_s) for held_s in found.held_s),
+        entrypoint=str(entrypoint),
+        instance_type=rented.instance_type,
+        stopped_by=found.stopped_by,
+        remarks=found.remarks,
+    )
+
+
+def _measuring_usd(rented: Offer, held_s: float) -> float:
+    """What one instance costs on which every GPU is kept busy for `held_s` seconds."""
+    return rented.instance_cost_usd(held_s) + rented.function_cost_usd(rented.gpus, held_s)
+
+
+def _profiling_limits(experiment: Experiment, rented: Offer, num_instances: int, limits: Constraints) -> Limits:
+    """What measuring may take. Raises InputError if max_cost does not even cover a minute of the instances."""
+    found = Limits(iteration_s=experiment.constraints.iteration_timeout_s)
+    if limits.deadline_s is not None:
+        deadline = f"deadline ({format_duration(limits.deadline_s)} from now)"
+        found = replace(found, time_s=limits.deadline_s - RELEASE_MARGIN_S, time_by=deadline)
+    if limits.max_cost_usd is None:
+        return found
+    cap = f"max_cost={format_usd(limits.max_cost_usd)}"
+    least_usd = num_instances * _measuring_usd(rented, 60.0)
+    if least_usd > limits.max_cost_usd:
+        raise InputError(
+            f"{cap} does not cover measuring a profile on {num_instances} instances (at least "
+            f"{format_usd(least_usd)}); raise it, or write a profile into the experiment file"
+        )
+    left_usd = limits.max_cost_usd - num_instances * rented.data_usd_per_instance
+    usd_per_s = num_instances * rented.price_usd_per_s
+    held_s = left_usd / usd_per_s - RELEASE_MARGIN_S if usd_per_s > 0 else math.inf
+    return replace(found, held_s=held_s, held_by=cap)
+
+
+def trial_seeds(experiment: Experiment) -> list[int]:
+    """A seed for every trial, from the sampler's: initial weights and data order follow from it."""
+    seed = experiment.search.sampler.seed
+    return [random.Random(f"{seed}/{trial}").getrandbits(31) for trial in range(experiment.stages()[0].trials)]
+
+
+def make_setup(experiment: Experiment, entrypoint: Entrypoint | None, folder: ExperimentFolder, spent: Spent) -> Setup:
+    """What the backend of an experiment in `folder` is told."""
+    return Setup(
+        provider=experiment.resources.provider,
+        configurations=experiment.configurations(),
+        seeds=trial_seeds(experiment),
+        entrypoint=entrypoint,
+        checkpoints=_store_url(experiment.resources.checkpoints or str(folder.checkpoints)),
+        lease_s=experiment.resources.lease_s,
+        batch=experiment.batch.to_plain(),
+        profiling_s=spent.seconds,
+        profiling_cost_usd=spent.cost_usd,
+        experiment=experiment.to_words(),
+    )
+
+
+def _store_url(url: str) -> str:
+    """A path as an absolute one: a resume may start from another folder."""
+    return url if "://" in url else os.path.abspath(os.path.expanduser(url))
