@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rubberband.executor.result import Result, TrialResult
-from rubberband.views.batch_words import change, gain, goodputs, mean_efficiency, noise_scales, throughputs
+from rubberband.views.batch_words import amount, change, gain, goodputs, mean_efficiency, noise_scales, throughputs
 from rubberband.views.tables import Row, Table, ranked
 from rubberband.views.words import counted
 
@@ -20,7 +20,7 @@ def batch_sizes(result: Result, most: int | None) -> Table:
         rows=tuple(_row(trial) for trial in shown),
         notes=(
             "From the first stretch of training to the last. Efficiency: the part of all its samples that counted.",
-            "Gain: samples/s at last against at first; goodput: likewise, samples counted by their efficiency.",
+            "Samples/s: at last. Gain: against at first; goodput: likewise, samples counted by their efficiency.",
             *more,
         ),
     )
@@ -36,7 +36,7 @@ def _row(trial: TrialResult) -> Row:
         change(first.batch_size, last.batch_size),
         change(noise[0], noise[-1]) if noise else "-",
         f"{100 * mean_efficiency(stretches):.0f} %",
-        change(speeds[0], speeds[-1]) if speeds else "-",
+        amount(speeds[-1]) if speeds else "-",
         gain(speeds),
         gain(goodputs(stretches)),
     )

@@ -94,4 +94,8 @@ def _cards(answer: Estimate) -> list[str]:
         cards.append(
             card("against the best fixed cluster", against, f"it costs {format_usd(fixed.prediction.cost_usd)}")
         )
+    if answer.fixed_batch is not None:
+        than = answer.fixed_batch.prediction
+        took = f"it takes {format_duration(than.jct_s)} and {format_usd(than.cost_usd)}"
+        cards.append(card("against a fixed batch", difference(prediction.cost_usd, than.cost_usd) or "0 %", took))
     return cards

@@ -50,7 +50,7 @@ def headlines(answer: Estimate) -> list[str]:
     mean = " on average" if prediction.jct is not None else ""
     kind = _PLANS[answer.policy]
     lines = [f"{answer.experiment_name}: {takes}{mean}; {kind} on {offer.instance_type} ({gpus})", _kept(answer)]
-    return [*lines, *([saving(answer)] if saving(answer) else [])]
+    return [*lines, *(line for line in (saving(answer), batch_saving(answer)) if line)]
 
 
 def _types(answer: Estimate) -> str:
@@ -122,6 +122,20 @@ def saving(answer: Estimate) -> str:
     if percent <= -0.5:
         return f"this plan costs {-percent:.0f} % more than a fixed cluster: {it}"
     return f"elasticity saves {abs(percent):.0f} %: {it}"
+
+
+def batch_saving(answer: Estimate) -> str:
+    """What adapting the batch saves against the best plan with a fixed one; empty where that is no question."""
+    if answer.job is None or not answer.feasible or answer.case.batch == "fixed" or not answer.options:
+        return ""
+    if answer.fixed_batch is None:
+        return "adapting the batch makes it possible: no plan with a fixed batch keeps the limits"
+    now, fixed = answer.job.prediction, answer.fixed_batch.prediction
+    it = f"with a fixed batch it takes {format_duration(fixed.jct_s)} and {format_usd(fixed.cost_usd)}"
+    less_usd = 1 - now.cost_usd / fixed.cost_usd if fixed.cost_usd > 0 else 0.0
+    less_s = 1 - now.jct_s / fixed.jct_s
+    faster = answer.objective == "min_time" or fixed.cost_usd <= 0
+    return f"adapting the batch saves {100 * (less_s if faster else less_usd):.0f} %{' of the time' * faster}: {it}"
 
 
 def fixed_cluster(answer: Estimate) -> JobPlan | None:
@@ -221,6 +235,9 @@ def _on(answer: Estimate, option: Option | None) -> str:
     if answer.offer.spot is not None or any(one.spot for one in answer.options):
         spot = answer.offer.spot is not None if option is None else option.spot
         words.append("spot where it pays" if spot else "on demand only")
+    batch = answer.case.batch if option is None else option.batch
+    if batch == "fixed" and any(one != "fixed" for one in (answer.case.batch, *(one.batch for one in answer.options))):
+        words.append("fixed batch")
     return f", {', '.join(words)}" if words else ""
 
 
