@@ -9,8 +9,10 @@ from typing import Literal
 import numpy as np
 
 from rubberband.offer import Offer
+from rubberband.planner.adapting import at_noise_scale
 from rubberband.planner.estimate import Estimate
 from rubberband.planner.families import box_of
+from rubberband.planner.goodput.planning import extrapolated
 from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
 from rubberband.planner.lanes import JobPlan, Lane
 from rubberband.planner.model import predict
@@ -35,6 +37,8 @@ Name = Literal[
     "noise of trials",
     "speed between measured GPU counts",
     "speed beyond measured GPU counts",
+    "speed beyond measured batches",
+    "noise scale of the gradients",
 ]
 MORE = 1.1
 """Most inputs are raised by 10 %."""
@@ -121,6 +125,7 @@ def _rounded(difference: float) -> float:
 
 def _changes(job: JobPlan, now: _Terms) -> Iterator[_Change]:
     yield from _speeds(job, now)
+    yield from _batches(job, now)
     yield from _delays(now)
     yield from _prices(now)
     yield _noise(now)
@@ -136,22 +141,35 @@ def _speeds(job: JobPlan, now: _Terms) -> Iterator[_Change]:
     between = [g for g in used if g not in profile.seconds_per_iteration and g < profile.largest_gpus]
     beyond = [g for g in used if g > profile.largest_gpus]
     if between:
-        yield _slower("speed between measured GPU counts", "interpolated", between, now)
+        yield _slower("speed between measured GPU counts", "interpolated", between, _measured(profile), now)
     if beyond:
-        yield _slower("speed beyond measured GPU counts", "extrapolated", beyond, now)
+        yield _slower("speed beyond measured GPU counts", "extrapolated", beyond, _measured(profile), now)
 
 
-def _slower(name: Name, basis: Basis, counts: list[int], now: _Terms) -> _Change:
+def _batches(job: JobPlan, now: _Terms) -> Iterator[_Change]:
+    """What there is besides where trials adapt their batch."""
+    model = now.profile.goodput
+    if model is None:
+        return
+    used = sorted({choice.gpus_per_trial for choice in job.plan.stages})
+    if unseen := extrapolated(model, now.offer.gpus, used):
+        yield _slower("speed beyond measured batches", "extrapolated", unseen, "by the model", now)
+    slower = at_noise_scale(now.profile, now.offer.gpus, model.noise_scale / 2.0)
+    value = f"{model.noise_scale:,.0f} samples"
+    yield _Change("noise scale of the gradients", value, "half of it", _Terms(slower, now.offer))
+
+
+def _slower(name: Name, basis: Basis, counts: list[int], whence: str, now: _Terms) -> _Change:
     """Slower with exactly these GPU counts."""
     profile = now.profile
     table = {**profile.seconds_per_iteration, **{gpus: MORE * profile.iteration_s(gpus) for gpus in counts}}
-    value = f"{', '.join(map(str, counts))} GPUs per trial, measured are {_range(profile)}"
+    value = f"{', '.join(map(str, counts))} GPU{'s' * (counts != [1])} per trial, {whence}"
     return _Change(name, value, "10 % slower", _with_profile(now, seconds_per_iteration=table), basis)
 
 
-def _range(profile: Profile) -> str:
+def _measured(profile: Profile) -> str:
     counts = sorted(profile.seconds_per_iteration)
-    return f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]} alone"
+    return "measured are " + (f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]} alone")
 
 
 def _delays(now: _Terms) -> Iterator[_Change]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from rubberband.chance import FIXED
 from rubberband.errors import InfeasibleError
@@ -24,11 +24,14 @@ from rubberband.profile import Profile
 USER_PLAN = "user"
 """The `policy` of an estimate of a plan that the user wrote."""
 BASELINES: tuple[Policy, ...] = ("static", "naive_elastic", "greedy")
+_OTHERS: tuple[Policy, ...] = ("optimal", *BASELINES)
 _FRONTIER_POINTS = 5
 _FRONTIER_STEP = 0.75
 """Of a job with several brackets: so many deadlines, each so much shorter than the one before."""
 Point = tuple[float, float]
 """(jct_s, cost_usd)"""
+Batch = Literal["fixed", "goodput"]
+"""A batch that stays as it is, or one that adapts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +41,24 @@ class Case:
     offer: Offer
     profile: Profile
     constraints: Constraints
+    fixed: Profile | None = None
+    """Set where trials adapt their batch, as `profile` has it: how fast they are if it stays fixed."""
+
+    @property
+    def batch(self) -> Batch:
+        """How the trials' batch is planned."""
+        return "fixed" if self.fixed is None else "goodput"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """Something else that could be done: another policy, market or instance type."""
+    """Something else that could be done: another policy, market or instance type, or a batch that does not adapt."""
 
-    policy: Policy
+    policy: str
     instance_type: str
     spot: bool
     """Whether it may buy on the spot market."""
+    batch: Batch = "fixed"
     job: JobPlan | None
     """None if it meets no constraints."""
     reason: str | None = None
@@ -121,6 +132,21 @@ class Estimate:
         return None if self.job is None else self.job.odds
 
     @property
+    def fixed_batch(self) -> JobPlan | None:
+        """The plan of the same policy for trials that do not adapt their batch; None if the plan's own do not either.
+
+        None as well if such a plan meets no constraints, or was not looked for.
+        """
+        mine, spot = self.offer.instance_type, self.offer.spot is not None
+        found = [
+            option.job
+            for option in self.options
+            if (option.instance_type, option.spot, option.policy) == (mine, spot, self.policy)
+            and option.batch != self.case.batch
+        ]
+        return found[0] if found else None
+
+    @property
     def baselines(self) -> dict[str, JobPlan]:
         """Policy -> its plan on the same instances, where it has one within the constraints."""
         mine, spot = self.offer.instance_type, self.offer.spot is not None
@@ -128,7 +154,7 @@ class Estimate:
             option.policy: option.job
             for option in self.options
             if option.job is not None
-            and (option.instance_type, option.spot) == (mine, spot)
+            and (option.instance_type, option.spot, option.batch) == (mine, spot, self.case.batch)
             and option.policy != self.policy
         }
 
@@ -164,7 +190,7 @@ def estimate(
     chosen = min(range(len(cases)), key=lambda at: _merit(answers[at], cases[at], objective))
     case, (job, error) = cases[chosen], answers[chosen]
     options = [
-        _option(policy, other.offer, answer)
+        _option(policy, other, answer)
         for at, (other, answer) in enumerate(zip(cases, answers, strict=True))
         if at != chosen
     ]
@@ -214,7 +240,7 @@ def estimate_plan(
         feasible=keeps(planned, case.constraints),
         job=job,
         nearest=None,
-        options=tuple(_compared([stages], case, USER_PLAN, "min_cost", seed) if compare else ()),
+        options=tuple(_compared_plan(stages, plan, case, seed) if compare else ()),
         frontier=tuple(elastic),
         static_frontier=tuple(static),
         planning_s=0.0,
@@ -303,21 +329,37 @@ def _merit(answer: Answer, case: Case, objective: Objective) -> tuple[float, flo
 def _compared(
     brackets: Sequence[Sequence[Stage]], case: Case, policy: str, objective: Objective, seed: int
 ) -> list[Option]:
-    """The other policies on the same instances, and the same on demand only."""
-    policies: list[Policy] = [other for other in ("optimal", *BASELINES) if other != policy]
-    options = [_option(other, case.offer, _answer(brackets, case, other, objective, seed)) for other in policies]
+    """The other policies on the same instances, and the same on demand only, or with a fixed batch."""
+    others = [(other, case) for other in _OTHERS if other != policy]
     if case.offer.spot is not None:
-        on_demand = replace(case, offer=replace(case.offer, spot=None))
-        options.append(_option("optimal", on_demand.offer, _answer(brackets, on_demand, "optimal", objective, seed)))
+        others.append(("optimal", replace(case, offer=replace(case.offer, spot=None))))
+    if case.fixed is not None and policy in _OTHERS:
+        others.append((policy, _as_fixed(case)))
+    return [_option(other, terms, _answer(brackets, terms, other, objective, seed)) for other, terms in others]
+
+
+def _compared_plan(stages: Sequence[Stage], plan: Plan, case: Case, seed: int) -> list[Option]:
+    """What policies find, and the same plan with a fixed batch."""
+    options = _compared([stages], case, USER_PLAN, "min_cost", seed)
+    if case.fixed is not None:
+        planned = risk.planned(stages, plan, case.fixed, case.offer, case.constraints, seed=seed)
+        options.append(_option(USER_PLAN, _as_fixed(case), (single(stages, planned, case.offer), None)))
     return options
 
 
-def _option(policy: Policy, offer: Offer, answer: Answer) -> Option:
+def _as_fixed(case: Case) -> Case:
+    """The case of trials that do not adapt their batch."""
+    assert case.fixed is not None, "the caller has seen one"
+    return replace(case, profile=case.fixed, fixed=None)
+
+
+def _option(policy: str, case: Case, answer: Answer) -> Option:
     job, error = answer
     return Option(
         policy=policy,
-        instance_type=offer.instance_type,
-        spot=offer.spot is not None,
+        instance_type=case.offer.instance_type,
+        spot=case.offer.spot is not None,
+        batch=case.batch,
         job=job,
         reason=None if error is None else str(error),
     )

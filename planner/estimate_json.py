@@ -29,6 +29,7 @@ def estimate_to_json(estimate: Estimate) -> Json:
         "policy": estimate.policy,
         "objective": estimate.objective,
         "instance_type": estimate.offer.instance_type,
+        "batch": estimate.case.batch,
         "constraints": {
             "deadline_s": estimate.constraints.deadline_s,
             "max_cost_usd": estimate.constraints.max_cost_usd,
@@ -54,7 +55,12 @@ def _points(points: Sequence[Point]) -> list[Json]:
 
 
 def _option(estimate: Estimate, option: Option) -> Json:
-    words: Json = {"policy": option.policy, "instance_type": option.instance_type, "spot": option.spot}
+    words: Json = {
+        "policy": option.policy,
+        "instance_type": option.instance_type,
+        "spot": option.spot,
+        "batch": option.batch,
+    }
     if option.job is None:
         return {**words, "feasible": False, "reason": option.reason}
     return {**words, "feasible": True, **_job(estimate, option.job, option.instance_type)}

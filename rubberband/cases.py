@@ -3,23 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from rubberband.adaptive import AdaptiveBatch
 from rubberband.cloud.catalogue import offers
+from rubberband.errors import InputError
 from rubberband.experiment import Experiment
+from rubberband.offer import Offer, gang_sizes
+from rubberband.plan import Constraints
+from rubberband.planner.adapting import adapted, limits_within
 from rubberband.planner.estimate import Case
 from rubberband.profile import Profile
+
+POOR_FIT = 0.1
+"""A model that is off by more over its own points is worth a remark."""
 
 
 def cases(experiment: Experiment, profiles: Profile | Mapping[str, Profile], now: float) -> tuple[Case, ...]:
     """A case for each instance type of the experiment, in its order, if it starts at `now` (Unix time).
 
-    `profiles` is one for all types, or type -> profile. Raises InputError for what no plan can be made on.
+    `profiles` is one for all types, or type -> profile. Where trials adapt their batch and the profile has a model of
+    that, the case's profile has the times of adapting trials; only then does it keep the model.
+
+    Raises InputError for what no plan can be made on.
     """
     return tuple(
-        Case(
-            offer=offer,
-            profile=profiles if isinstance(profiles, Profile) else profiles[offer.instance_type],
-            constraints=experiment.planning_constraints(now, offer.gpus),
+        _case(
+            experiment.batch.to_plain(),
+            offer,
+            profiles if isinstance(profiles, Profile) else profiles[offer.instance_type],
+            experiment.planning_constraints(now, offer.gpus),
         )
         for offer in offers(experiment.resources, profiles)
     )
+
+
+def _case(batch: AdaptiveBatch | None, offer: Offer, profile: Profile, constraints: Constraints) -> Case:
+    fixed = replace(profile, goodput=None)
+    if batch is None or profile.goodput is None:
+        return Case(offer=offer, profile=fixed, constraints=constraints)
+    model = replace(profile.goodput, limits=limits_within(profile.goodput, batch))
+    least, most = constraints.min_gpus_per_trial, min(constraints.max_gpus_per_trial, model.limits.max)
+    if least > most:
+        raise InputError(
+            f"resources.gpus_per_trial.min: {least} GPUs are more than the largest batch of the profile has samples "
+            f"({most}); lower it to {most}, or raise batch.max and profile again"
+        )
+    sizes = [gpus for gpus in gang_sizes(offer.gpus, least, most) if gpus >= profile.smallest_gpus]
+    if not sizes:
+        return Case(offer=offer, profile=fixed, constraints=constraints)
+    return Case(
+        offer=offer,
+        profile=adapted(replace(profile, goodput=model), offer.gpus, sizes),
+        constraints=replace(constraints, max_gpus_per_trial=sizes[-1]),
+        fixed=fixed,
+    )
+
+
+def batch_notes(experiment: Experiment, case: Case) -> list[str]:
+    """What is worth knowing of how adaptive batches are planned, a line each; nothing where batches are fixed."""
+    batch, model = experiment.batch, case.profile.goodput
+    if batch.policy == "fixed":
+        return []
+    if model is None:
+        return [
+            "batch: the profile has no model of goodput, so that trials are planned as if their batch were fixed "
+            "(adapting it is never slower); measure one with `rubberband profile`."
+        ]
+    notes = []
+    if batch.max is not None and batch.max > model.limits.max:
+        notes.append(
+            f"batch: max={batch.max} is more than the {model.limits.max} samples of the largest batch when it was "
+            "profiled, and planned as those; profile again if more are possible now."
+        )
+    if model.fit_error > POOR_FIT:
+        notes.append(f"batch: the model misses its own points by {model.fit_error:.0%} on average; profile again.")
+    return notes

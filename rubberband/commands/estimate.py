@@ -106,7 +106,7 @@ def estimate(
     full = frontier or output is Output.table or html is not None
     answer = _estimate(experiment, profiles, policy, given, seed, full)
     known = assumptions(answer, bases(experiment, answer.profile, answer.offer.instance_type))
-    notes = notes_of(experiment, answer.offer.instance_type, answer.profile)
+    notes = notes_of(experiment, answer.case)
     compared = _compare(answer, before)
     if html is not None:
         from rubberband.commands.show import write_text

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rubberband.cases import batch_notes
 from rubberband.cloud.catalogue import price_source
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.experiment import Experiment, ProfilesByType
@@ -79,6 +80,7 @@ def bases(experiment: Experiment, profile: Profile, instance_type: str) -> dict[
     profiled: Basis = "measured" if by_file else "given"
     found: dict[Name, Basis] = {
         "time per iteration": profiled,
+        "noise scale of the gradients": "measured" if profile.goodput and profile.goodput.points else "given",
         "start-up of a trial": profiled if by_file or profile.trial_startup_s else "default",
         "noise of trials": profiled if profile.varies or _tells_noise(experiment, instance_type) else "default",
         "provisioning of an instance": _delay(resources.provision_delay, profile.provision_delay_s),
@@ -91,13 +93,14 @@ def bases(experiment: Experiment, profile: Profile, instance_type: str) -> dict[
     return found
 
 
-def notes_of(experiment: Experiment, instance_type: str, profile: Profile) -> list[str]:
-    """Where the price comes from, if not from the file, and what is worth knowing of the profile."""
-    source = price_source(experiment.resources, instance_type)
-    price = [] if source == "the file" else [f"price: {instance_type} is {source}."]
+def notes_of(experiment: Experiment, case: Case) -> list[str]:
+    """Where the price comes from, if not from the file, and what is worth knowing of the profile and the batches."""
+    name = case.offer.instance_type
+    source = price_source(experiment.resources, name)
+    price = [] if source == "the file" else [f"price: {name} is {source}."]
     if source not in ("the file", "free of charge"):
-        price = [f"price: that of {instance_type} is from {source}; check it, or write resources.price_per_hour."]
-    return [*price, *profile.notes()]
+        price = [f"price: that of {name} is from {source}; check it, or write resources.price_per_hour."]
+    return [*price, *batch_notes(experiment, case), *(case.fixed or case.profile).notes()]
 
 
 def _delay(asked: object, measured_s: float | None) -> Basis:
