@@ -135,7 +135,9 @@ def batch_saving(answer: Estimate) -> str:
     less_usd = 1 - now.cost_usd / fixed.cost_usd if fixed.cost_usd > 0 else 0.0
     less_s = 1 - now.jct_s / fixed.jct_s
     faster = answer.objective == "min_time" or fixed.cost_usd <= 0
-    return f"adapting the batch saves {100 * (less_s if faster else less_usd):.0f} %{' of the time' * faster}: {it}"
+    less = 100 * (less_s if faster else less_usd)
+    share = f"{less:.0f} %{' of the time' * faster}" if less >= 0.5 else "nothing"
+    return f"adapting the batch saves {share}: {it}"
 
 
 def fixed_cluster(answer: Estimate) -> JobPlan | None:

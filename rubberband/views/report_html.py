@@ -41,6 +41,7 @@ def render_html(result: Result) -> str:
         "batches": batches_over_time(result),
         "batches-by-gpus": batches_by_gpus(result),
     }
+    by_gpus = _BATCHES_BY_GPUS + (_BATCHES_BY_MODEL if result.goodput is not None else "")
     drawn = {name: figure for name, figure in charts.items() if figure is not None}
     body = "\n".join(
         [
@@ -49,7 +50,7 @@ def render_html(result: Result) -> str:
             chart_section("curves", "Learning curves", _CURVES, drawn),
             chart_section("allocation", "Instances and GPUs over time", _ALLOCATION, drawn),
             chart_section("batches", "Batch sizes", _BATCHES, drawn),
-            chart_section("batches-by-gpus", "Batch sizes by GPUs and stage", _BATCHES_BY_GPUS, drawn),
+            chart_section("batches-by-gpus", "Batch sizes by GPUs and stage", by_gpus, drawn),
             table_section(batch_sizes(result, None), sortable=True),
             table_section(comparison(result)),
             table_section(stages(result)),
@@ -74,10 +75,10 @@ _BATCHES = (
     "Dotted lines are the ends of stages (SYNC)."
 )
 _BATCHES_BY_GPUS = (
-    "Points: what trials came to in each stage, their median, with bars from the smallest to the largest. Dashed: what "
-    "the profile's model takes for the best batch at the stage's (median) noise scale. Larger batches pay off where "
-    "gradients are noisier, as later in training, and where more GPUs share them."
+    "What trials came to in each stage: their median, with bars from the smallest to the largest. Larger batches pay off "
+    "where gradients are noisier, as later in training, and where more GPUs share them."
 )
+_BATCHES_BY_MODEL = " Dashed: the best batch by the profile's model, at the median noise scale of the stage's trials."
 
 
 def page(title: str, body: str, figures: Mapping[str, Any]) -> str:
