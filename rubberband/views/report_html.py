@@ -75,8 +75,8 @@ _BATCHES = (
     "Dotted lines are the ends of stages (SYNC)."
 )
 _BATCHES_BY_GPUS = (
-    "What trials came to in each stage: their median, with bars from the smallest to the largest. Larger batches pay off "
-    "where gradients are noisier, as later in training, and where more GPUs share them."
+    "What trials came to in each stage: their median, with bars from the smallest to the largest. Larger batches pay "
+    "off where gradients are noisier, as later in training, and where more GPUs share them."
 )
 _BATCHES_BY_MODEL = " Dashed: the best batch by the profile's model, at the median noise scale of the stage's trials."
 
