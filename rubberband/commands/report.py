@@ -32,8 +32,8 @@ def report(
 ) -> None:
     """Print an experiment's result.
 
-    The best configuration, stages, time and cost planned against actual, where the paid time went, and the trials;
-    also while it runs.
+    The best configuration, stages, time and cost planned against actual, where the paid time went, how batch sizes
+    adapted, and the trials; also while it runs.
     """
     from rubberband.executor import session
 
