@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from statistics import fmean, median
 
 from rubberband.chance import Spread
+from rubberband.executor.measured_batches import Expected, noise_finding, noise_scale_of, present_noise_scale
 from rubberband.executor.state import Allocation, Job, State
 from rubberband.offer import Offer
 from rubberband.profile import Profile
@@ -51,20 +51,30 @@ class _Speed:
     iterations: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Iteration:
+    duration_s: float
+    noise_scale: float | None
+    """At its end, where the trial knew it."""
+
+
 def measured(job: Job, state: State) -> Measured:
     """The job's profile and offer, corrected by what the state's trials and instances took.
 
-    Gang sizes that were seen get their own factor, the others the mean of those, weighted by iterations.
+    Gang sizes that were seen get their own factor, the others the mean of those, weighted by iterations. Where trials
+    adapt their batch, a factor is what their noise scale does not explain, and the rest is expected at the noise scale
+    of the trials that go on.
     """
-    speeds = _speeds(job, state)
+    expected, noise_scale = Expected(job.profile, job.offer.gpus), present_noise_scale(job, state)
+    speeds = _speeds(job, state, expected)
     iterations = sum(speed.iterations for speed in speeds.values())
     overall = sum(speed.factor * speed.iterations for speed in speeds.values()) / iterations if iterations else 1.0
     startup_s = _startup_s(job, state)
-    findings = [_pace(overall), _delay("a trial starts in", job.profile.trial_startup_s, startup_s)]
+    startup = _delay("a trial starts in", job.profile.trial_startup_s, startup_s)
+    findings = [noise_finding(job.profile, noise_scale), _pace(overall), startup]
     offer, changes = _delays(job.offer, state)
-    profile = replace(
-        job.profile, seconds_per_iteration=_table(job.profile, speeds, overall), trial_startup_s=startup_s
-    )
+    basis = expected.profile(noise_scale)
+    profile = replace(basis, seconds_per_iteration=_table(basis, speeds, overall), trial_startup_s=startup_s)
     return Measured(
         profile=job.profile if profile == job.profile else profile,
         offer=offer,
@@ -79,37 +89,40 @@ def _table(profile: Profile, speeds: Mapping[int, _Speed], overall: float) -> di
     return dict(sorted((seconds | own).items())) if changed else dict(profile.seconds_per_iteration)
 
 
-def _speeds(job: Job, state: State) -> dict[int, _Speed]:
+def _speeds(job: Job, state: State, expected: Expected) -> dict[int, _Speed]:
     """Gang size -> its speed, where enough was seen of it."""
-    seen: dict[int, list[list[float]]] = {}
+    seen: dict[int, list[list[_Iteration]]] = {}
     for use in state.allocations:
-        if steps := _steps_s(state, use):
-            seen.setdefault(len(use.gang), []).append(steps)
+        if done := _iterations(state, use):
+            seen.setdefault(len(use.gang), []).append(done)
     return {
-        gpus: _Speed(_factor(trials, job.profile, gpus), sum(map(len, trials)))
+        gpus: _Speed(_factor(trials, job.profile, gpus, expected), sum(map(len, trials)))
         for gpus, trials in sorted(seen.items())
         if sum(map(len, trials)) >= FEWEST_ITERATIONS
     }
 
 
-def _steps_s(state: State, use: Allocation) -> list[float]:
-    """Seconds of each iteration that was reported from one stretch on a gang."""
+def _iterations(state: State, use: Allocation) -> list[_Iteration]:
+    """The iterations that were reported from one stretch on a gang."""
     if use.training_at is None:
         return []
     until = math.inf if use.ended_at is None else use.ended_at
-    reports = (report.reported_at for report in state.trials[use.trial].reports)
-    instants = [use.training_at, *(at for at in reports if use.training_at < at <= until)]
-    return [
-        after - before
-        for before, after in pairwise(instants)
-        if not any(before < woke_at <= after for woke_at in state.woke_at)
+    began_at, found = use.training_at, list[_Iteration]()
+    for report in state.trials[use.trial].reports:
+        if not use.training_at < report.reported_at <= until:
+            continue
+        if not any(began_at < woke_at <= report.reported_at for woke_at in state.woke_at):
+            found.append(_Iteration(report.reported_at - began_at, noise_scale_of(report)))
+        began_at = report.reported_at
+    return found
+
+
+def _factor(trials: Sequence[Sequence[_Iteration]], profile: Profile, gpus: int, expected: Expected) -> float:
+    ratios = [
+        fmean(done.duration_s for done in trial) / expected.mean_s(gpus, [done.noise_scale for done in trial])
+        for trial in trials
     ]
-
-
-def _factor(trials: Sequence[Sequence[float]], profile: Profile, gpus: int) -> float:
-    expected_s = profile.iteration_s(gpus)
-    iterations = round(median(map(len, trials)))
-    return _shrunk([fmean(steps) / expected_s for steps in trials], profile.stage_cv(iterations), WITHIN_NOISE)
+    return _shrunk(ratios, profile.stage_cv(round(median(map(len, trials)))), WITHIN_NOISE)
 
 
 def _shrunk(ratios: Sequence[float], cv: float, least: float) -> float:

@@ -34,13 +34,9 @@ def limits_within(model: GoodputProfile, asked: AdaptiveBatch) -> BatchLimits:
 def adapted(profile: Profile, gpus_per_instance: int, gang_sizes: Sequence[int]) -> Profile:
     """The profile with the times of trials that adapt their batch, for these gang sizes. It must have a model.
 
-    Where the model was fitted to measured steps, no time is longer than the one measured with a fixed batch, which a
-    trial can always keep.
+    None is longer than the time that is known of a fixed batch: a trial can always keep that.
     """
     found = adaptive(profile, gpus_per_instance, gang_sizes)
-    assert profile.goodput is not None, "adaptive() has seen one"
-    if not profile.goodput.points:
-        return found
     table = {
         gpus: min(time_s, profile.iteration_s(gpus)) if profile.covers(gpus) else time_s
         for gpus, time_s in found.seconds_per_iteration.items()

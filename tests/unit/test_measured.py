@@ -5,12 +5,17 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from rubberband.adaptive import BatchLimits, BatchUse, GoodputProfile, Throughput
 from rubberband.executor.controller import Controller
 from rubberband.executor.events import Slot
 from rubberband.executor.measured import measured
-from rubberband.executor.state import Allocation, InstanceRecord, InstanceStatus, Job, Report, State
+from rubberband.executor.rules import promoted
+from rubberband.executor.state import Allocation, InstanceRecord, InstanceStatus, Job, Report, StageRecord, State
 from rubberband.offer import Offer
+from rubberband.planner.goodput import planning
 from rubberband.profile import Profile
 from tests.unit.test_journal import JOB
 
@@ -102,6 +107,111 @@ def test_the_latest_start_ups_count() -> None:
     for use in state.allocations[12:]:
         use.started_at += 7.0
     assert measured(job, state).profile is job.profile
+
+
+def adaptive(profile: Profile = PROFILE, noise_scale: float = 200.0) -> Profile:
+    model = GoodputProfile(
+        throughput=Throughput(alpha_grad_s=0.02, beta_grad_s=0.001, alpha_local_s=0.005, gamma=2.0),
+        noise_scale=noise_scale,
+        samples_per_iteration=6_400.0,
+        limits=BatchLimits(initial=64, max=4096),
+        overhead_s=0.5,
+    )
+    return planning.adaptive(dataclasses.replace(profile, goodput=model), OFFER.gpus, [1, 2, 4])
+
+
+def at(noise_scale: float, profile: Profile) -> dict[int, float]:
+    assert profile.goodput is not None
+    later = planning.with_noise_scale(profile.goodput, noise_scale)
+    return planning.seconds_per_iteration(later, OFFER.gpus, [1, 2, 4])
+
+
+def told(noise_scale: float | None) -> tuple[BatchUse, ...]:
+    return (
+        BatchUse(
+            instances=1,
+            gpus=1,
+            batch_size=64,
+            per_gpu=64,
+            accumulation=0,
+            steps=100,
+            duration_s=1.0,
+            step_s=0.01,
+            noise_scale=noise_scale,
+            efficiency=1.0,
+        ),
+    )
+
+
+def seen_at(noise_scales: list[float], pace: float, profile: Profile, gpus: int = 1) -> tuple[Job, State]:
+    """Trials that take `pace` times as long as their noise scales explain."""
+    job, state = seen({gpus: [[pace * at(phi, profile)[gpus]] * 3 for phi in noise_scales]}, profile=profile)
+    for phi, trial in zip(noise_scales, state.trials, strict=False):
+        for report in trial.reports:
+            report.batches = told(phi)
+    return job, state
+
+
+def test_what_the_noise_scale_explains_is_not_taken_for_speed() -> None:
+    profile = adaptive()
+    found = measured(*seen_at([900.0] * 4, 1.0, profile))
+    assert found.findings == "the noise scale rose from 200 to 900: larger gangs pay off more"
+    assert dict(found.profile.seconds_per_iteration) == pytest.approx(at(900.0, profile), rel=0.02)
+    assert found.profile.goodput is not None
+    assert found.profile.goodput.noise_scale == pytest.approx(900.0, rel=0.02)
+
+
+def test_speed_is_what_the_noise_scale_does_not_explain() -> None:
+    profile = adaptive()
+    found = measured(*seen_at([50.0] * 6, 1.3, profile, gpus=2))
+    assert found.findings == (
+        "the noise scale fell from 200 to 50: larger gangs pay off less, iterations take 30 % longer than profiled"
+    )
+    expected = {gpus: 1.3 * time_s for gpus, time_s in at(50.0, profile).items()}
+    assert dict(found.profile.seconds_per_iteration) == pytest.approx(expected, rel=0.02)
+
+
+def test_the_noise_scale_of_the_trials_that_go_on_counts() -> None:
+    job, state = seen_at([200.0, 200.0, 2000.0, 2000.0], 1.0, adaptive())
+    ranking = (3, 2, 1, 0)
+    state.stages.append(StageRecord(stage=0, trials=(0, 1, 2, 3), started_at=0.0, ranking=ranking))
+    assert len(promoted(job, state.stages[-1])) == 2
+    assert "rose from 200 to 2,000" in measured(job, state).findings
+
+
+@pytest.mark.parametrize("phi", [None, 190.0, 215.0])
+def test_a_noise_scale_that_is_not_known_or_as_profiled_changes_nothing(phi: float | None) -> None:
+    profile = adaptive()
+    job, state = seen({1: [[profile.iteration_s(1)] * 3] * 4}, profile=profile)
+    for trial in state.trials:
+        for report in trial.reports:
+            report.batches = told(phi)
+    found = measured(job, state)
+    assert found.profile is job.profile
+    assert found.findings == ""
+
+
+def test_without_a_model_batches_that_are_told_change_nothing() -> None:
+    job, state = seen({1: [[10.0, 10.0]] * 4})
+    for trial in state.trials:
+        for report in trial.reports:
+            report.batches = told(5000.0)
+    assert measured(job, state).profile is job.profile
+
+
+@settings(deadline=None)
+@given(
+    phi=st.floats(1.0, 1e6),
+    pace=st.one_of(st.floats(0.3, 0.9), st.floats(1.1, 4.0)),
+    gpus=st.sampled_from([1, 2, 4]),
+    profiled=st.floats(1.0, 1e5),
+)
+def test_noise_scale_and_speed_are_told_apart(phi: float, pace: float, gpus: int, profiled: float) -> None:
+    profile = adaptive(noise_scale=profiled)
+    found = measured(*seen_at([phi] * 4, pace, profile, gpus))
+    near = abs(phi / profiled - 1.0) < 0.11
+    for size, time_s in at(profiled if near else phi, profile).items():
+        assert found.profile.iteration_s(size) == pytest.approx(pace * time_s, rel=0.12 if near else 0.03)
 
 
 def test_delays_of_instances_are_corrected_too() -> None:
