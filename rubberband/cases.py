@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rubberband.adaptive import AdaptiveBatch
+from rubberband.adaptive import AdaptiveBatch, GoodputProfile
 from rubberband.cloud.catalogue import offers
 from rubberband.errors import InputError
 from rubberband.experiment import Experiment
@@ -60,9 +60,12 @@ def _case(batch: AdaptiveBatch | None, offer: Offer, profile: Profile, constrain
     )
 
 
-def batch_notes(experiment: Experiment, case: Case) -> list[str]:
-    """What is worth knowing of how adaptive batches are planned, a line each; nothing where batches are fixed."""
-    batch, model = experiment.batch, case.profile.goodput
+def batch_notes(experiment: Experiment, model: GoodputProfile | None) -> list[str]:
+    """What is worth knowing of how adaptive batches are planned, a line each; nothing where batches are fixed.
+
+    `model` is that of a case's profile.
+    """
+    batch = experiment.batch
     if batch.policy == "fixed":
         return []
     if model is None:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from rubberband.adaptive import GoodputProfile
 from rubberband.cloud.catalogue import offer
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.executor.folder import ExperimentFolder
@@ -21,8 +22,9 @@ from rubberband.executor.profiling_session import Limits, Point
 from rubberband.executor.session import RELEASE_MARGIN_S, Setup, make_ray_backend
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.experiment import Experiment
-from rubberband.offer import Offer
+from rubberband.offer import Offer, gang_sizes
 from rubberband.plan import Constraints
+from rubberband.planner.goodput.autoscale import scaled_size
 from rubberband.profile import Profile
 from rubberband.profile_file import save_profile
 from rubberband.units import format_duration, format_usd
@@ -47,6 +49,7 @@ class MeasuredProfile:
     cost_usd: float
     entrypoint: str
     instance_type: str
+    gpus_per_instance: int
     stopped_by: str = ""
     """Why measuring stopped before all points were there; empty if it did not."""
     remarks: Sequence[str] = ()
@@ -71,20 +74,55 @@ class MeasuredProfile:
             starts.append(f"an instance is provisioned in {self.profile.provision_delay_s:.1f} s")
             starts.append(f"and has warm workers {self.profile.init_delay_s:.1f} s later")
         cost = f"measuring cost {format_usd(self.cost_usd)}"
-        stopped = [self.stopped_line()] if self.stopped_by else []
-        return [point_line(point) for point in self.points] + [", ".join(starts), cost, *stopped]
+        points = [point_line(point) for point in self.points]
+        return [*points, *self._goodput_lines(), ", ".join(starts), cost, *self.remark_lines()]
 
-    def stopped_line(self) -> str:
-        """That larger numbers of GPUs were not measured, and why, for people."""
-        return f"beyond {self.points[-1].gpus} GPU nothing was measured: {self.stopped_by}"
+    def _goodput_lines(self) -> list[str]:
+        """What the model of adaptive batches says, and how far a trial scales by it."""
+        model = self.profile.goodput
+        if model is None:
+            return []
+        return [
+            f"batches of {model.limits.initial} to {model.limits.max}: noise scale {model.noise_scale:,.0f}, "
+            f"{model.overhead_s:.2f} s of an iteration beside its steps; the model is off by {model.fit_error:.1%}",
+            _scaling_line(model, self.gpus_per_instance),
+        ]
+
+    def remark_lines(self) -> list[str]:
+        """What is missing in the profile, and why, for people."""
+        if not self.stopped_by:
+            return list(self.remarks)
+        return [*self.remarks, f"beyond {self.points[-1].gpus} GPU nothing was measured: {self.stopped_by}"]
 
 
 def point_line(point: Point) -> str:
     """A measured point, for people."""
     beside = f", {point.copies} trials side by side" if point.copies > 1 else ""
-    return f"{point.gpus} GPU: {point.iteration_s:.3f} s per iteration (spread {point.iteration_cv:.1%}{beside})"
+    line = f"{point.gpus} GPU: {point.iteration_s:.3f} s per iteration (spread {point.iteration_cv:.1%}{beside})"
+    if not point.batches:
+        return line
+    steps = ", ".join(f"{timed.batch_size} in {_brief(timed.step_s)}" for timed in point.batches)
+    return f"{line}; a step of {steps}"
 
 
+def _scaling_line(model: GoodputProfile, gpus_per_instance: int) -> str:
+    """How many GPUs a trial can use (Pollux §5.4.1): with more, each does less than half of what one alone does."""
+    widest = max(point.gpus for point in model.points)
+    if widest == 1:
+        return "how far a trial scales is not known: 1 GPU was measured, and no more"
+    sizes = gang_sizes(gpus_per_instance, 1, min(model.limits.max, WIDEST_TOLD))
+    found = scaled_size(model, gpus_per_instance, sizes, 1)
+    more = " or more" if found == sizes[-1] else ""
+    beyond = f", which is extrapolated: {widest} were measured" if found > widest else ""
+    return f"a trial scales to about {found} GPU{'s' * (found != 1)}{more}{beyond}"
+
+
+def _brief(seconds: float) -> str:
+    return f"{1000.0 * seconds:.3g} ms" if seconds < 1.0 else f"{seconds:.3g} s"
+
+
+WIDEST_TOLD = 256
+"""Beyond so many GPUs it is not told how far a trial scales."""
 SHARED_INSTANCES = 4
 """On one machine instances share its cores, so up to this many are kept busy while measuring."""
 
@@ -140,6 +178,7 @@ def measure_profile(
         cost_usd=sum(_measuring_usd(rented, held_s) for held_s in found.held_s),
         entrypoint=str(entrypoint),
         instance_type=rented.instance_type,
+        gpus_per_instance=rented.gpus,
         stopped_by=found.stopped_by,
         remarks=found.remarks,
     )

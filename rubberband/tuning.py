@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rubberband.cases import cases
+from rubberband.cases import batch_notes, cases
 from rubberband.cloud.catalogue import offers
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor.driver import Observer
@@ -88,12 +88,14 @@ def run_experiment(
         if profiles is None:
             announce("no profile yet: measuring one first")
             measured = measure_profile(experiment, entrypoint, folder, announce=announce, cancelled=cancelled)
-            if measured.stopped_by:
-                announce(measured.stopped_line())
+            for line in measured.remark_lines():
+                announce(line)
             announce(f"the profile is kept in {_keep(measured, profile_path, folder)}")
             profiles = measured.profile
             spent = Spent(seconds=time.time() - started_at, cost_usd=measured.cost_usd)
         job = plan_job(experiment, profiles, policy, spent=spent)
+        for note in batch_notes(experiment, job.profile.goodput):
+            announce(note)
         announce(_plan_line(job))
         create(folder, job, make_setup(experiment, entrypoint, folder, spent))
         return run(folder, view=view, cancelled=cancelled)

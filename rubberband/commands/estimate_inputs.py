@@ -100,7 +100,7 @@ def notes_of(experiment: Experiment, case: Case) -> list[str]:
     price = [] if source == "the file" else [f"price: {name} is {source}."]
     if source not in ("the file", "free of charge"):
         price = [f"price: that of {name} is from {source}; check it, or write resources.price_per_hour."]
-    return [*price, *batch_notes(experiment, case), *(case.fixed or case.profile).notes()]
+    return [*price, *batch_notes(experiment, case.profile.goodput), *(case.fixed or case.profile).notes()]
 
 
 def _delay(asked: object, measured_s: float | None) -> Basis:

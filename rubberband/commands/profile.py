@@ -27,7 +27,8 @@ def profile(
     """Measure the profile that planning needs.
 
     Runs trials for a few iterations at 1, 2, 4 and more GPUs, on instances of its own: their speed, their start-up,
-    and how long instances take to start.
+    and how long instances take to start. With batch.policy goodput, trials also try the batch sizes that they may
+    choose among: how long steps take, how noisy gradients are, and how many GPUs are of use.
     """
     from rubberband.executor.folder import ExperimentFolder
     from rubberband.executor.session import cancel_on_signals

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rubberband.adaptive import BatchLimits, GoodputProfile, Throughput
 from rubberband.cloud.local import LocalProvider
 from rubberband.errors import ProviderError, RubberbandError
 from rubberband.executor.checkpoints import open_store
@@ -18,7 +19,9 @@ from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual import Faults, VirtualBackend
 from rubberband.offer import Offer
+from rubberband.planner.goodput.throughput import step_s
 from rubberband.profile import Profile
+from tests.adaptive_backend import AdaptiveBackend
 from tests.integration.conversation import processes_of
 
 PROFILE = Profile(seconds_per_iteration={1: 4.0, 2: 2.5, 4: 1.5}, trial_startup_s=3.0)
@@ -186,6 +189,86 @@ def test_a_cancelled_measurement_releases_everything() -> None:
 def test_a_trial_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ProviderError, match="cannot hold a trial of 4 GPUs"):
         measure(virtual(), gpus_per_instance=2, min_gpus_per_trial=4, max_gpus_per_trial=4)
+
+
+MODEL = GoodputProfile(
+    throughput=Throughput(alpha_grad_s=0.02, beta_grad_s=0.001, alpha_local_s=0.01, beta_local_s=0.001, gamma=2.0),
+    noise_scale=300.0,
+    samples_per_iteration=640.0,
+    limits=BatchLimits(initial=64, max=1024, max_per_gpu=128),
+)
+
+
+def adaptive(*noise_scales: float | None, faults: Faults | None = None) -> AdaptiveBackend:
+    """Two instances of two GPUs; an iteration takes at least ten steps at M0."""
+    backend = AdaptiveBackend("profiling", OFFER, PROFILE, metric="loss", faults=faults)
+    return backend.told_by(MODEL, *noise_scales)
+
+
+def test_a_sweep_over_batch_sizes_gives_a_model_of_goodput() -> None:
+    backend = adaptive(100.0, 200.0, 600.0)
+    measured = measure(backend, gpus_per_instance=2, instances=2, max_gpus_per_trial=4, sweep=True)
+    assert measured.profile.seconds_per_iteration == pytest.approx(PROFILE.seconds_per_iteration)
+    assert measured.remarks == ()
+    model = measured.profile.goodput
+    assert model is not None
+    assert (model.limits, model.samples_per_iteration) == (MODEL.limits, 640.0)
+    assert model.noise_scale == 150.0
+    assert model.fit_error < 0.02
+    assert {(point.instances, point.gpus) for point in model.points} == {(1, 1), (1, 2), (2, 4)}
+    held_s = [10 * float(step_s(MODEL.throughput, n, g, 64 // g, 0)) for n, g in ((1, 1), (1, 2), (2, 4))]
+    copies = [4] * 3 + [2] * 3 + [1] * 3
+    beside_s = [time_s - steps_s for time_s, steps_s in zip((4.0, 2.5, 1.5), held_s, strict=True) for _ in range(3)]
+    weighted = sum(count * left for count, left in zip(copies, beside_s, strict=True)) / sum(copies)
+    assert model.overhead_s == pytest.approx(weighted)
+
+
+def test_the_batch_is_held_but_in_the_sweep() -> None:
+    backend = adaptive(100.0)
+    measure(backend, gpus_per_instance=2, max_gpus_per_trial=2, sweep=True)
+    segments = {start.attempt: start for start in backend.started}.values()
+    modes = [(len(one.gang), one.batch_mode, one.until_iterations - one.from_iterations) for one in segments]
+    assert modes == [(gpus, mode, count) for gpus in (1, 2) for mode, count in (("hold", 1), ("hold", 3), ("sweep", 1))]
+
+
+def test_the_points_tell_every_batch_size_that_was_tried() -> None:
+    measured = measure(adaptive(100.0), gpus_per_instance=2, sweep=True)
+    sizes = [timed.batch_size for timed in measured.points[0].batches]
+    assert (sizes[0], sizes[-1], sizes) == (64, 1024, sorted(sizes))
+    assert measured.points[0].batches[0].step_s == pytest.approx(0.084)
+
+
+def test_without_a_noise_scale_the_initial_batch_stands_in_and_it_is_told() -> None:
+    measured = measure(adaptive(None), gpus_per_instance=2, sweep=True)
+    assert measured.profile.goodput is not None
+    assert measured.profile.goodput.noise_scale == 64.0
+    assert "no trial told its noise scale" in measured.remarks[0]
+
+
+def test_trials_that_do_not_tell_of_batches_leave_no_model() -> None:
+    measured = measure(virtual(), gpus_per_instance=2, sweep=True)
+    assert measured.profile.goodput is None
+    assert measured.profile.seconds_per_iteration == pytest.approx({1: 4.0})
+
+
+def test_what_fails_in_a_sweep_is_done_without() -> None:
+    faults = Faults(failures={(0, 3): "raised", (1, 3): "hung", (0, 6): "died"})
+    measured = measure(adaptive(100.0, faults=faults), gpus_per_instance=2, max_gpus_per_trial=2, sweep=True)
+    assert [point.gpus for point in measured.points] == [1, 2]
+    assert [len(point.batches) for point in measured.points] == [1, 1]
+    assert measured.profile.goodput is not None
+    assert measured.remarks == ("some batch sizes could not be tried on 2 GPU: fault",)
+
+
+def test_a_limit_in_a_sweep_keeps_what_there_is() -> None:
+    whole = adaptive(100.0)
+    measure(whole, gpus_per_instance=2, sweep=True)
+    until_s = whole.now() - 2.0
+    measured = measure(adaptive(100.0), gpus_per_instance=2, sweep=True, limits=Limits(time_s=until_s))
+    assert "deadline is reached" in measured.stopped_by
+    assert [point.gpus for point in measured.points] == [1]
+    assert measured.profile.goodput is not None
+    assert len(measured.profile.goodput.points) == 1
 
 
 @pytest.mark.ray

@@ -26,6 +26,12 @@ class Fine(rubberband.Trial):
 class Half(rubberband.TorchTrial):
     def build_model(self, config): pass
 
+class Whole(rubberband.TorchTrial):
+    def build_model(self, config): pass
+    def build_optimizer(self, config, model): pass
+    def train_dataset(self, config): pass
+    def loss(self, model, batch): pass
+
 class Picky(Fine):
     def __init__(self, lr): pass
 
@@ -83,6 +89,13 @@ def test_what_is_no_trial_is_refused_in_one_line(parse, attribute, message):
 def test_a_function_trains_on_one_gpu_only(parse):
     with pytest.raises(EntrypointError, match=r"gpus_per_trial\.max is 2; set it to 1"):
         parse("train").check(2)
+
+
+@pytest.mark.parametrize(("attribute", "kind"), [("train", "function"), ("Fine", "rubberband.Trial")])
+def test_only_a_torch_trial_can_adapt_its_batch(parse, attribute, kind):
+    with pytest.raises(EntrypointError, match=f"is a {kind}, .*batch.policy: goodput.*TorchTrial, or set batch.policy"):
+        parse(attribute).check(1, adaptive=True)
+    parse("Whole").check(8, adaptive=True)
 
 
 def test_a_missing_module_names_the_folders(tmp_path):

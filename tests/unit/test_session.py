@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import os
@@ -15,16 +16,27 @@ from pkgutil import resolve_name
 
 import pytest
 
+from rubberband.adaptive import AdaptiveBatch, BatchLimits, BatchPoint, GoodputProfile, Throughput
 from rubberband.errors import EntrypointError, InputError, JournalError, NameTakenError
 from rubberband.executor import session
 from rubberband.executor.controller import Controller
 from rubberband.executor.driver import Observer
 from rubberband.executor.events import Event
 from rubberband.executor.folder import ExperimentFolder, folders
+from rubberband.executor.journal import Journal, sqlite_url
 from rubberband.executor.session import Setup
 from rubberband.executor.state import Job
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.plan import Plan
 from tests.unit.test_journal import JOB
+
+MODEL = GoodputProfile(
+    throughput=Throughput(alpha_grad_s=0.02, beta_grad_s=0.001),
+    noise_scale=300.0,
+    samples_per_iteration=640.0,
+    limits=BatchLimits(initial=64, max=1024, max_per_gpu=128),
+    points=(BatchPoint(instances=1, gpus=1, per_gpu=64, accumulation=0, step_s=0.084),),
+)
 
 
 def setup(**changes: object) -> Setup:
@@ -130,6 +142,39 @@ def test_an_entry_point_that_broke_is_told_before_a_resume_does_anything(tmp_pat
     with pytest.raises(EntrypointError, match="no module 'nosuch_module'"):
         session.run(folder)
     assert session.read(folder).instances == ()
+
+
+@pytest.mark.parametrize("batch", [None, AdaptiveBatch(), AdaptiveBatch(initial=64, max=512, lr_scaling="own:rule")])
+def test_a_resume_adapts_batches_as_the_run_did(batch: AdaptiveBatch | None, tmp_path: Path) -> None:
+    folder = ExperimentFolder(home=tmp_path, name="test")
+    job = dataclasses.replace(JOB, profile=dataclasses.replace(JOB.profile, goodput=MODEL))
+    made = setup(checkpoints=str(folder.checkpoints), batch=batch)
+    session.create(folder, job, made)
+    journal = Journal(sqlite_url(folder.journal), "test")
+    header = journal.header()
+    journal.close()
+    assert header is not None
+    assert Setup.from_json(header.setup) == made
+    assert header.job == job
+
+
+def test_a_setup_of_a_version_without_adaptive_batches_is_read() -> None:
+    plain = setup().to_json()
+    del plain["batch"]
+    assert Setup.from_json(plain).batch is None
+
+
+def test_what_cannot_adapt_its_batch_is_told_before_a_resume_does_anything(tmp_path: Path) -> None:
+    (tmp_path / "trained_here.py").write_text("def train(config): pass")
+    folder = ExperimentFolder(home=tmp_path / "home", name="test")
+    train = Entrypoint.parse("trained_here:train", search_path=(tmp_path,))
+    one_gpu = dataclasses.replace(
+        JOB, plan=Plan(stages=tuple(dataclasses.replace(stage, gpus_per_trial=1) for stage in JOB.plan.stages))
+    )
+    made = setup(checkpoints=str(folder.checkpoints), entrypoint=train, provider="local", batch=AdaptiveBatch())
+    session.create(folder, one_gpu, made)
+    with pytest.raises(EntrypointError, match=r"is a function, .* set batch.policy to fixed"):
+        session.run(folder)
 
 
 def test_a_view_that_cannot_write_does_not_end_the_run(folder: ExperimentFolder) -> None:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rubberband.adaptive import BatchLimits, GoodputProfile, Throughput
+from rubberband.batch import Batch
 from rubberband.cloud.local import ray_node
 from rubberband.errors import InputError, RubberbandError
 from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.session import local_devices
+from rubberband.executor.session import Setup, local_devices
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual import Faults, VirtualBackend
 from rubberband.experiment import Experiment
 from rubberband.measuring import MeasuredProfile, measure_profile
 from rubberband.offer import Offer
 from rubberband.profile import Profile
-from rubberband.tuning import announce_device
+from rubberband.profile_file import load_profile
+from rubberband.tuning import announce_device, plan_job
+from tests.adaptive_backend import AdaptiveBackend
 
 PROFILE = Profile(seconds_per_iteration={1: 4.0, 2: 2.5}, trial_startup_s=3.0)
 
@@ -47,12 +52,22 @@ def experiment(constraints: dict[str, Any] | None = None, **resources: Any) -> E
     )
 
 
+MODEL = GoodputProfile(
+    throughput=Throughput(alpha_grad_s=0.02, beta_grad_s=0.001, alpha_local_s=0.01, gamma=2.0),
+    noise_scale=300.0,
+    samples_per_iteration=640.0,
+    limits=BatchLimits(initial=64, max=1024),
+)
+
+
 def measured(
     asked: Experiment, home: Path, monkeypatch: pytest.MonkeyPatch, faults: Faults | None = None
 ) -> MeasuredProfile:
     """What is measured on a virtual clock in place of the local provider."""
 
-    def make_backend(_folder: object, _setup: object, offer: Offer, metric: str) -> VirtualBackend:
+    def make_backend(_folder: object, setup: Setup, offer: Offer, metric: str) -> VirtualBackend:
+        if setup.batch is not None:
+            return AdaptiveBackend("test", offer, PROFILE, metric=metric).told_by(MODEL, 500.0)
         return VirtualBackend("test", offer, PROFILE, metric=metric, faults=faults)
 
     monkeypatch.setattr("rubberband.measuring.make_ray_backend", make_backend)
@@ -74,6 +89,24 @@ def test_without_limits_all_is_measured_and_its_price_told(tmp_path: Path, monke
 def test_a_function_is_billed_for_its_gpus_while_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = measured(experiment(billing="per_function", init_delay="0s"), tmp_path, monkeypatch)
     assert found.cost_usd == pytest.approx(2 * 0.01 * ALL_S)
+
+
+def test_a_batch_that_adapts_is_measured_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapting = experiment().model_copy(update={"batch": Batch(policy="goodput")})
+    found = measured(adapting, tmp_path, monkeypatch)
+    lines = found.lines()
+    assert re.fullmatch(
+        r"1 GPU: 4\.000 s per iteration \(.*side by side\); a step of 64 in 84 ms, .*1024 in .*", lines[0]
+    )
+    assert lines[2].startswith("batches of 64 to 1024: noise scale 500, ")
+    assert re.fullmatch(
+        r"a trial scales to about \d+ GPUs( or more)?, which is extrapolated: 2 were measured", lines[3]
+    )
+    found.save(tmp_path / "test.profile.json")
+    assert load_profile(tmp_path / "test.profile.json").goodput == found.profile.goodput
+    job = plan_job(adapting, found.profile)
+    assert job.profile.iteration_s(1) < 4.0
+    assert plan_job(experiment(), found.profile).profile.iteration_s(1) == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize("billing", ["per_instance", "per_function"])
