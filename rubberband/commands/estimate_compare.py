@@ -59,6 +59,7 @@ class Saved(_Values):
     schema_name: str = Field(alias="schema", pattern="^rubberband.estimate/1$")
     experiment: str
     policy: str
+    batch: str = "fixed"
     feasible: bool
     plan: _Plan | None
     prediction: _Prediction | None = None
@@ -86,6 +87,7 @@ def comparison(before: Saved, now: Saved) -> dict[str, Any]:
     return {
         "experiment": before.experiment,
         "policy": {"before": before.policy, "now": now.policy},
+        "batch": {"before": before.batch, "now": now.batch},
         "feasible": {"before": before.feasible, "now": now.feasible},
         "jct_s": _figure(_mean(before, "jct_s"), _mean(now, "jct_s")),
         "cost_usd": _figure(_mean(before, "cost_usd"), _mean(now, "cost_usd")),

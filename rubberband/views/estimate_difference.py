@@ -15,7 +15,7 @@ _LIMITS = {"deadline_s": "deadline", "max_cost_usd": "budget", "confidence": "co
 def difference_table(compared: Mapping[str, Any], source: str) -> Table:
     """A row for everything that differs; `source` names the saved estimate."""
     rows: list[Row] = [_figure(compared, "jct_s", "time"), _figure(compared, "cost_usd", "cost")]
-    for name in ("policy", "feasible"):
+    for name in ("policy", "batch", "feasible"):
         before, now = compared[name]["before"], compared[name]["now"]
         if before != now:
             rows.append(("within the limits" if name == "feasible" else name, _yes(before), _yes(now), ""))

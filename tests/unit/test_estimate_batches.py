@@ -1,0 +1,223 @@
+"""What is planned and told where trials adapt their batch, and where they are to and nothing is known of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubberband.adaptive import AdaptiveBatch, BatchLimits, BatchPoint
+from rubberband.cases import batch_notes, cases
+from rubberband.errors import InputError
+from rubberband.executor.folder import ExperimentFolder
+from rubberband.experiment import Experiment
+from rubberband.plan import Stage
+from rubberband.planner.adapting import adapted, at_noise_scale, limits_within
+from rubberband.planner.assumptions import assumptions
+from rubberband.planner.estimate import Case, Estimate, estimate, estimate_plan
+from rubberband.planner.goodput import planning
+from rubberband.profile import Profile
+from rubberband.resources import Resources
+from rubberband.tuning import run_experiment
+from rubberband.views.estimate_tables import headlines, option_table, tables
+from tests.unit.experiment_words import words
+
+STAGES = [Stage(trials=8, iterations=2), Stage(trials=2, iterations=20)]
+GOODPUT: dict[str, Any] = {
+    "throughput": {"alpha_grad_s": 0.06, "beta_grad_s": 0.0016, "alpha_local_s": 0.01, "gamma": 2.0},
+    "noise_scale": 2000.0,
+    "samples_per_iteration": 50_000,
+    "limits": {"initial": 128, "max": 4096, "max_per_gpu": 512},
+    "overhead_s": 1.5,
+}
+TABLE = {1: 105, 2: 66, 4: 48, 8: 40}
+POINTS = [{"instances": 1, "gpus": 1, "per_gpu": size, "accumulation": 0, "step_s": 0.1} for size in (128, 512)]
+
+
+def experiment(
+    batch: dict[str, Any] | None = None, goodput: dict[str, Any] | None = GOODPUT, **more: Any
+) -> Experiment:
+    profile: dict[str, Any] = {"seconds_per_iteration": TABLE} | ({"goodput": goodput} if goodput else {})
+    gpus = {"resources__gpus_per_instance": 4, "resources__gpus_per_trial": {"min": 1, "max": 8}}
+    return Experiment(**words(batch={"policy": "goodput"} | (batch or {}), profile=profile, **gpus, **more))
+
+
+def case_of(asked: Experiment) -> Case:
+    profiles = asked.loaded_profiles()
+    assert profiles is not None
+    (case,) = cases(asked, profiles, 0.0)
+    return case
+
+
+def planned(asked: Experiment, **options: Any) -> Estimate:
+    return estimate([STAGES], [case_of(asked)], experiment_name="digits", clock=lambda: 0.0, **options)
+
+
+def model_of(asked: Experiment) -> Any:
+    profile = asked.loaded_profile()
+    assert profile is not None
+    assert profile.goodput is not None
+    return profile.goodput
+
+
+def test_trials_that_adapt_are_planned_with_the_times_of_the_model() -> None:
+    case = case_of(experiment())
+    assert case.fixed is not None
+    assert (case.batch, case.fixed.goodput) == ("goodput", None)
+    assert dict(case.fixed.seconds_per_iteration) == TABLE
+    expected = planning.seconds_per_iteration(model_of(experiment()), 4, [1, 2, 3, 4, 8])
+    assert dict(case.profile.seconds_per_iteration) == pytest.approx(expected)
+    assert case.profile.iteration_s(4) < 48
+
+
+def test_a_fixed_batch_is_planned_with_its_own_times_and_knows_no_model() -> None:
+    case = case_of(experiment({"policy": "fixed"}))
+    assert (case.batch, case.fixed, case.profile.goodput) == ("fixed", None, None)
+    assert dict(case.profile.seconds_per_iteration) == TABLE
+    assert batch_notes(experiment({"policy": "fixed"}), None) == []
+
+
+def test_without_a_model_the_fixed_times_hold_and_it_is_told_with_the_remedy() -> None:
+    asked = experiment(goodput=None)
+    case = case_of(asked)
+    assert (case.batch, dict(case.profile.seconds_per_iteration)) == ("fixed", TABLE)
+    (note,) = batch_notes(asked, case.profile.goodput)
+    assert "as if their batch were fixed" in note
+    assert "`rubberband profile`" in note
+
+
+def test_adapting_is_never_planned_slower_than_the_fixed_batch() -> None:
+    slow = GOODPUT | {"overhead_s": 70.0}
+    table = case_of(experiment(goodput=slow)).profile.seconds_per_iteration
+    assert all(table[gpus] <= time_s for gpus, time_s in TABLE.items())
+
+
+@pytest.mark.parametrize(
+    ("asked", "points", "expected"),
+    [
+        (AdaptiveBatch(), (), BatchLimits(initial=128, max=4096, max_per_gpu=512)),
+        (
+            AdaptiveBatch(initial=64, max=8192, max_per_gpu=256, accumulation=False),
+            (),
+            BatchLimits(initial=64, max=8192, max_per_gpu=256, accumulation=False),
+        ),
+        (AdaptiveBatch(max=8192), POINTS, BatchLimits(initial=128, max=4096, max_per_gpu=512)),
+        (AdaptiveBatch(max=1024), POINTS, BatchLimits(initial=128, max=1024, max_per_gpu=512)),
+        (AdaptiveBatch(initial=5000), POINTS, BatchLimits(initial=5000, max=5000, max_per_gpu=512)),
+    ],
+)
+def test_the_experiments_own_limits_go_before_those_of_the_profile(
+    asked: AdaptiveBatch, points: Any, expected: BatchLimits
+) -> None:
+    model = replace(model_of(experiment()), points=tuple(BatchPoint(**point) for point in points))
+    assert limits_within(model, asked) == expected
+
+
+def test_a_larger_batch_than_was_profiled_is_told() -> None:
+    asked = experiment({"max": 8192}, GOODPUT | {"points": POINTS, "fit_error": 0.2})
+    larger, poor = batch_notes(asked, case_of(asked).profile.goodput)
+    assert "batch: max=8192 is more than the 4096 samples" in larger
+    assert "misses its own points by 20%" in poor
+
+
+def test_a_gang_has_no_more_gpus_than_the_largest_batch_has_samples() -> None:
+    tiny = GOODPUT | {"limits": {"initial": 2, "max": 3}}
+    assert case_of(experiment(goodput=tiny)).constraints.max_gpus_per_trial == 3
+    with pytest.raises(InputError, match=r"min: 4 GPUs are more than the largest batch .*; lower it to 3"):
+        case_of(experiment(goodput=tiny, resources__gpus_per_trial__min=4))
+
+
+def test_a_model_moves_with_its_noise_scale() -> None:
+    profile = Profile(seconds_per_iteration={1: 1000.0}, goodput=model_of(experiment()))
+    now = adapted(profile, 4, [1, 4])
+    assert now.seconds_per_iteration == at_noise_scale(now, 4, 2000.0).seconds_per_iteration
+    later, before = (at_noise_scale(now, 4, phi) for phi in (20_000.0, 200.0))
+    assert later.goodput is not None
+    assert later.goodput.noise_scale == 20_000.0
+    assert all(later.iteration_s(g) < now.iteration_s(g) < before.iteration_s(g) for g in (1, 4))
+
+
+def test_a_fixed_batch_is_set_beside_the_plan() -> None:
+    answer = planned(experiment(constraints__deadline="40m"))
+    fixed = planned(experiment({"policy": "fixed"}, constraints__deadline="40m"))
+    assert answer.fixed_batch is not None
+    assert fixed.job is not None
+    assert answer.fixed_batch.prediction == fixed.job.prediction
+    assert (fixed.fixed_batch, fixed.case.batch) == (None, "fixed")
+    data = json.loads(json.dumps(answer.to_json()))
+    assert (data["batch"], fixed.to_json()["batch"]) == ("goodput", "fixed")
+    assert [(one["policy"], one["batch"]) for one in data["options"]][-1] == ("optimal", "fixed")
+    assert set(data["baselines"]) == {"static", "naive_elastic", "greedy"}
+
+
+def test_what_adapting_saves_is_told_first_and_has_a_row() -> None:
+    answer = planned(experiment(constraints__deadline="40m"))
+    assert re.fullmatch(r"adapting the batch saves \d+ %: with a fixed batch it takes .* USD", headlines(answer)[-1])
+    assert [row[0] for row in option_table(answer).rows][-1] == "elastic, the cheapest plan, fixed batch"
+    fast = planned(experiment(constraints__deadline="40m"), objective="min_time")
+    assert re.match(r"adapting the batch saves \d+ % of the time: ", headlines(fast)[-1])
+    fixed = planned(experiment({"policy": "fixed"}, constraints__deadline="40m"))
+    assert not any("batch" in text for text in (*headlines(fixed), *(row[0] for row in option_table(fixed).rows)))
+
+
+def test_where_only_adapting_keeps_the_limits_that_is_told() -> None:
+    answer = planned(experiment(constraints__deadline="14m"))
+    assert answer.feasible
+    assert answer.fixed_batch is None
+    assert headlines(answer)[-1] == "adapting the batch makes it possible: no plan with a fixed batch keeps the limits"
+
+
+def test_a_plan_of_the_users_is_predicted_with_a_fixed_batch_too() -> None:
+    given = planned(experiment(constraints__deadline="40m")).plan
+    assert given is not None
+    answer = estimate_plan(STAGES, given, case_of(experiment(constraints__deadline="40m")))
+    assert answer.fixed_batch is not None
+    assert answer.job is not None
+    assert answer.fixed_batch.plan == given
+    assert answer.fixed_batch.prediction.jct_s > answer.job.prediction.jct_s
+    assert "the given plan, fixed batch" in [row[0] for row in option_table(answer).rows]
+
+
+def test_the_noise_scale_and_what_the_model_extrapolates_are_assumptions() -> None:
+    answer = planned(experiment(goodput=GOODPUT | {"points": POINTS}, constraints__deadline="20m"))
+    found = {one.name: one for one in assumptions(answer, {"noise scale of the gradients": "measured"})}
+    noise = found["noise scale of the gradients"]
+    assert (noise.value, noise.basis, noise.change) == ("2,000 samples", "measured", "half of it")
+    assert noise.effect_s > 0
+    assert found["speed beyond measured batches"].basis == "extrapolated"
+    by_hand = {one.name for one in assumptions(planned(experiment()), {})}
+    assert "speed beyond measured batches" not in by_hand
+    assert any("noise scale of the gradients" in row[0] for row in tables(answer, list(found.values()))[-1].rows)
+
+
+def test_a_virtual_run_takes_what_was_planned(tmp_path: Path) -> None:
+    virtual = {"provider": "virtual", "instance_type": "p3.8xlarge", "gpus_per_trial": {"min": 1, "max": 8}}
+    asked = experiment(constraints__deadline="2h").model_copy(update={"resources": Resources(**virtual)})
+    said: list[str] = []
+    result = run_experiment(asked, ExperimentFolder(home=tmp_path, name="small"), announce=said.append)
+    assert result.outcome == "done"
+    assert result.actual_jct_s == pytest.approx(result.planned_jct_s)
+    blind = asked.model_copy(update={"profile": experiment(goodput=None).profile})
+    fixed = run_experiment(blind, ExperimentFolder(home=tmp_path, name="other"), announce=said.append)
+    assert any("planned as if their batch were fixed" in line for line in said)
+    assert fixed.outcome == "done"
+
+
+def test_an_estimate_loads_neither_scipy_nor_torch_nor_ray(tmp_path: Path) -> None:
+    (tmp_path / "digits.json").write_text(json.dumps(experiment().to_words()))
+    program = (
+        "import sys; from rubberband.cli import main; sys.argv[1:] = ['estimate', sys.argv[1]]\n"
+        "try: main()\nexcept SystemExit as ended: assert not ended.code, ended.code\n"
+        "assert not {'scipy', 'torch', 'ray', 'boto3'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "digits.json")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "adapting the batch" in done.stdout
