@@ -1,0 +1,182 @@
+"""The agent of a trial: learns from timed steps and the noise scale which batch makes the most progress per second.
+
+PolluxAgent (OSDI '21, §4.1) for a gang whose GPUs the plan has chosen. Pure but for the clock that it is given; it runs
+on rank 0, and what it knows travels with the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any
+
+from rubberband.adaptive import BatchLimits, BatchPoint, Throughput
+from rubberband.planner.goodput.choice import Choice, better, candidates, choose, choose_at
+from rubberband.planner.goodput.efficiency import efficiency
+from rubberband.planner.goodput.fit import fit
+
+WINDOW = 8
+"""Of each configuration the latest so many timings count; older ones fade."""
+MOST_POINTS = 64
+"""Configurations that are remembered; those timed longest ago go first."""
+FIT_SHARE = 0.01
+"""Of the time, for fitting anew."""
+GROWTH = 2.0
+"""From one choice to the next the batch grows by no more than this: timings and noise scale are known nearby only."""
+TRY_GROWTH = 1.5
+"""Where nothing tells what a sample costs, a batch so much larger is tried."""
+LEAST_GAIN = 0.01
+"""A smaller gain in goodput is not worth a change."""
+
+Configuration = tuple[int, int, int, int]
+"""(N, K, m, s)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchChoice:
+    """A batch: M, in s + 1 passes of at most m samples on every GPU."""
+
+    batch_size: int
+    per_gpu: int
+    accumulation: int
+
+
+class BatchAgent:
+    """Chooses batches for a gang of `gpus` workers on `instances` instances."""
+
+    def __init__(
+        self,
+        limits: BatchLimits,
+        *,
+        instances: int,
+        gpus: int,
+        clock: Callable[[], float],
+        least_per_gpu: int = 1,
+        known: Sequence[BatchPoint] = (),
+    ) -> None:
+        """`known` are steps that profiling timed, of any gang."""
+        self.limits = limits
+        self._instances = instances
+        self.gpus = gpus
+        """K."""
+        self._clock = clock
+        self._least_per_gpu = least_per_gpu
+        self._known = {_configuration(point): point.step_s for point in known}
+        self._seen: dict[Configuration, deque[tuple[int, float]]] = {}
+        """Configuration -> (steps, seconds) of its latest stretches."""
+        self._model: Throughput | None = None
+        self._fit_due_at = 0.0
+        self._news = bool(known)
+
+    def split(self, batch_size: int) -> BatchChoice:
+        """M as it fits: the smallest s that keeps m within its limit."""
+        share = -(-batch_size // self.gpus)
+        passes = -(-share // (self.limits.max_per_gpu or share))
+        return BatchChoice(batch_size=batch_size, per_gpu=-(-share // passes), accumulation=passes - 1)
+
+    def attainable(self, batch_size: int) -> int:
+        """The size itself, or the largest below it that the limits allow."""
+        most = self.limits.max
+        if self.limits.max_per_gpu is not None and not self.limits.accumulation:
+            most = min(most, self.gpus * self.limits.max_per_gpu)
+        return max(self.limits.initial, min(batch_size, most))
+
+    def sizes(self, num: int) -> list[int]:
+        """At most `num` sizes from the smallest to the largest, evenly spread on a log scale."""
+        found = candidates(self.limits, self.gpus, least_per_gpu=self._least_per_gpu, num=num)
+        return [int(size) for size in found.batch_size]
+
+    def observe(self, used: BatchChoice, steps: int, seconds: float) -> None:
+        """A stretch of `steps` optimizer steps took `seconds` in all."""
+        configuration = (self._instances, self.gpus, used.per_gpu, used.accumulation)
+        self._news = self._news or configuration not in self._seen
+        timings = self._seen.pop(configuration, deque(maxlen=WINDOW))
+        timings.append((steps, seconds))
+        self._seen[configuration] = timings
+        if len(self._seen) > MOST_POINTS:
+            del self._seen[next(iter(self._seen))]
+
+    def forbid(self, per_gpu: int, proven: int) -> None:
+        """`per_gpu` samples do not fit the memory, and `proven` do: stay well below the former from now on."""
+        self.limits = replace(self.limits, max_per_gpu=max(proven, min(per_gpu - 1, per_gpu * 3 // 4), 1))
+
+    def choose(self, current: BatchChoice, noise_scale: float | None) -> BatchChoice:
+        """The batch to go on with (§4.1), no more than `GROWTH` times the current one; the same where little is gained.
+
+        `noise_scale` is phi, better too small than too large; None: not known, and the batch stays.
+        """
+        model = self._fitted()
+        if noise_scale is None or model is None:
+            return self.split(self.attainable(current.batch_size))
+        stay = self.attainable(current.batch_size)
+        most = max(self.limits.initial, self.gpus * self._least_per_gpu, int(GROWTH * stay))
+        limits = replace(self.limits, max=min(self.limits.max, most))
+        here = choose_at(model, noise_scale, limits, self._instances, self.gpus, stay)
+        found = choose(model, noise_scale, limits, self._instances, self.gpus, least_per_gpu=self._least_per_gpu)
+        if found.goodput > (1.0 + LEAST_GAIN) * here.goodput and better(stay, found):
+            return self.split(found.batch_size)
+        return self._tried(model, noise_scale, here) or self.split(stay)
+
+    def _tried(self, model: Throughput, noise_scale: float, here: Choice) -> BatchChoice | None:
+        """A size whose time nothing tells yet, if it would gain where it is as fast as it may be.
+
+        Timings at one m do not tell what a sample costs, and those in single passes do not tell computing, which
+        accumulation repeats, from synchronising, which it does not. Each is tried once: the timing is remembered.
+        """
+        mine = [(m, s) for n, k, m, s in self._seen if (n, k) == (self._instances, self.gpus)]
+        initial, size = self.limits.initial, here.batch_size
+        if len({m for m, _ in mine}) == 1:
+            size, least_s = self.attainable(int(TRY_GROWTH * size)), here.step_s
+        elif self.limits.accumulation and here.per_gpu == self.limits.max_per_gpu and not any(s for _, s in mine):
+            size = self.attainable(2 * size)
+            least_s = here.step_s + model.beta_grad_s * here.per_gpu
+        if size == here.batch_size:
+            return None
+        hoped = size / least_s * float(efficiency(noise_scale, initial, size))
+        return self.split(size) if hoped > (1.0 + LEAST_GAIN) * here.goodput else None
+
+    def _fitted(self) -> Throughput | None:
+        """The model, fitted anew where there is a new configuration, or enough time has passed to afford it."""
+        points = self.points()
+        if points and (self._news or self._clock() >= self._fit_due_at):
+            began = self._clock()
+            self._model = fit(points, self._model)
+            now = self._clock()
+            self._fit_due_at = now + (now - began) / FIT_SHARE
+            self._news = False
+        return self._model
+
+    def points(self) -> list[BatchPoint]:
+        """What the fit goes by: own timings, and those of profiling, as much slower as the own ones turned out."""
+        own = {
+            configuration: sum(seconds for _, seconds in timings) / sum(steps for steps, _ in timings)
+            for configuration, timings in self._seen.items()
+        }
+        pace = median([own[key] / self._known[key] for key in own if key in self._known] or [1.0])
+        every = {key: pace * seconds for key, seconds in self._known.items()} | own
+        return [
+            BatchPoint(instances=n, gpus=k, per_gpu=m, accumulation=s, step_s=seconds)
+            for (n, k, m, s), seconds in every.items()
+        ]
+
+    def state(self) -> dict[str, Any]:
+        """What it has learnt, as plain values."""
+        return {
+            "seen": [(key, list(timings)) for key, timings in self._seen.items()],
+            "max_per_gpu": self.limits.max_per_gpu,
+            "model": None if self._model is None else asdict(self._model),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave, perhaps with another gang; the tighter limit of memory holds."""
+        self._seen = {tuple(key): deque(map(tuple, timings), maxlen=WINDOW) for key, timings in state["seen"]}
+        self._model = None if state["model"] is None else Throughput(**state["model"])
+        limits = [limit for limit in (self.limits.max_per_gpu, state["max_per_gpu"]) if limit is not None]
+        self.limits = replace(self.limits, max_per_gpu=min(limits, default=None))
+        self._news = bool(self._seen)
+
+
+def _configuration(point: BatchPoint) -> Configuration:
+    return point.instances, point.gpus, point.per_gpu, point.accumulation
