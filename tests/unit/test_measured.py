@@ -14,10 +14,14 @@ from rubberband.executor.events import Slot
 from rubberband.executor.measured import measured
 from rubberband.executor.rules import promoted
 from rubberband.executor.state import Allocation, InstanceRecord, InstanceStatus, Job, Report, StageRecord, State
+from rubberband.executor.virtual import VirtualBackend
 from rubberband.offer import Offer
+from rubberband.plan import Constraints, Stage
 from rubberband.planner.goodput import planning
+from rubberband.planner.search import plan
 from rubberband.profile import Profile
 from tests.unit.test_journal import JOB
+from tests.unit.virtual_runs import run_virtual
 
 OFFER = Offer(
     instance_type="test", gpus=4, price_usd_per_hour=3.6, max_instances=4, provision_delay_s=60.0, init_delay_s=30.0
@@ -212,6 +216,44 @@ def test_noise_scale_and_speed_are_told_apart(phi: float, pace: float, gpus: int
     near = abs(phi / profiled - 1.0) < 0.11
     for size, time_s in at(profiled if near else phi, profile).items():
         assert found.profile.iteration_s(size) == pytest.approx(pace * time_s, rel=0.12 if near else 0.03)
+
+
+@pytest.mark.parametrize(
+    ("phi", "pace", "expected"),
+    [
+        (2000.0, 1.0, "the noise scale rose from 200 to 2,000: larger gangs pay off more"),
+        (2000.0, 1.5, "larger gangs pay off more, iterations take 50 % longer than profiled"),
+        (200.0, 1.5, "iterations take 50 % longer than profiled"),
+    ],
+)
+def test_a_run_is_planned_again_with_the_noise_scale_it_has_come_to(phi: float, pace: float, expected: str) -> None:
+    profile = adaptive()
+    stages = (Stage(trials=8, iterations=4), Stage(trials=2, iterations=12))
+    limits = Constraints(deadline_s=3600.0, max_gpus_per_trial=4)
+    planned = plan(stages, profile, OFFER, limits)
+    job = dataclasses.replace(
+        JOB,
+        stages=stages,
+        plan=planned.plan,
+        prediction=planned.prediction,
+        offer=OFFER,
+        profile=profile,
+        deadline_s=3600.0,
+        replan=True,
+        min_gpus_per_trial=1,
+        max_gpus_per_trial=4,
+    )
+    truth = dataclasses.replace(profile, seconds_per_iteration=at(phi, profile))
+    backend = VirtualBackend(job.name, OFFER, truth, metric=job.metric, slowdown=pace, batches_of=lambda *_: told(phi))
+    controller, _, finish = run_virtual(job, backend=backend)
+    assert finish.outcome == "done"
+    decision = controller.state.decisions[0]
+    assert expected in decision.reason
+    assert ("noise scale" in decision.reason) == (phi != 200.0)
+    assert dict(decision.profile.seconds_per_iteration) == pytest.approx(
+        {gpus: pace * time_s for gpus, time_s in at(phi, profile).items()}, rel=0.02
+    )
+    assert controller.state.now - controller.state.started_at == pytest.approx(decision.jct_s, rel=0.02)
 
 
 def test_delays_of_instances_are_corrected_too() -> None:
