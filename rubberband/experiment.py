@@ -236,11 +236,12 @@ class Experiment(Words):
                 f"resources.gpus_per_trial.min: {asked.min} GPUs are more than {self.resources.max_instances} "
                 f"instances have ({all_gpus}); lower it to {all_gpus} or raise max_instances"
             )
+        most = min(asked.max or max(gpus_per_instance, asked.min), all_gpus)
         return PlanningConstraints(
             deadline_s=self.constraints.deadline_from(now),
             max_cost_usd=self.constraints.max_cost_usd,
             min_gpus_per_trial=asked.min,
-            max_gpus_per_trial=min(asked.max or max(gpus_per_instance, asked.min), all_gpus),
+            max_gpus_per_trial=min(most, self.batch.max or most),
             confidence=self.constraints.confidence,
         )
 

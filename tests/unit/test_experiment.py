@@ -65,6 +65,13 @@ def test_a_batch_that_adapts_is_plain_values_for_the_trials() -> None:
     assert Experiment(**words(batch={"policy": "goodput"})).batch.to_plain() == AdaptiveBatch()
 
 
+def test_a_trial_has_no_more_gpus_than_its_largest_batch_has_samples() -> None:
+    gpus = {"resources__gpus_per_instance": 8, "resources__gpus_per_trial": {"min": 1, "max": 8}}
+    experiment = Experiment(**words(batch={"policy": "goodput", "max": 6}, **gpus))
+    assert experiment.planning_constraints(NOW, 8).max_gpus_per_trial == 6
+    assert Experiment(**words(**gpus)).planning_constraints(NOW, 8).max_gpus_per_trial == 8
+
+
 def test_a_fixed_batch_is_the_default_and_has_no_other_words() -> None:
     experiment = Experiment(**words())
     assert experiment.batch.to_plain() is None
