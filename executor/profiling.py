@@ -44,6 +44,15 @@ def gpu_counts(gpus_per_instance: int, instances: int, minimum: int, maximum: in
     return [gpus for gpus in allowed if gpus in doubles or gpus in (allowed[0], allowed[-1])]
 
 
+def _counts(gpus_per_instance: int, instances: int, minimum: int, maximum: int) -> list[int]:
+    if found := gpu_counts(gpus_per_instance, instances, minimum, maximum):
+        return found
+    raise ProviderError(
+        f"{instances} instances of {gpus_per_instance} GPUs cannot hold a trial of {minimum} GPUs; "
+        f"raise the number of instances or lower resources.gpus_per_trial.min"
+    )
+
+
 def measure(
     backend: Backend,
     *,
@@ -73,26 +82,20 @@ def measure(
     where an instance is refused or lost, RubberbandError where there is no point then, where every trial fails, or none
     reports the metric, and Cancelled.
     """
-    counts = gpu_counts(gpus_per_instance, instances, min_gpus_per_trial, max_gpus_per_trial)
-    if not counts:
-        raise ProviderError(
-            f"{instances} instances of {gpus_per_instance} GPUs cannot hold a trial of {min_gpus_per_trial} GPUs; "
-            f"raise the number of instances or lower resources.gpus_per_trial.min"
-        )
+    counts = _counts(gpus_per_instance, instances, min_gpus_per_trial, max_gpus_per_trial)
     num_copies = instances * gpus_per_instance if num_trials is None else num_trials
     session = Session(backend, num_copies, limits or Limits(), cancelled)
     points: list[Point] = []
     stopped_by = ""
     try:
         with session.instances([f"profile-{number}" for number in range(instances)]) as names:
-            for gpus in counts:
-                gangs = _gangs(names, gpus_per_instance, gpus)
+            for gangs in (_gangs(names, gpus_per_instance, gpus) for gpus in counts):
                 points.append(session.measure(gangs, warm_up_iterations, iterations))
                 try:
                     if sweep:
                         session.sweep(warm_up_iterations + iterations)
                 finally:
-                    points[-1] = replace(points[-1], batches=session.batches.times(gpus))
+                    points[-1] = replace(points[-1], batches=session.batches.times(points[-1].gpus))
                     on_point(points[-1])
     except Stopped as reason:
         if not points:

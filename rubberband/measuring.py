@@ -146,10 +146,7 @@ def measure_profile(
         raise ProfileMissingError("provider virtual has nothing to measure; write a profile into the experiment file")
     rented = offer(experiment.resources)
     limits = experiment.planning_constraints(time.time(), rented.gpus)
-    num_instances = max(1, limits.max_gpus_per_trial // rented.gpus)
-    if experiment.resources.provider == "local":
-        needed = -(-experiment.stages()[0].trials * limits.min_gpus_per_trial // rented.gpus)
-        num_instances = max(num_instances, min(rented.max_instances, needed, SHARED_INSTANCES))
+    num_instances = _num_instances(experiment, rented, limits)
     bounds = _profiling_limits(experiment, rented, num_instances, limits)
     scratch = ExperimentFolder(home=folder.home / "profiling", name=experiment.name)
     scratch.make()
@@ -182,6 +179,15 @@ def measure_profile(
         stopped_by=found.stopped_by,
         remarks=found.remarks,
     )
+
+
+def _num_instances(experiment: Experiment, rented: Offer, limits: Constraints) -> int:
+    """How many instances to measure on: enough for the widest gang, and for what shares a machine with it."""
+    widest = max(1, limits.max_gpus_per_trial // rented.gpus)
+    if experiment.resources.provider != "local":
+        return widest
+    needed = -(-experiment.stages()[0].trials * limits.min_gpus_per_trial // rented.gpus)
+    return max(widest, min(rented.max_instances, needed, SHARED_INSTANCES))
 
 
 def _measuring_usd(rented: Offer, held_s: float) -> float:
