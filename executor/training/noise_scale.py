@@ -1,0 +1,223 @@
+"""The gradient noise scale phi = tr(P Sigma P^T) / |P G|^2 from measured squared norms (Pollux §3.1): numbers only.
+
+G is the true gradient, Sigma the covariance of one sample's gradient, P the optimizer's preconditioner. How gradients
+are observed is the business of `gradient_noise`.
+
+The trouble is |P G|^2. Where phi is large it is a small difference of large numbers: one estimate from n workers
+spreads by tr Sigma / M * sqrt(2n / (n-1) / d) for d equal dimensions, which for d = 1,000, M = 64, n = 2 and
+phi = 6,400 is six times |G|^2, and still 14 % after the usual average (a factor of 0.999 per step). Three things help:
+
+* Products of different steps' gradients, P g . P h with h the mean of some earlier ones, need no such difference, and
+  spread several times less. They take G to be slow, though, so that they count by their variance only as far as they
+  agree with the estimates made within a step.
+* Averages over several windows, up to the usual one. The longest is taken whose phi agrees with that of all shorter
+  ones (Lepski's method), so that a real change is followed at once, and noise is not.
+* phi is only believed where |P G|^2 is significant. Otherwise the last value that was is kept, or what the measurements
+  allow at the least is taken: phi is never infinite, and errs on the small side.
+
+Numerator and denominator are averaged separately and over the same window, so that a change of both alike (Adam's P
+after a change of the batch) cancels. Sums over parameter groups are averaged, which is the same as averaging each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Estimator = Literal["workers", "accumulation", "differenced"]
+"""From which gradients: of several workers; of the micro-batches of one; or of two steps that follow each other."""
+
+Floats = npt.NDArray[np.float64]
+
+WINDOWS = (30.0, 100.0, 300.0, 1000.0)
+"""Of the averages, in steps at M0. The last one is the usual factor 0.999^(M/M0) per step."""
+LEAST_ESTIMATES = 5
+"""Fewer say nothing of their own spread."""
+LEAST_FACTOR = 0.9
+"""No window is shorter than some 10 estimates, however large the batch is: the spread must be known to compare."""
+AGREES = 4.0
+"""Standard errors that windows may differ by."""
+TRUSTED = 3.0
+"""Standard errors that products of different steps may differ by, before they count for less."""
+CREDIBLE = 2.0
+"""|P G|^2 is significant from so many standard errors on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseReading:
+    """The noise scale as known so far."""
+
+    noise_scale: float | None
+    """phi, in samples; None as long as there is none. Too small rather than too large where it is uncertain."""
+    trace: float
+    """tr(P Sigma P^T)."""
+    squared_norm: float
+    """|P G|^2 as measured; may be negative, and then phi is not their ratio."""
+    uncertainty: float
+    """Relative standard error of phi; infinite where there is none."""
+    kind: Estimator
+    """The latest estimator."""
+    estimates: int
+    """Taken with this estimator and this preconditioner."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseEstimate:
+    """One estimate of numerator and denominator."""
+
+    kind: Estimator
+    preconditioner: str
+    steps: float
+    """Optimizer steps since the estimate before, each in steps at M0: the sum of M / M0."""
+    trace: float
+    squared_norm: float
+    cross: float | None
+    """|P G|^2 as the product of this gradient and earlier ones, if there is one."""
+
+
+def moments(mean_square: float, square_of_mean: float, *, num_parts: int, batch_size: int) -> tuple[float, float]:
+    """Unbiased tr Sigma and |G|^2 of n parts of a batch of M samples, whatever their sizes m_i (Pollux §3.1).
+
+    With A = sum (m_i / M) |g_i|^2 and B = |sum (m_i / M) g_i|^2: E A = |G|^2 + n tr Sigma / M and
+    E B = |G|^2 + tr Sigma / M, so that tr Sigma = (A - B) M / (n - 1) and |G|^2 = (n B - A) / (n - 1).
+    `num_parts` is n >= 2, the number of parts that have samples.
+    """
+    trace = (mean_square - square_of_mean) * batch_size / (num_parts - 1)
+    return trace, (num_parts * square_of_mean - mean_square) / (num_parts - 1)
+
+
+class NoiseScale:
+    """phi from one estimate after another; see the module for how they are put together."""
+
+    def __init__(self) -> None:
+        self._restart("workers", "")
+        self._published: tuple[float, float] | None = None
+
+    def _restart(self, kind: Estimator, preconditioner: str) -> None:
+        self._kind: Estimator = kind
+        self._preconditioner = preconditioner
+        self._estimates = 0
+        self._trace, self._within, self._cross = Averages(), Averages(), Averages()
+
+    def add(self, estimate: NoiseEstimate) -> None:
+        """Take in an estimate; one that is not finite is dropped. Another estimator or preconditioner starts anew."""
+        if not (math.isfinite(estimate.trace) and math.isfinite(estimate.squared_norm)):
+            return
+        if (estimate.kind, estimate.preconditioner) != (self._kind, self._preconditioner):
+            self._restart(estimate.kind, estimate.preconditioner)
+        self._estimates += 1
+        self._trace.add(estimate.trace, estimate.steps)
+        self._within.add(estimate.squared_norm, estimate.steps)
+        if estimate.cross is not None and math.isfinite(estimate.cross):
+            self._cross.add(estimate.cross, estimate.steps)
+
+    def reading(self) -> NoiseReading:
+        """phi as known now."""
+        if self._estimates < LEAST_ESTIMATES:
+            trace, squared_norm = (self._trace.means[-1], self._within.means[-1]) if self._estimates else (0.0, 0.0)
+            return self._reading(self._kept(0.0), trace, squared_norm)
+        trace, trace_error, squared_norm, error = self._longest_that_agrees()
+        if squared_norm > CREDIBLE * error:
+            uncertainty = math.hypot(error / squared_norm, trace_error / trace if trace > 0.0 else 0.0)
+            self._published = trace / squared_norm, uncertainty
+            return self._reading(self._published, trace, squared_norm)
+        largest = max(squared_norm, 0.0) + CREDIBLE * error
+        return self._reading(self._kept(trace / largest if largest > 0.0 else 0.0), trace, squared_norm)
+
+    def _kept(self, least: float) -> tuple[float, float] | None:
+        """The last phi that was credible, or `least` where that is more or all there is; with a wide uncertainty."""
+        if self._published is None:
+            return (least, 1.0) if least > 0.0 else None
+        noise_scale, uncertainty = self._published
+        return max(noise_scale, least), max(2.0 * uncertainty, 0.5)
+
+    def _reading(self, published: tuple[float, float] | None, trace: float, squared_norm: float) -> NoiseReading:
+        noise_scale, uncertainty = (None, math.inf) if published is None else published
+        return NoiseReading(
+            noise_scale=noise_scale,
+            trace=float(trace),
+            squared_norm=float(squared_norm),
+            uncertainty=uncertainty,
+            kind=self._kind,
+            estimates=self._estimates,
+        )
+
+    def _longest_that_agrees(self) -> tuple[float, float, float, float]:
+        """tr Sigma and |G|^2 with their standard errors, over the longest window that agrees with all shorter ones."""
+        trace, trace_error = self._trace.means, self._trace.errors()
+        squared_norm, error = self._squared_norms()
+        # 1 / phi, because it stays finite; the ratio is only compared, never averaged.
+        scale = np.maximum(trace, np.finfo(np.float64).tiny)
+        inverse = squared_norm / scale
+        inverse_error = np.hypot(error, inverse * trace_error) / scale
+        chosen = 0
+        for window in range(1, len(WINDOWS)):
+            if np.all(np.abs(inverse[window] - inverse[:window]) <= AGREES * inverse_error[:window]):
+                chosen = window
+        return float(trace[chosen]), float(trace_error[chosen]), float(squared_norm[chosen]), float(error[chosen])
+
+    def _squared_norms(self) -> tuple[Floats, Floats]:
+        """|G|^2 of each window and its standard error: within steps and across them, by inverse variance."""
+        within, within_variance = self._within.means, self._within.errors() ** 2
+        if self._cross.num_added < LEAST_ESTIMATES:
+            return within, np.sqrt(within_variance)
+        cross, cross_variance = self._cross.means, self._cross.errors() ** 2
+        # As in the analysis of studies that differ by more than chance: the excess is taken for a bias of the products.
+        excess = np.maximum((within - cross) ** 2 - TRUSTED**2 * (within_variance + cross_variance), 0.0)
+        cross_variance = cross_variance + excess
+        total = np.maximum(within_variance + cross_variance, np.finfo(np.float64).tiny)
+        combined = (within * cross_variance + cross * within_variance) / total
+        return combined, np.sqrt(within_variance * cross_variance / total)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "kind": self._kind,
+            "preconditioner": self._preconditioner,
+            "estimates": self._estimates,
+            "published": self._published,
+            "averages": [averages.state() for averages in (self._trace, self._within, self._cross)],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        self._kind, self._preconditioner = state["kind"], state["preconditioner"]
+        self._estimates, self._published = state["estimates"], state["published"]
+        self._trace, self._within, self._cross = (Averages(*values) for values in state["averages"])
+
+
+class Averages:
+    """Exponential averages of one quantity over all `WINDOWS`, corrected for their start, with standard errors."""
+
+    def __init__(self, sums: Sequence[Sequence[float]] | None = None, num_added: int = 0) -> None:
+        # Rows: sums of weights, of their squares, of weighted values and of weighted squares of values.
+        self._sums: Floats = np.zeros((4, len(WINDOWS))) if sums is None else np.array(sums, dtype=np.float64)
+        self.num_added = num_added
+
+    def add(self, value: float, steps: float) -> None:
+        """Add a value that comes `steps` (at M0) after the one before."""
+        factor = np.maximum(np.exp(-steps / np.array(WINDOWS)), LEAST_FACTOR)
+        weight = 1.0 - factor
+        self._sums *= np.stack([factor, factor**2, factor, factor])
+        self._sums += np.stack([weight, weight**2, weight * value, weight * value * value])
+        self.num_added += 1
+
+    @property
+    def means(self) -> Floats:
+        """Over each window."""
+        return np.asarray(self._sums[2] / self._sums[0])
+
+    def errors(self) -> Floats:
+        """Standard errors of the means, as if the values were independent of each other."""
+        weights, squares, _, second = self._sums
+        variance = np.maximum(second / weights - self.means**2, 0.0)
+        return np.asarray(np.sqrt(variance / np.maximum(weights**2 / squares - 1.0, 1.0)))
+
+    def state(self) -> tuple[list[list[float]], int]:
+        """What makes another one like it, in plain values."""
+        return self._sums.tolist(), self.num_added
