@@ -94,7 +94,8 @@ def choose(
     M0 is always among the candidates, in as many passes as it needs even where accumulation is not wanted; if that
     leaves a worker less than `least_per_gpu` samples (2 for BatchNorm), K times that takes its place.
 
-    Raises ValueError where K least_per_gpu is more than `limits.max`, or least_per_gpu more than `limits.max_per_gpu`.
+    Raises ValueError where K least_per_gpu is more than `limits.max`, where least_per_gpu is more than
+    `limits.max_per_gpu`, and where the two are so close that no batch can be split into passes between them.
     """
     found = candidates(limits, gpus, least_per_gpu=least_per_gpu, num=num_candidates, full=True)
     return _choice(*_rated(parameters, noise_scale, limits, instances, gpus, found), found)
@@ -130,20 +131,19 @@ def choose_many(
     _check(limits, int(np.max(gpus)), least_per_gpu)
     column = np.asarray(gpus)[:, None]
     found = _all_candidates(limits, column, least_per_gpu, num_candidates)
+    lost = column[~found.feasible.any(axis=1), 0]
+    if len(lost):
+        raise _unsplittable(limits, int(lost[0]), least_per_gpu)
     phi = np.asarray(noise_scale)[..., None]
     step, worth, goodput = _rated(parameters, phi, limits, np.asarray(instances)[:, None], column, found)
-    at = _best(found.batch_size, np.where(found.feasible, goodput, -np.inf))[:, None]
-    ints = (np.take_along_axis(a, at, 1)[:, 0] for a in (found.per_gpu, found.accumulation, found.batch_size))
-    floats = (np.take_along_axis(a, at, 1)[:, 0] for a in (step, worth, goodput))
-    per_gpu, accumulation, batch_size = ints
-    step, worth, goodput = floats
+    rows, at = np.arange(len(column)), _best(found.batch_size, np.where(found.feasible, goodput, -np.inf))
     return Choices(
-        per_gpu=per_gpu,
-        accumulation=accumulation,
-        batch_size=batch_size,
-        step_s=step,
-        efficiency=worth,
-        goodput=goodput,
+        per_gpu=found.per_gpu[rows, at],
+        accumulation=found.accumulation[rows, at],
+        batch_size=found.batch_size[rows, at],
+        step_s=step[rows, at],
+        efficiency=worth[rows, at],
+        goodput=goodput[rows, at],
     )
 
 
@@ -165,6 +165,8 @@ def candidates(
     _check(limits, gpus, least_per_gpu)
     column = np.asarray([[gpus]])
     found = _all_candidates(limits, column, least_per_gpu, num) if full else _spread(limits, column, least_per_gpu, num)
+    if not found.feasible.any():
+        raise _unsplittable(limits, gpus, least_per_gpu)
     return found.only_feasible()
 
 
@@ -188,13 +190,16 @@ def _spread(limits: BatchLimits, gpus: Ints, least: int, num: int) -> Candidates
 
 
 def _passes(limits: BatchLimits, gpus: Ints, batch_size: Ints, least: int) -> Candidates:
-    """The fewest passes that fit into memory, and whether they are allowed and leave every worker enough."""
+    """The fewest passes that fit into memory, and whether they are allowed and leave every worker enough.
+
+    A worker may go without samples in one of many passes, but not with less than it needs where it needs more than one.
+    """
     passes = np.ones_like(batch_size)
     if limits.max_per_gpu is not None:
         passes = -(-batch_size // (gpus * limits.max_per_gpu))
     in_a_pass = gpus * passes
     smallest = batch_size <= np.maximum(limits.initial, gpus * least)
-    enough = batch_size // in_a_pass >= least
+    enough = (batch_size // in_a_pass >= least) | (least < 2)
     return Candidates(
         batch_size=batch_size,
         per_gpu=-(-batch_size // in_a_pass),
@@ -249,3 +254,10 @@ def _check(limits: BatchLimits, gpus: int, least: int) -> None:
         raise ValueError(
             f"max_per_gpu={limits.max_per_gpu} is less than the {least} samples that a GPU needs; raise it to {least}"
         )
+
+
+def _unsplittable(limits: BatchLimits, gpus: int, least: int) -> ValueError:
+    return ValueError(
+        f"no batch of {limits.initial} to {limits.max} samples can be split on {gpus} GPUs into passes of {least} to "
+        f"{limits.max_per_gpu} samples each; set batch.initial to a multiple of {gpus * least}"
+    )

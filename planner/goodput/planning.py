@@ -58,12 +58,17 @@ def extrapolated(profile: GoodputProfile, gpus_per_instance: int, gang_sizes: Se
     """The gang sizes whose time the model predicts outside of what was measured; none of a model written by hand."""
     if not profile.points:
         return []
-    chosen = _choices(profile, gpus_per_instance, gang_sizes)
+    choices = _choices(profile, gpus_per_instance, gang_sizes)
     return [
         gpus
-        for gpus, per_gpu in zip(gang_sizes, chosen.per_gpu.tolist(), strict=True)
+        for gpus, per_gpu in zip(gang_sizes, choices.per_gpu.tolist(), strict=True)
         if extrapolates(profile.points, _instances(gpus, gpus_per_instance), gpus, per_gpu)
     ]
+
+
+def chosen(profile: GoodputProfile, gpus_per_instance: int, gang_sizes: Sequence[int]) -> dict[int, int]:
+    """M, the batch size of most goodput, of every gang size."""
+    return dict(zip(gang_sizes, _choices(profile, gpus_per_instance, gang_sizes).batch_size.tolist(), strict=True))
 
 
 def cautious(profile: GoodputProfile) -> Throughput:
