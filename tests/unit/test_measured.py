@@ -183,10 +183,10 @@ def test_the_noise_scale_of_the_trials_that_go_on_counts() -> None:
     assert "rose from 200 to 2,000" in measured(job, state).findings
 
 
-@pytest.mark.parametrize("phi", [None, 190.0, 215.0])
+@pytest.mark.parametrize("phi", [None, 170.0, 230.0])
 def test_a_noise_scale_that_is_not_known_or_as_profiled_changes_nothing(phi: float | None) -> None:
     profile = adaptive()
-    job, state = seen({1: [[profile.iteration_s(1)] * 3] * 4}, profile=profile)
+    job, state = seen({1: [[at(phi or 200.0, profile)[1]] * 3] * 4}, profile=profile)
     for trial in state.trials:
         for report in trial.reports:
             report.batches = told(phi)
@@ -213,9 +213,9 @@ def test_without_a_model_batches_that_are_told_change_nothing() -> None:
 def test_noise_scale_and_speed_are_told_apart(phi: float, pace: float, gpus: int, profiled: float) -> None:
     profile = adaptive(noise_scale=profiled)
     found = measured(*seen_at([phi] * 4, pace, profile, gpus))
-    near = abs(phi / profiled - 1.0) < 0.11
+    near = abs(phi / profiled - 1.0) < 0.21
     for size, time_s in at(profiled if near else phi, profile).items():
-        assert found.profile.iteration_s(size) == pytest.approx(pace * time_s, rel=0.12 if near else 0.03)
+        assert found.profile.iteration_s(size) == pytest.approx(pace * time_s, rel=0.22 if near else 0.03)
 
 
 @pytest.mark.parametrize(
