@@ -115,7 +115,7 @@ def _search(measured: Measured, begin: Floats, free: npt.NDArray[np.bool_]) -> F
         return value, slope * unit
 
     bounds = list(zip(lowest / unit, highest / unit, strict=True))
-    options = {"maxiter": 200, "ftol": 1e-12, "gtol": 1e-8}
+    options = {"maxiter": 200, "ftol": 1e-10, "gtol": 1e-7}
     with _one_thread():
         found = minimize(error, begin / unit, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     return np.asarray(np.clip(found.x * unit, lowest, highest))
