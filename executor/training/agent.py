@@ -6,6 +6,7 @@ on rank 0, and what it knows travels with the checkpoint.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from rubberband.adaptive import BatchLimits, BatchPoint, Throughput
+from rubberband.executor.training.sampler import even_shares
 from rubberband.planner.goodput.choice import Choice, better, candidates, choose, choose_at
 from rubberband.planner.goodput.efficiency import efficiency
 from rubberband.planner.goodput.fit import fit
@@ -24,7 +26,7 @@ MOST_POINTS = 64
 FIT_SHARE = 0.01
 """Of the time, for fitting anew."""
 GROWTH = 2.0
-"""From one choice to the next the batch grows by no more than this: timings and noise scale are known nearby only."""
+"""From one choice to the next the batch grows or shrinks by no more than this: what is known is known nearby."""
 TRY_GROWTH = 1.5
 """Where nothing tells what a sample costs, a batch so much larger is tried."""
 LEAST_GAIN = 0.01
@@ -72,7 +74,7 @@ class BatchAgent:
 
     def split(self, batch_size: int) -> BatchChoice:
         """M as it fits: the smallest s that keeps m within its limit."""
-        share = -(-batch_size // self.gpus)
+        share = max(even_shares(batch_size, self.gpus))
         passes = -(-share // (self.limits.max_per_gpu or share))
         return BatchChoice(batch_size=batch_size, per_gpu=-(-share // passes), accumulation=passes - 1)
 
@@ -103,7 +105,7 @@ class BatchAgent:
         self.limits = replace(self.limits, max_per_gpu=max(proven, min(per_gpu - 1, per_gpu * 3 // 4), 1))
 
     def choose(self, current: BatchChoice, noise_scale: float | None) -> BatchChoice:
-        """The batch to go on with (§4.1), no more than `GROWTH` times the current one; the same where little is gained.
+        """The batch to go on with (§4.1), within `GROWTH` times the current one; the same where little is gained.
 
         `noise_scale` is phi, better too small than too large; None: not known, and the batch stays.
         """
@@ -116,7 +118,7 @@ class BatchAgent:
         here = choose_at(model, noise_scale, limits, self._instances, self.gpus, stay)
         found = choose(model, noise_scale, limits, self._instances, self.gpus, least_per_gpu=self._least_per_gpu)
         if found.goodput > (1.0 + LEAST_GAIN) * here.goodput and better(stay, found):
-            return self.split(found.batch_size)
+            return self.split(max(found.batch_size, math.ceil(stay / GROWTH)))
         return self._tried(model, noise_scale, here) or self.split(stay)
 
     def _tried(self, model: Throughput, noise_scale: float, here: Choice) -> BatchChoice | None:

@@ -302,6 +302,10 @@ def _measure_and_average(local: _LocalSquares, bucket: GradBucket) -> torch.futu
     return average
 
 
+# DDP compares annotations with the classes themselves, and refuses their names.
+_measure_and_average.__annotations__.update({"bucket": GradBucket, "return": torch.futures.Future[Tensor]})
+
+
 def _gradient(preconditioning: Preconditioning) -> Tensor | None:
     parameters = list(preconditioning.parameters)
     return preconditioning.apply(parameters, [parameter.grad for parameter in parameters])

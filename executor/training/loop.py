@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -81,6 +82,8 @@ class TorchRunner:
         reseed("setup", segment.seed)
         self._optimizer = trial.build_optimizer(segment.config, self._module)
         self._scheduler = trial.build_scheduler(segment.config, self._optimizer)
+        has_batch_norm = any(isinstance(module, _BatchNorm) for module in self._module.modules())
+        self._least = 2 if has_batch_norm else 1
         self._wrapped: torch.nn.Module = self._module
         if segment.num_workers > 1:
             self._wrapped = DistributedDataParallel(
@@ -105,6 +108,7 @@ class TorchRunner:
             per_gpu=self._limit,
             samples_per_iteration=self._samples_per_iteration,
             num_samples=self._sampler.num_samples,
+            least_per_gpu=self._least,
             fits=self._fits,
         )
 
@@ -205,7 +209,7 @@ class TorchRunner:
         self._optimizer.zero_grad()
         mine = batch.of(self._segment.rank)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
-        parts = _micro_batches(mine, self._batching.per_gpu)
+        parts = _micro_batches(mine, self._batching.per_gpu, self._least)
         # Without a share there is still a gradient to contribute, of weight 0; two samples, because of BatchNorm.
         weights = [len(part) for part in parts] or [0]
         parts = parts or [batch.indices[: min(2, self._batching.per_gpu)]]
@@ -257,9 +261,13 @@ class TorchRunner:
         return metrics
 
 
-def _micro_batches(indices: Indices, limit: int) -> list[Indices]:
-    """As few parts of at most `limit` samples as will do, as equal as possible."""
-    return np.array_split(indices, math.ceil(len(indices) / limit)) if len(indices) else []
+def _micro_batches(indices: Indices, limit: int, least: int) -> list[Indices]:
+    """As few parts of at most `limit` samples as will do, as equal as possible; of `least` at the least, if need be.
+
+    A limit of 2 and a least of 2 leave no way to divide 3: they stay together.
+    """
+    parts = min(math.ceil(len(indices) / limit), max(1, len(indices) // min(least, limit)))
+    return np.array_split(indices, parts) if len(indices) else []
 
 
 def _positive(name: str, value: int) -> int:

@@ -122,13 +122,15 @@ class CommandLine:
         """The journal's view."""
         return session.read(ExperimentFolder(home=self.home, name=name))
 
-    def wait_for(self, driver: subprocess.Popen[str], condition: Callable[[Result], bool]) -> Result:
+    def wait_for(
+        self, driver: subprocess.Popen[str], condition: Callable[[Result], bool], name: str = "sleepy"
+    ) -> Result:
         """Poll the journal until it shows what is waited for, while the driver runs."""
         deadline = time.time() + PATIENCE_S
         while time.time() < deadline:
             assert driver.poll() is None, driver.communicate()
             try:
-                result = self.result()
+                result = self.result(name)
             except RubberbandError:
                 time.sleep(0.1)
                 continue

@@ -60,6 +60,11 @@ class Worker:
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
 
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._process.pid
+
     def send(self, *job: Any) -> None:
         """Let it run `run_segment(*job)`, or `run_unequal` where the third argument is a list."""
         assert self._process.stdin is not None

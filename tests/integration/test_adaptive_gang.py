@@ -1,0 +1,152 @@
+"""Gangs of real processes that adapt their batch: they grow it, keep what they learnt, and survive a lack of memory."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rubberband.adaptive import AdaptiveBatch
+from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.run import run_segment
+from rubberband.executor.training.segment import Segment, SegmentReport, SegmentStarted
+from tests import segments
+from tests.integration.segment_worker import Worker, run_gang
+
+NOISY = Entrypoint.parse("adaptive_trials:Noisy", [Path(__file__).parent])
+SEGMENT = replace(
+    segments.SEGMENT,
+    metric="train_loss",
+    config={},
+    until_iterations=6,
+    batch=AdaptiveBatch(max=512, interval=8),
+)
+
+
+@contextmanager
+def gang_of(num_workers: int) -> Iterator[list[Worker]]:
+    started = [Worker() for _ in range(num_workers)]
+    try:
+        yield started
+    finally:
+        for worker in started:
+            worker.stop()
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[list[Worker]]:
+    with gang_of(2) as started:
+        yield started
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return open_store(str(tmp_path))
+
+
+def run(workers: list[Worker], segment: Segment, store: CheckpointStore) -> list[SegmentReport]:
+    """The reports of a gang, or of this process where there are no workers."""
+    if not workers:
+        started, *reports = list(run_segment(NOISY, segment, store))
+    else:
+        (started, *reports), *others = run_gang(workers, NOISY, segment, store)
+        assert others == [[]] * (len(workers) - 1)
+    assert isinstance(started, SegmentStarted), started
+    assert all(isinstance(report, SegmentReport) for report in reports), reports
+    return reports
+
+
+def sizes(report: SegmentReport) -> list[int]:
+    return [use.batch_size for use in report.told.batches]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_gang_grows_its_batch_where_gradients_are_noise(workers, store, optimizer):
+    reports = run(workers, replace(SEGMENT, config={"optimizer": optimizer}), store)
+    assert [report.iterations for report in reports] == [1, 2, 3, 4, 5, 6]
+    assert sizes(reports[0])[0] == 16
+    assert max(size for report in reports for size in sizes(report)) >= 32, "how far depends on the machine"
+    use = reports[-1].told.batches[-1]
+    assert use.noise_scale is not None
+    assert use.noise_scale > 100
+    assert use.efficiency < 1.0
+    assert (use.instances, use.gpus) == (1, 2)
+
+
+def test_resized_and_resumed_after_its_processes_were_killed_it_goes_on_with_what_it_had_learnt(store):
+    with gang_of(2) as gang:
+        before = run(gang, replace(SEGMENT, until_iterations=4), store)
+        for worker in gang:
+            os.kill(worker.pid, signal.SIGKILL)
+    learnt, seen = sizes(before[-1])[-1], before[-1].told.batches[-1].noise_scale
+    assert learnt > 16
+    resumed = replace(SEGMENT, from_iterations=4, checkpoint=before[-1].checkpoint)
+    for num_workers in (0, 2):
+        with gang_of(num_workers) as gang:
+            after = run(gang, resumed, store)
+        assert sizes(after[0])[0] >= learnt / 2.1, "it does not begin again"
+        assert after[0].told.batches[0].noise_scale == pytest.approx(seen, rel=0.7)
+        assert [report.iterations for report in after] == [5, 6]
+
+
+@pytest.mark.parametrize("accumulation", [True, False])
+def test_a_worker_that_runs_out_of_memory_does_not_strand_the_others(workers, store, accumulation):
+    batch = AdaptiveBatch(max=512, interval=8, accumulation=accumulation)
+    reports = run(workers, replace(SEGMENT, config={"memory": 40}, batch=batch), store)
+    uses = [use for report in reports for use in report.told.batches]
+    assert max(use.per_gpu for use in uses) <= 40
+    assert reports[-1].told.limits.max_per_gpu <= 40
+    assert max(use.batch_size for use in uses) > 16
+    if not accumulation:
+        assert {use.accumulation for use in uses} == {0}
+
+
+@pytest.mark.parametrize("gang", [0, 2])
+def test_a_sweep_times_the_sizes_and_a_held_batch_stays(workers, store, gang):
+    swept = run(workers[:gang], replace(SEGMENT, until_iterations=1, batch_mode="sweep"), store)
+    assert sizes(swept[0])[0] == 16
+    assert sizes(swept[0])[-1] == 512
+    assert all(use.step_s > 0 for use in swept[0].told.batches)
+    held = run(workers[:gang], replace(SEGMENT, until_iterations=2, batch_mode="hold"), store)
+    assert {size for report in held for size in sizes(report)} == {16}
+    assert held[-1].told.batches[-1].noise_scale is not None
+    assert held[-1].told.samples_per_iteration == 1024
+
+
+def test_batch_norm_and_small_batches_on_a_gang(workers, store):
+    segment = replace(SEGMENT, config={"batch_norm": True}, batch=AdaptiveBatch(initial=2, max=64, interval=8))
+    reports = run(workers, segment, store)
+    assert len(reports) == 6
+    failure = list(run_segment(NOISY, replace(segment, batch=AdaptiveBatch(initial=1, max=1)), store))[-1]
+    assert "BatchNorm cannot train on a batch of one" in failure.message or "2 samples" in failure.message
+
+
+@pytest.mark.parametrize(
+    ("batch", "config", "message"),
+    [
+        (AdaptiveBatch(max=8), {}, r"batch.max (8) is less than the trial's own batch size (16)"),
+        (AdaptiveBatch(), {"samples": 10}, "(16) is more than the 10 samples of train_dataset()"),
+        (AdaptiveBatch(lr_scaling="adaptive_trials:not_a_number"), {}, "nan"),
+    ],
+)
+def test_what_cannot_work_fails_the_trial_in_one_line(store, batch, config, message):
+    segment = replace(SEGMENT, batch=replace(batch, interval=4), config=config)
+    failure = list(run_segment(NOISY, segment, store))[-1]
+    assert message in failure.message
+    assert "\n" not in failure.message
+
+
+def test_the_last_batch_of_an_epoch_is_as_large_as_the_others(store):
+    segment = replace(SEGMENT, config={"samples": 1000}, batch_mode="hold", until_iterations=3)
+    reports = run([], segment, store)
+    assert sum(use.steps for report in reports for use in report.told.batches) == 3 * 1024 // 16
+    content = torch.load(io.BytesIO(store.load(reports[-1].checkpoint)), weights_only=False)
+    assert content["sampler"] == (3, 72)

@@ -1,0 +1,233 @@
+"""Batches chosen by goodput, noise scale and device being fakes: progress, decisions, sweeps, memory, restores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+
+from rubberband.adaptive import AdaptiveBatch, BatchLimits
+from rubberband.executor.training.adaptation import MOST_USES, AdaptiveBatching, resolve_limits
+from rubberband.executor.training.failures import TrialFailure
+from rubberband.executor.training.gang import Gang
+from rubberband.executor.training.gradient_noise import NoiseReading
+from rubberband.executor.training.lr_scaling import make_lr_scaling
+from rubberband.executor.training.sampler import GlobalBatchSampler
+from rubberband.executor.training.segment import BatchReport
+from tests import segments
+
+SEGMENT = replace(segments.SEGMENT, batch=AdaptiveBatch(interval=10))
+LIMITS = BatchLimits(initial=32, max=1024)
+SAMPLES = 4096
+
+
+@dataclass
+class FakeNoise:
+    noise_scale: float | None
+    seen: list[Any] = field(default_factory=list)
+
+    def before_step(self, shares, parts):
+        self.seen.append((tuple(shares), tuple(parts)))
+
+    def after_part(self):
+        pass
+
+    def before_update(self):
+        pass
+
+    def reading(self):
+        return NoiseReading(
+            noise_scale=self.noise_scale, trace=1.0, squared_norm=1.0, uncertainty=0.0, kind="workers", estimates=9
+        )
+
+    def state_dict(self):
+        return {"seen": len(self.seen)}
+
+    def load_state_dict(self, state):
+        self.loaded = state
+
+    def close(self):
+        pass
+
+
+class Device:
+    """A device on which a step takes `constant_s` and `per_sample_s` for each sample of the fullest GPU."""
+
+    def __init__(self, constant_s: float = 0.1, per_sample_s: float = 1e-4, memory: int = 10**9) -> None:
+        self.now, self.constant_s, self.per_sample_s, self.memory = 0.0, constant_s, per_sample_s, memory
+        self.tried: list[int] = []
+
+    def fits(self, per_gpu: int) -> bool:
+        self.tried.append(per_gpu)
+        return per_gpu <= self.memory
+
+
+def make(device: Device, noise_scale: float | None = 500.0, limits: BatchLimits = LIMITS, segment=SEGMENT, **more):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    return AdaptiveBatching(
+        segment=segment,
+        limits=limits,
+        samples_per_iteration=more.pop("samples_per_iteration", SAMPLES),
+        num_samples=SAMPLES,
+        gang=Gang(0, 1, None),
+        noise=FakeNoise(noise_scale),
+        scaling=make_lr_scaling("adascale", optimizer, 1.0),
+        least_per_gpu=more.pop("least_per_gpu", 1),
+        fits=device.fits,
+        synchronize=lambda: None,
+        clock=lambda: device.now,
+    )
+
+
+def iterate(batching: AdaptiveBatching, device: Device, iterations: int = 1) -> tuple[BatchReport, int, int, list[int]]:
+    """One iteration; what it told, its samples, the steps of the LR schedule, and the batch of every step."""
+    sampler = GlobalBatchSampler(SAMPLES, 1, crosses=True)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    scheduled, sizes = 0, []
+    batching.begin(iterations)
+    while not batching.is_over():
+        size, passes = batching.batch_size, -(-batching.batch_size // batching.per_gpu)
+        batch = sampler.next_batch([size])
+        batching.before_step(batch, [size // passes] * passes)
+        device.now += passes * device.constant_s + size * device.per_sample_s
+        batching.update(optimizer)
+        scheduled += batching.after_step(batch)
+        sizes.append(size)
+    return batching.end(), sum(sizes), scheduled, sizes
+
+
+def test_an_iteration_is_the_same_statistical_progress_at_any_batch_size():
+    device = Device()
+    batching = make(device)
+    report, samples, scheduled, sizes = iterate(batching, device)
+    useful = sum(use.steps * use.batch_size * use.efficiency for use in report.batches)
+    assert SAMPLES <= useful < SAMPLES + sizes[-1]
+    assert samples > SAMPLES
+    assert scheduled == useful // LIMITS.initial
+    assert sizes[0] == LIMITS.initial
+    assert sizes[-1] > 4 * LIMITS.initial
+    assert report.limits == LIMITS
+    assert report.samples_per_iteration == SAMPLES
+
+
+def test_what_one_iteration_overshoots_the_next_one_has_less():
+    device = Device()
+    batching = make(device)
+    done = 0.0
+    for iterations in range(1, 6):
+        report, *_ = iterate(batching, device, iterations)
+        done += sum(use.steps * use.batch_size * use.efficiency for use in report.batches)
+        assert iterations * SAMPLES <= done < iterations * SAMPLES + LIMITS.max
+
+
+def test_without_a_noise_scale_it_trains_as_with_a_fixed_batch():
+    device = Device()
+    report, samples, scheduled, sizes = iterate(make(device, None), device)
+    assert (samples, scheduled, set(sizes)) == (SAMPLES, SAMPLES // 32, {32})
+    assert {use.noise_scale for use in report.batches} == {None}
+    assert {use.efficiency for use in report.batches} == {1.0}
+
+
+def test_held_it_observes_and_keeps_the_initial_batch():
+    device = Device()
+    report, _, _, sizes = iterate(make(device, segment=replace(SEGMENT, batch_mode="hold")), device)
+    assert set(sizes) == {32}
+    assert report.batches[-1].noise_scale == 500.0
+    assert report.batches[-1].step_s == pytest.approx(0.1 + 32e-4)
+
+
+def test_a_sweep_times_sizes_from_the_smallest_to_the_largest():
+    device = Device()
+    report, *_ = iterate(make(device, segment=replace(SEGMENT, batch_mode="sweep")), device)
+    sizes = [use.batch_size for use in report.batches]
+    assert sizes[0] == 32
+    assert sizes[-1] == 1024
+    assert len(sizes) == len(set(sizes)) >= 5
+    for use in report.batches:
+        assert use.step_s == pytest.approx(0.1 + use.batch_size * 1e-4)
+
+
+def test_a_sweep_ends_in_time():
+    device = Device(constant_s=10.0)
+    report, *_ = iterate(make(device, segment=replace(SEGMENT, batch_mode="sweep")), device)
+    assert [use.batch_size for use in report.batches] == [32]
+
+
+@pytest.mark.parametrize("mode", ["adapt", "sweep"])
+@pytest.mark.parametrize("accumulation", [True, False])
+def test_where_memory_runs_out_it_backs_off_remembers_and_goes_on(mode, accumulation):
+    device = Device(memory=100)
+    limits = replace(LIMITS, accumulation=accumulation)
+    batching = make(device, 1e6, limits=limits, segment=replace(SEGMENT, batch_mode=mode))
+    report, _, _, sizes = iterate(batching, device)
+    assert max(use.per_gpu for use in report.batches) <= 100
+    assert report.limits.max_per_gpu <= 100
+    failed = [size for size in device.tried if size > 100]
+    assert len(failed) == len(set(failed)) <= 6
+    assert (max(sizes) > 100) is accumulation
+    tried = len(device.tried)
+    if mode == "adapt":
+        iterate(batching, device, 2)
+        assert len(device.tried) <= tried + 1, "the limit is remembered"
+
+
+def test_one_sample_that_does_not_fit_is_an_error():
+    device = Device(memory=0)
+    with pytest.raises(TrialFailure, match="out of memory with one sample on a GPU"):
+        iterate(make(device), device)
+
+
+def test_a_restored_one_goes_on_with_what_was_learnt():
+    device = Device()
+    batching = make(device)
+    iterate(batching, device)
+    state, learnt = batching.state(), batching.batch_size
+    other = make(device)
+    other.restore(state)
+    assert other.batch_size == learnt > 32
+    _, _, _, sizes = iterate(other, device, 2)
+    assert sizes[0] >= learnt / 1.1
+    assert other.state()["progress"] >= 2 * SAMPLES
+
+
+def test_a_checkpoint_of_a_fixed_batch_does_not_fit():
+    with pytest.raises(KeyError, match="fixed batch"):
+        make(Device()).restore(None)
+
+
+def test_a_long_iteration_is_told_in_few_stretches():
+    device = Device()
+    report, _, _, sizes = iterate(make(device, 500.0, samples_per_iteration=200 * SAMPLES), device)
+    assert len(report.batches) <= MOST_USES
+    assert sum(use.steps for use in report.batches) == len(sizes)
+    assert sum(use.duration_s for use in report.batches) == pytest.approx(device.now)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (AdaptiveBatch(max=64), r"batch\.max \(64\) is less than the trial's own batch size \(128\); raise it"),
+        (AdaptiveBatch(initial=5000), r"batch\.initial \(5000\) is more than the 4096 samples of train_dataset\(\)"),
+    ],
+)
+def test_limits_that_leave_no_batch_are_refused(batch, message):
+    with pytest.raises(TrialFailure, match=message):
+        resolve_limits(batch, batch_size=128, per_gpu=None, num_samples=SAMPLES)
+
+
+def test_limits_come_from_the_user_then_the_trial_and_no_batch_is_larger_than_the_training_set():
+    assert resolve_limits(AdaptiveBatch(), batch_size=16, per_gpu=8, num_samples=SAMPLES) == BatchLimits(
+        initial=16, max=512, max_per_gpu=8
+    )
+    given = AdaptiveBatch(initial=128, max=8192, max_per_gpu=256, accumulation=False)
+    assert resolve_limits(given, batch_size=16, per_gpu=8, num_samples=SAMPLES) == BatchLimits(
+        initial=128, max=SAMPLES, max_per_gpu=256, accumulation=False
+    )
+
+
+def test_a_gang_with_more_workers_than_samples_is_refused():
+    segment = replace(SEGMENT, num_workers=40, batch=AdaptiveBatch())
+    with pytest.raises(TrialFailure, match=r"40 workers with at least 2 samples each are more than batch\.max \(64\)"):
+        make(Device(), limits=BatchLimits(initial=32, max=64), segment=segment, least_per_gpu=2)
