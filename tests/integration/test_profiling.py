@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.adaptive import BatchLimits, GoodputProfile, Throughput
+from rubberband.adaptive import AdaptiveBatch, BatchLimits, GoodputProfile, Throughput
 from rubberband.cloud.local import LocalProvider
 from rubberband.errors import ProviderError, RubberbandError
 from rubberband.executor.checkpoints import open_store
@@ -281,16 +281,21 @@ def test_a_torch_trial_is_measured_on_one_and_two_workers(tmp_path: Path) -> Non
         metric="train_loss",
         store=open_store(str(tmp_path / "checkpoints")),
         gpus_per_instance=2,
+        batch=AdaptiveBatch(),
         logs=tmp_path / "logs",
     )
     try:
-        measured = measure(backend, gpus_per_instance=2, max_gpus_per_trial=2)
+        measured = measure(backend, gpus_per_instance=2, max_gpus_per_trial=2, sweep=True)
     finally:
         backend.close()
     assert [(point.gpus, point.copies) for point in measured.points] == [(1, 2), (2, 1)]
     values = [value for point in measured.points for value in (point.iteration_s, point.startup_s)]
     assert all(math.isfinite(value) and value > 0.0 for value in values)
     assert measured.profile.init_delay_s is not None
+    model = measured.profile.goodput
+    assert model is not None
+    assert {point.gpus for point in model.points} == {1, 2}
+    assert all(len(point.batches) > 1 for point in measured.points)
     assert list((tmp_path / "checkpoints").glob("*.ckpt")) == []
     assert processes_of(tmp_path) == []
     print(measured)
