@@ -42,8 +42,8 @@ class _Row:
     """Of a point; `%{y}` is the value, `%{customdata[3]}` how the batch is made up."""
     axis: str = "linear"
     """`linear` from zero, `log`, or `powers`: log, with ticks at powers of two."""
-    tickformat: str = ",~r"
-    """Of a linear axis."""
+    whole: bool = False
+    """Whether it is a whole number."""
     held: bool = True
     """Whether it holds for the whole stretch, or is that of its end."""
 
@@ -53,7 +53,7 @@ def _percent(stretch: BatchStretch) -> float:
 
 
 _ROWS = (
-    _Row(title="GPUs", value=lambda stretch: stretch.gpus, hover="%{y} GPUs", tickformat="d"),
+    _Row(title="GPUs", value=lambda stretch: stretch.gpus, hover="%{y} GPUs", whole=True),
     _Row(
         title="batch size",
         value=lambda stretch: stretch.batch_size,
@@ -134,8 +134,9 @@ def _value_axis(index: int, drawn: Drawn) -> Figure:
         "fixedrange": True,
     }
     if row.axis == "linear" or not values:
-        most = max(values, default=1.0) * 1.1
-        return axis | {"range": [0, most], "nticks": 5, "tickformat": row.tickformat}
+        most = max(values, default=1.0)
+        ticks = {"dtick": 1} if row.whole and most <= 4 else {"nticks": 5}
+        return axis | {"range": [0, most * 1.1], "tickformat": ",~r", **ticks}
     return axis | (powers(values) if row.axis == "powers" else _decades(values))
 
 

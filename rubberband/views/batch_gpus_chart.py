@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from statistics import median
 
 from rubberband.adaptive import GoodputProfile
@@ -14,6 +14,9 @@ from rubberband.views.batch_words import amount
 from rubberband.views.charts import LEGEND, STAGE_COLOURS, Figure, gpus_per_instance
 from rubberband.views.words import counted
 
+_APART = 1.03
+"""Points of neighbouring stages stand side by side, so many times as far right."""
+
 Curve = Mapping[int, int]
 """GPUs -> batch size."""
 
@@ -23,8 +26,8 @@ def batches_by_gpus(result: Result) -> Figure | None:
     settled = _settled(result)
     if not settled:
         return None
-    used = sorted({gpus for by_gpus in settled.values() for gpus in by_gpus})
-    modelled = _modelled(result, sorted({*used, *(2**n for n in range(used[-1].bit_length()))}))
+    used = {gpus for by_gpus in settled.values() for gpus in by_gpus}
+    modelled = _modelled(result, used)
     sizes = [size for by_gpus in settled.values() for found in by_gpus.values() for size in found]
     sizes += [size for _, curve in modelled.values() for size in curve.values()]
     counts = sorted({*used, *(gpus for _, curve in modelled.values() for gpus in curve)})
@@ -41,11 +44,10 @@ def batches_by_gpus(result: Result) -> Figure | None:
         "yaxis": {"title": {"text": "batch size", "standoff": 14}, **powers(sizes)},
         **LEGEND,
     }
+    middle = (min(settled) + max(settled)) / 2
     curves = [_dashed(stage, noise, curve) for stage, (noise, curve) in sorted(modelled.items())]
-    return {
-        "data": [*curves, *(_points(stage, by_gpus) for stage, by_gpus in sorted(settled.items()))],
-        "layout": layout,
-    }
+    points = [_points(stage, by_gpus, _APART ** (stage - middle)) for stage, by_gpus in sorted(settled.items())]
+    return {"data": [*curves, *points], "layout": layout}
 
 
 def _settled(result: Result) -> dict[int, dict[int, list[int]]]:
@@ -57,13 +59,18 @@ def _settled(result: Result) -> dict[int, dict[int, list[int]]]:
     return settled
 
 
-def _modelled(result: Result, counts: Sequence[int]) -> dict[int, tuple[float, Curve]]:
+def _modelled(result: Result, used: Set[int]) -> dict[int, tuple[float, Curve]]:
     """Stage -> its noise scale and the best batches by the model; no stage without noise scale, or where no model is.
 
-    A stage's noise scale is the median of those that trials had at its end.
+    A stage's noise scale is the median of those that trials had at its end. GPUs: those `used`, those that the profile
+    has timed, and powers of two between.
     """
     profile = result.goodput
-    if profile is None or len(counts) < 2:
+    if profile is None:
+        return {}
+    known = used | {point.gpus for point in profile.points}
+    counts = sorted(known | {2**n for n in range(max(known).bit_length())})
+    if len(counts) < 2:
         return {}
     noises: dict[int, list[float]] = {}
     for trial in result.trials:
@@ -103,7 +110,7 @@ def _dashed(stage: int, noise_scale: float, curve: Curve) -> Figure:
     }
 
 
-def _points(stage: int, by_gpus: Mapping[int, Sequence[int]]) -> Figure:
+def _points(stage: int, by_gpus: Mapping[int, Sequence[int]], beside: float) -> Figure:
     colour = STAGE_COLOURS[stage % len(STAGE_COLOURS)]
     points = [(gpus, median(sizes), min(sizes), max(sizes), len(sizes)) for gpus, sizes in sorted(by_gpus.items())]
     return {
@@ -111,7 +118,7 @@ def _points(stage: int, by_gpus: Mapping[int, Sequence[int]]) -> Figure:
         "mode": "lines+markers",
         "name": f"stage {stage}",
         "legendgroup": str(stage),
-        "x": [gpus for gpus, *_ in points],
+        "x": [gpus * beside for gpus, *_ in points],
         "y": [middle for _, middle, *_ in points],
         "error_y": {
             "type": "data",

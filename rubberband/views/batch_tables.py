@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from rubberband.executor.result import Result, TrialResult
-from rubberband.views.batch_words import amount, change, gain, goodputs, mean_efficiency, noise_scales, throughputs
+from rubberband.views.batch_words import (
+    amount,
+    change,
+    first_and_last,
+    gain,
+    goodput,
+    mean_efficiency,
+    noise_scales,
+    throughput,
+)
 from rubberband.views.tables import Row, Table, ranked
 from rubberband.views.words import counted
 
@@ -20,7 +29,7 @@ def batch_sizes(result: Result, most: int | None) -> Table:
         rows=tuple(_row(trial) for trial in shown),
         notes=(
             "From the first stretch of training to the last. Efficiency: the part of all its samples that counted.",
-            "Samples/s: at last. Gain: against at first; goodput: likewise, samples counted by their efficiency.",
+            "Samples/s: at the last batch size. Gain: against at the first; goodput: likewise, of what samples count.",
             *more,
         ),
     )
@@ -29,14 +38,14 @@ def batch_sizes(result: Result, most: int | None) -> Table:
 def _row(trial: TrialResult) -> Row:
     stretches = trial.batches
     first, last = stretches[0], stretches[-1]
-    noise, speeds = noise_scales(stretches), throughputs(stretches)
+    noise, speeds = noise_scales(stretches), first_and_last(stretches, throughput)
     return (
         str(trial.trial),
         change(first.gpus, last.gpus),
         change(first.batch_size, last.batch_size),
         change(noise[0], noise[-1]) if noise else "-",
         f"{100 * mean_efficiency(stretches):.0f} %",
-        amount(speeds[-1]) if speeds else "-",
+        amount(speeds[1]) if speeds else "-",
         gain(speeds),
-        gain(goodputs(stretches)),
+        gain(first_and_last(stretches, goodput)),
     )

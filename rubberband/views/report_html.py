@@ -41,8 +41,9 @@ def render_html(result: Result) -> str:
         "batches": batches_over_time(result),
         "batches-by-gpus": batches_by_gpus(result),
     }
-    by_gpus = _BATCHES_BY_GPUS + (_BATCHES_BY_MODEL if result.goodput is not None else "")
     drawn = {name: figure for name, figure in charts.items() if figure is not None}
+    dashed = any(trace["mode"] == "lines" for trace in drawn.get("batches-by-gpus", {}).get("data", ()))
+    by_gpus = _BATCHES_BY_GPUS + (_BATCHES_BY_MODEL if dashed else "")
     body = "\n".join(
         [
             _header(result),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.adaptive import BatchLimits
+from rubberband.adaptive import BatchLimits, BatchPoint
 from rubberband.executor.controller import Controller
 from rubberband.executor.driver import drive
 from rubberband.executor.events import Event
@@ -118,6 +118,21 @@ def test_the_text_fits_eighty_columns() -> None:
     assert max(len(line) for line in table.splitlines() if line.startswith("  ")) <= 80
 
 
+def test_a_gain_compares_all_training_at_the_first_batch_and_at_the_last() -> None:
+    result = adaptive_result()
+    model, *_ = result.trials[0].batches
+    told = [(64, 100.0, 1.0), (128, 300.0, 0.5), (128, 100.0, 0.5)]
+    batches = tuple(
+        dataclasses.replace(
+            model, batch_size=size, steps=round(6 * speed), throughput=speed, efficiency=part, goodput=speed * part
+        )
+        for size, speed, part in told
+    )
+    best = dataclasses.replace(result.trials[0], batches=batches)
+    row = batch_sizes(dataclasses.replace(result, trials=(best,), best=best), None).rows[0]
+    assert row[5:] == ("200", "2.0x", "1.0x")
+
+
 def test_what_is_not_known_is_a_dash_and_not_drawn() -> None:
     result = without_noise(adaptive_result())
     assert batch_sizes(result, 1).rows[0][3] == "-"
@@ -189,13 +204,23 @@ def test_each_stage_is_a_series_by_gpus_and_lies_on_the_model_s_choice() -> None
     assert figure is not None
     series = {trace["name"]: trace for trace in figure["data"]}
     assert list(series) == [f"stage {n}, by the model" for n in (0, 1, 2)] + ["stage 0", "stage 1", "stage 2"]
-    assert [series[f"stage {n}"]["x"] for n in (0, 1, 2)] == [[1], [1], [2]]
+    assert [round(series[f"stage {n}"]["x"][0]) for n in (0, 1, 2)] == [1, 1, 2]
+    assert series["stage 0"]["x"][0] < series["stage 1"]["x"][0], "side by side"
     last, model = series["stage 2"], series["stage 2, by the model"]
     assert model["x"] == [1, 2]
     assert last["y"] == [model["y"][1]]
     spread = series["stage 0"]["error_y"]
     assert spread["array"][0] > 0
     assert spread["arrayminus"][0] > 0
+
+
+def test_the_model_is_drawn_for_gpus_that_were_timed_and_not_used() -> None:
+    point = BatchPoint(instances=2, gpus=4, per_gpu=64, accumulation=0, step_s=0.1)
+    model = dataclasses.replace(MODEL, points=(point,))
+    figure = batches_by_gpus(dataclasses.replace(adaptive_result(), goodput=model))
+    assert figure is not None
+    assert figure["data"][0]["x"] == [1, 2, 4]
+    assert figure["layout"]["xaxis"]["tickvals"] == [1, 2, 4]
 
 
 def test_without_a_model_only_points_are_drawn() -> None:
