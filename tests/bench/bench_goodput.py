@@ -101,8 +101,8 @@ def print_choices() -> None:
     print(f"\n{'choice of (m, s)':<58} {'ms':>8} {'ms per choice':>14}")
     many_ms = best_ms(lambda: choose_many(model, 2000.0, limits, instances, gpus))
     print(f"{'1,000 allocations at once, 64 batch sizes each':<58} {many_ms:8.3f} {many_ms / 1000:14.4f}")
-    wide = BatchLimits(initial=1024, max=32_768, max_per_gpu=200)
-    for allowed, num in ((limits, 64), (wide, 2000)):
+    wide = BatchLimits(initial=1024, max=32_768, max_per_gpu=4000)
+    for allowed, num in ((limits, 64), (wide, 1250)):
         _print_single_choice(model, allowed, num)
 
 
