@@ -15,7 +15,7 @@ from rubberband.views.charts import LEGEND, STAGE_COLOURS, Figure, gpus_per_inst
 from rubberband.views.words import counted
 
 _APART = 1.03
-"""Points of neighbouring stages stand side by side, so many times as far right."""
+"""Points of several stages at the same count stand side by side, each so many times as far right."""
 
 Curve = Mapping[int, int]
 """GPUs -> batch size."""
@@ -44,9 +44,8 @@ def batches_by_gpus(result: Result) -> Figure | None:
         "yaxis": {"title": {"text": "batch size", "standoff": 14}, **powers(sizes)},
         **LEGEND,
     }
-    middle = (min(settled) + max(settled)) / 2
     curves = [_dashed(stage, noise, curve) for stage, (noise, curve) in sorted(modelled.items())]
-    points = [_points(stage, by_gpus, _APART ** (stage - middle)) for stage, by_gpus in sorted(settled.items())]
+    points = [_points(stage, by_gpus, _places(settled, stage)) for stage, by_gpus in sorted(settled.items())]
     return {"data": [*curves, *points], "layout": layout}
 
 
@@ -110,7 +109,16 @@ def _dashed(stage: int, noise_scale: float, curve: Curve) -> Figure:
     }
 
 
-def _points(stage: int, by_gpus: Mapping[int, Sequence[int]], beside: float) -> Figure:
+def _places(settled: Mapping[int, Mapping[int, object]], stage: int) -> list[float]:
+    """Where the stage's points stand on the axis of GPUs: at their count, or around it, side by side with others."""
+    places = []
+    for gpus in sorted(settled[stage]):
+        sharing = sorted(other for other in settled if gpus in settled[other])
+        places.append(gpus * _APART ** (sharing.index(stage) - (len(sharing) - 1) / 2))
+    return places
+
+
+def _points(stage: int, by_gpus: Mapping[int, Sequence[int]], places: Sequence[float]) -> Figure:
     colour = STAGE_COLOURS[stage % len(STAGE_COLOURS)]
     points = [(gpus, median(sizes), min(sizes), max(sizes), len(sizes)) for gpus, sizes in sorted(by_gpus.items())]
     return {
@@ -118,7 +126,7 @@ def _points(stage: int, by_gpus: Mapping[int, Sequence[int]], beside: float) -> 
         "mode": "lines+markers",
         "name": f"stage {stage}",
         "legendgroup": str(stage),
-        "x": [gpus * beside for gpus, *_ in points],
+        "x": list(places),
         "y": [middle for _, middle, *_ in points],
         "error_y": {
             "type": "data",

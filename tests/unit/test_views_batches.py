@@ -205,7 +205,8 @@ def test_each_stage_is_a_series_by_gpus_and_lies_on_the_model_s_choice() -> None
     series = {trace["name"]: trace for trace in figure["data"]}
     assert list(series) == [f"stage {n}, by the model" for n in (0, 1, 2)] + ["stage 0", "stage 1", "stage 2"]
     assert [round(series[f"stage {n}"]["x"][0]) for n in (0, 1, 2)] == [1, 1, 2]
-    assert series["stage 0"]["x"][0] < series["stage 1"]["x"][0], "side by side"
+    assert series["stage 0"]["x"][0] < 1 < series["stage 1"]["x"][0], "side by side"
+    assert series["stage 2"]["x"] == [2]
     last, model = series["stage 2"], series["stage 2, by the model"]
     assert model["x"] == [1, 2]
     assert last["y"] == [model["y"][1]]
