@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rubberband.adaptive import GoodputProfile
+from rubberband.cases import POOR_FIT
 from rubberband.cloud.catalogue import offer
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.executor.folder import ExperimentFolder
@@ -86,6 +87,7 @@ class MeasuredProfile:
             f"batches of {model.limits.initial} to {model.limits.max}: noise scale {model.noise_scale:,.0f}, "
             f"{model.overhead_s:.2f} s of an iteration beside its steps; the model is off by {model.fit_error:.1%}",
             _scaling_line(model, self.gpus_per_instance),
+            *([_POOR] if model.fit_error > POOR_FIT else []),
         ]
 
     def remark_lines(self) -> list[str]:
@@ -121,6 +123,7 @@ def _brief(seconds: float) -> str:
     return f"{1000.0 * seconds:.3g} ms" if seconds < 1.0 else f"{seconds:.3g} s"
 
 
+_POOR = "that is far off: times varied while they were measured; measure again where nothing else runs"
 WIDEST_TOLD = 256
 """Beyond so many GPUs it is not told how far a trial scales."""
 SHARED_INSTANCES = 4
