@@ -123,7 +123,7 @@ def _brief(seconds: float) -> str:
     return f"{1000.0 * seconds:.3g} ms" if seconds < 1.0 else f"{seconds:.3g} s"
 
 
-_POOR = "that is far off: times varied while they were measured; measure again where nothing else runs"
+_POOR = "the model is far off: times varied while they were measured; measure again where nothing else runs"
 WIDEST_TOLD = 256
 """Beyond so many GPUs it is not told how far a trial scales."""
 SHARED_INSTANCES = 4
