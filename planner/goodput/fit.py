@@ -12,7 +12,6 @@ What is open beyond that is decided by where the search starts: at little synchr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -116,24 +115,17 @@ def _search(measured: Measured, begin: Floats, free: npt.NDArray[np.bool_]) -> F
 
     bounds = list(zip(lowest / unit, highest / unit, strict=True))
     options = {"maxiter": 200, "ftol": 1e-10, "gtol": 1e-7}
-    with _one_thread():
+    # Its matrices are 10 x 10; threads that wait for each other on busy cores make a fit 70 times slower.
+    with _blas().limit(limits=1):
         found = minimize(error, begin / unit, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     return np.asarray(np.clip(found.x * unit, lowest, highest))
 
 
-def _one_thread() -> AbstractContextManager[Any]:
-    """L-BFGS-B's matrices are 10 x 10; threads that wait for each other on busy cores make a fit 70 times slower."""
-    controller = _blas()
-    return nullcontext() if controller is None else controller.limit(limits=1)
-
-
 @cache
 def _blas() -> Any:
-    """What limits the threads of scipy's linear algebra; None where threadpoolctl is not installed."""
-    try:
-        from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
-    except ImportError:
-        return None
+    """The threads of scipy's linear algebra."""
+    from threadpoolctl import ThreadpoolController
+
     return ThreadpoolController().select(user_api="blas")
 
 
