@@ -2,7 +2,7 @@
 
 Every few steps squared norms are taken of what is there anyway, and stay on the device until a reading is asked for:
 
-* several workers: of every worker's own gradient in DDP's flat buckets, before they are averaged;
+* several workers: of every worker's own gradient, while DDP averages them;
 * one worker with several micro-batches: of the two halves that they fall into;
 * one worker with one micro-batch: of two steps of the same batch size that follow each other. Batches of different
   sizes make no pair, nor does the first step after a restore.
@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from rubberband.executor.training.noise_scale import Estimator, NoiseEstimate, NoiseReading, NoiseScale, moments
 from rubberband.executor.training.preconditioner import Preconditioner, Preconditioning
@@ -33,7 +33,7 @@ EVERY = 4
 """Estimates are that many steps apart."""
 MOST_PENDING = 256
 """So many estimates are kept on the device at most."""
-_MEMORY = 0.2
+_MEMORY = 0.1
 """The part of the latest gradient in the average of earlier ones."""
 _PIECE = 1 << 18
 """CPUs add up squares one after another; single precision does for so many at once."""
@@ -74,10 +74,8 @@ class GradientNoise:
         self._since = every
         self._since_at_initial = 0.0
         self._pending: list[_Pending] = []
-        self._local = _LocalSquares()
-        if isinstance(wrapped, DistributedDataParallel):
-            # The hook must not lead to the module: through DDP's reducer that is a circle which nothing collects.
-            wrapped.register_comm_hook(self._local, _measure_and_average)
+        self._missing = torch.full((), math.nan if rank == 0 else 0.0, dtype=torch.float64, device=self._device)
+        self._local = _LocalSquares(wrapped)
 
     def before_step(self, shares: Sequence[int], parts: Sequence[int]) -> None:
         """Prepare for gradients of m_i = `shares[i]` samples per worker; this worker's come in `parts` of samples."""
@@ -95,7 +93,7 @@ class GradientNoise:
         if preconditioning is not None:
             self._since = 0 if first is None else self._since
             self._step = _Step(kind, batch_size, tuple(shares), tuple(parts), preconditioning, first)
-            if kind == "workers":
+            if kind == "workers" and len(parts) <= 1:
                 self._local.begin(preconditioning)
 
     def _estimator(self, shares: Sequence[int], parts: Sequence[int]) -> Estimator:
@@ -107,10 +105,13 @@ class GradientNoise:
     def after_part(self) -> None:
         """Look at the gradient so far, after the backward pass of a micro-batch."""
         step = self._step
-        if step is not None and step.kind == "accumulation":
-            step.num_seen += 1
-            if step.num_seen == step.num_first:
-                step.vector = _gradient(step.preconditioning)
+        if step is None:
+            return
+        step.num_seen += 1
+        if step.kind == "accumulation" and step.num_seen == step.num_first:
+            step.vector = _gradient(step.preconditioning)
+        elif step.kind == "workers" and step.num_seen == len(step.parts) - 1:
+            self._local.begin(step.preconditioning)
 
     def before_update(self) -> None:
         """Look at the gradient as the optimizer gets it, averaged over the workers."""
@@ -120,9 +121,13 @@ class GradientNoise:
         gradient = _gradient(step.preconditioning) if self._rank == 0 else None
         if step.kind == "workers":
             share, workers = step.shares[self._rank], sum(share > 0 for share in step.shares)
-            # DDP gets n m_i / M times the mean gradient of this worker.
+            square = self._local.end()
+            # What DDP averages is n m_i / M times the mean gradient of this worker.
             factor = step.batch_size / (self._num_workers**2 * share) if share else 0.0
-            self._note(step, workers, step.batch_size, self._local.end() * factor, gradient)
+            if not share:
+                square = torch.zeros_like(self._missing)
+            mine = None if square is None else square * factor
+            self._note(step, workers, step.batch_size, mine, gradient)
         elif step.kind == "accumulation":
             self._note(step, 2, step.batch_size, step.mean_square_of_halves(gradient), gradient)
         elif step.first is None:
@@ -136,13 +141,11 @@ class GradientNoise:
         self, step: _Step, num_parts: int, batch_size: int, mean_square: Tensor | None, gradient: Tensor | None
     ) -> None:
         """Keep A, of all workers together, and rank 0's B and g . h; what is missing is not a number."""
-        missing = torch.full((), math.nan if self._rank == 0 else 0.0, dtype=torch.float64, device=self._device)
-        values = torch.stack(
-            [
-                missing if mean_square is None else mean_square.to(self._device),
-                missing if gradient is None else _square(gradient),
-                missing if gradient is None else self._trail.product(gradient, missing),
-            ]
+        missing = self._missing
+        values = (
+            missing if mean_square is None else mean_square,
+            missing if gradient is None else _square(gradient),
+            missing if gradient is None else self._trail.product(gradient, missing),
         )
         self._pending.append(
             _Pending(
@@ -161,7 +164,8 @@ class GradientNoise:
     def _take_in(self) -> None:
         if not self._pending:
             return
-        rows = self._total(torch.stack([pending.values for pending in self._pending])).tolist()
+        values = torch.stack([value for pending in self._pending for value in pending.values])
+        rows = self._total(values).reshape(-1, 3).tolist()
         for pending, row in zip(self._pending, rows, strict=True):
             self._scale.add(pending.estimate(*row))
         self._pending.clear()
@@ -183,7 +187,7 @@ class GradientNoise:
         self._pending.clear()
 
     def close(self) -> None:
-        """Let go of model and optimizer; DDP's hook stays, and only averages."""
+        """Let go of model and optimizer."""
         self._step = self._pair = None
         self._local.close()
         del self._preconditioner
@@ -237,7 +241,7 @@ class _Pending:
     batch_size: int
     steps: float
     preconditioner: str
-    values: Tensor
+    values: tuple[Tensor, Tensor, Tensor]
     """A, B and g . h; the first is this worker's part, the others are rank 0's alone."""
 
     def estimate(self, mean_square: float, square_of_mean: float, cross: float) -> NoiseEstimate:
@@ -271,39 +275,65 @@ class _Trail:
 
 
 class _LocalSquares:
-    """What DDP's hook adds up in steps that are looked at: |P b|^2 over the buckets b of this worker's gradient."""
+    """|P g|^2 of this worker's own gradient, before DDP puts the average in its place.
 
-    def __init__(self) -> None:
+    Once the first gradient of a backward pass is there, a callback is queued for the end of the pass; DDP's own one,
+    which writes the averages, can only be queued after that. DDP's buckets meanwhile travel as they always do. Where
+    gradients are views of the buckets, each parameter's is looked at as soon as it is there.
+    """
+
+    def __init__(self, wrapped: nn.Module) -> None:
+        is_ddp = isinstance(wrapped, DistributedDataParallel)
+        self._are_views = is_ddp and wrapped.gradient_as_bucket_view
+        self._all_have_gradients = is_ddp and not (wrapped.find_unused_parameters or wrapped.static_graph)
         self._preconditioning: Preconditioning | None = None
+        self._handles: list[RemovableHandle] = []
         self._squares: list[Tensor] = []
 
     def begin(self, preconditioning: Preconditioning) -> None:
+        """Look at the next backward pass."""
         self._preconditioning = preconditioning
-        self._squares.clear()
+        parameters = list(preconditioning.parameters)
+        if self._are_views:
+            self._watch(parameters, self._measure_one)
+        else:
+            self._watch(parameters[-1:] if self._all_have_gradients else parameters, self._queue)
 
-    def add(self, bucket: GradBucket) -> None:
-        if self._preconditioning is not None:
-            vector = self._preconditioning.apply(bucket.parameters(), bucket.gradients())
-            if vector is not None:
-                self._squares.append(_square(vector))
+    def _watch(self, parameters: list[Tensor], hook: Callable[[Tensor], None]) -> None:
+        for parameter in parameters:
+            self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
-    def end(self) -> Tensor:
-        """The sum."""
-        squares, self._squares, self._preconditioning = self._squares, [], None
-        return torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
+    def _measure_one(self, parameter: Tensor) -> None:
+        assert self._preconditioning is not None
+        vector = self._preconditioning.apply([parameter], [parameter.grad])
+        if vector is not None:
+            self._squares.append(_square(vector))
+
+    def _queue(self, _: Tensor) -> None:
+        self._remove_hooks()
+        Variable._execution_engine.queue_callback(self._measure_all)
+
+    def _measure_all(self) -> None:
+        assert self._preconditioning is not None
+        vector = _gradient(self._preconditioning)
+        if vector is not None:
+            self._squares.append(_square(vector))
+
+    def end(self) -> Tensor | None:
+        """What was seen; None for nothing."""
+        squares = self._squares
+        self.close()
+        return torch.stack(squares).sum() if squares else None
 
     def close(self) -> None:
+        """Let go of all."""
+        self._remove_hooks()
         self._squares, self._preconditioning = [], None
 
-
-def _measure_and_average(local: _LocalSquares, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    local.add(bucket)
-    average: torch.futures.Future[Tensor] = allreduce_hook(None, bucket)  # type: ignore[arg-type]
-    return average
-
-
-# DDP compares annotations with the classes themselves, and refuses their names.
-_measure_and_average.__annotations__.update({"bucket": GradBucket, "return": torch.futures.Future[Tensor]})
+    def _remove_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
 
 def _gradient(preconditioning: Preconditioning) -> Tensor | None:

@@ -10,8 +10,8 @@ phi = 6,400 is six times |G|^2, and still 14 % after the usual average (a factor
 * Products of different steps' gradients, P g . P h with h the mean of some earlier ones, need no such difference, and
   spread several times less. They take G to be slow, though, so that they count by their variance only as far as they
   agree with the estimates made within a step.
-* Averages over several windows, up to the usual one. The longest is taken whose phi agrees with that of all shorter
-  ones (Lepski's method), so that a real change is followed at once, and noise is not.
+* Averages over several windows, up to the usual one. Of those whose phi agrees with that of all shorter ones
+  (Lepski's method) the most exact is taken, so that a real change is followed at once, and noise is not.
 * phi is only believed where |P G|^2 is significant. Otherwise the last value that was is kept, or what the measurements
   allow at the least is taken: phi is never infinite, and errs on the small side.
 
@@ -36,6 +36,7 @@ Floats = npt.NDArray[np.float64]
 
 WINDOWS = (30.0, 100.0, 300.0, 1000.0)
 """Of the averages, in steps at M0. The last one is the usual factor 0.999^(M/M0) per step."""
+_WINDOWS = np.array(WINDOWS)
 LEAST_ESTIMATES = 5
 """Fewer say nothing of their own spread."""
 LEAST_FACTOR = 0.9
@@ -46,6 +47,9 @@ TRUSTED = 3.0
 """Standard errors that products of different steps may differ by, before they count for less."""
 CREDIBLE = 2.0
 """|P G|^2 is significant from so many standard errors on."""
+
+_TINY = 1e-100
+"""Less than the square of any number in single precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +106,7 @@ class NoiseScale:
         self._kind: Estimator = kind
         self._preconditioner = preconditioner
         self._estimates = 0
-        self._trace, self._within, self._cross = Averages(), Averages(), Averages()
+        self._averages = Averages(3)
 
     def add(self, estimate: NoiseEstimate) -> None:
         """Take in an estimate; one that is not finite is dropped. Another estimator or preconditioner starts anew."""
@@ -111,17 +115,15 @@ class NoiseScale:
         if (estimate.kind, estimate.preconditioner) != (self._kind, self._preconditioner):
             self._restart(estimate.kind, estimate.preconditioner)
         self._estimates += 1
-        self._trace.add(estimate.trace, estimate.steps)
-        self._within.add(estimate.squared_norm, estimate.steps)
-        if estimate.cross is not None and math.isfinite(estimate.cross):
-            self._cross.add(estimate.cross, estimate.steps)
+        cross = estimate.cross if estimate.cross is not None and math.isfinite(estimate.cross) else None
+        self._averages.add((estimate.trace, estimate.squared_norm, cross), estimate.steps)
 
     def reading(self) -> NoiseReading:
         """phi as known now."""
         if self._estimates < LEAST_ESTIMATES:
-            trace, squared_norm = (self._trace.means[-1], self._within.means[-1]) if self._estimates else (0.0, 0.0)
+            trace, squared_norm, _ = self._averages.means()[:, -1]
             return self._reading(self._kept(0.0), trace, squared_norm)
-        trace, trace_error, squared_norm, error = self._longest_that_agrees()
+        trace, trace_error, squared_norm, error = self._best_that_agrees()
         if squared_norm > CREDIBLE * error:
             uncertainty = math.hypot(error / squared_norm, trace_error / trace if trace > 0.0 else 0.0)
             self._published = trace / squared_norm, uncertainty
@@ -147,32 +149,33 @@ class NoiseScale:
             estimates=self._estimates,
         )
 
-    def _longest_that_agrees(self) -> tuple[float, float, float, float]:
-        """tr Sigma and |G|^2 with their standard errors, over the longest window that agrees with all shorter ones."""
-        trace, trace_error = self._trace.means, self._trace.errors()
-        squared_norm, error = self._squared_norms()
+    def _best_that_agrees(self) -> tuple[float, float, float, float]:
+        """tr Sigma and |G|^2 with their errors, over the most exact of the windows that agree with all shorter ones."""
+        means, errors = self._averages.means(), self._averages.errors()
+        trace, trace_error = means[0], errors[0]
+        squared_norm, error = self._squared_norms(means[1:], errors[1:])
         # 1 / phi, because it stays finite; the ratio is only compared, never averaged.
-        scale = np.maximum(trace, np.finfo(np.float64).tiny)
+        scale = np.maximum(trace, _TINY)
         inverse = squared_norm / scale
         inverse_error = np.hypot(error, inverse * trace_error) / scale
         chosen = 0
         for window in range(1, len(WINDOWS)):
-            if np.all(np.abs(inverse[window] - inverse[:window]) <= AGREES * inverse_error[:window]):
+            agrees = np.all(np.abs(inverse[window] - inverse[:window]) <= AGREES * inverse_error[:window])
+            if agrees and inverse_error[window] <= inverse_error[chosen]:
                 chosen = window
         return float(trace[chosen]), float(trace_error[chosen]), float(squared_norm[chosen]), float(error[chosen])
 
-    def _squared_norms(self) -> tuple[Floats, Floats]:
+    def _squared_norms(self, means: Floats, errors: Floats) -> tuple[Floats, Floats]:
         """|G|^2 of each window and its standard error: within steps and across them, by inverse variance."""
-        within, within_variance = self._within.means, self._within.errors() ** 2
-        if self._cross.num_added < LEAST_ESTIMATES:
-            return within, np.sqrt(within_variance)
-        cross, cross_variance = self._cross.means, self._cross.errors() ** 2
+        if self._averages.num_added[2] < LEAST_ESTIMATES:
+            return means[0], errors[0]
+        (within, cross), (within_variance, cross_variance) = means, errors**2
         # As in the analysis of studies that differ by more than chance: the excess is taken for a bias of the products.
         excess = np.maximum((within - cross) ** 2 - TRUSTED**2 * (within_variance + cross_variance), 0.0)
         cross_variance = cross_variance + excess
-        total = np.maximum(within_variance + cross_variance, np.finfo(np.float64).tiny)
-        combined = (within * cross_variance + cross * within_variance) / total
-        return combined, np.sqrt(within_variance * cross_variance / total)
+        total = within_variance + cross_variance
+        weight = np.divide(cross_variance, total, out=np.full_like(total, 0.5), where=total > 0.0)
+        return cross + weight * (within - cross), np.sqrt(weight * within_variance)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -181,43 +184,54 @@ class NoiseScale:
             "preconditioner": self._preconditioner,
             "estimates": self._estimates,
             "published": self._published,
-            "averages": [averages.state() for averages in (self._trace, self._within, self._cross)],
+            "averages": self._averages.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave."""
         self._kind, self._preconditioner = state["kind"], state["preconditioner"]
         self._estimates, self._published = state["estimates"], state["published"]
-        self._trace, self._within, self._cross = (Averages(*values) for values in state["averages"])
+        self._averages.load_state_dict(state["averages"])
 
 
 class Averages:
-    """Exponential averages of one quantity over all `WINDOWS`, corrected for their start, with standard errors."""
+    """Exponential averages of quantities over all `WINDOWS`, corrected for their start, with standard errors."""
 
-    def __init__(self, sums: Sequence[Sequence[float]] | None = None, num_added: int = 0) -> None:
-        # Rows: sums of weights, of their squares, of weighted values and of weighted squares of values.
-        self._sums: Floats = np.zeros((4, len(WINDOWS))) if sums is None else np.array(sums, dtype=np.float64)
-        self.num_added = num_added
+    def __init__(self, num_quantities: int) -> None:
+        self.num_added: list[int] = [0] * num_quantities
+        # Sums of weights, of their squares, of weighted values and of weighted squares of values; by quantity, window.
+        self._sums: Floats = np.zeros((4, num_quantities, len(WINDOWS)))
 
-    def add(self, value: float, steps: float) -> None:
-        """Add a value that comes `steps` (at M0) after the one before."""
-        factor = np.maximum(np.exp(-steps / np.array(WINDOWS)), LEAST_FACTOR)
+    def add(self, values: Sequence[float | None], steps: float) -> None:
+        """Add values that come `steps` (at M0) after the ones before; None leaves a quantity as it is."""
+        factor = np.maximum(np.exp(-steps / _WINDOWS), LEAST_FACTOR)
         weight = 1.0 - factor
-        self._sums *= np.stack([factor, factor**2, factor, factor])
-        self._sums += np.stack([weight, weight**2, weight * value, weight * value * value])
-        self.num_added += 1
+        factors = np.array((factor, factor * factor, factor, factor))
+        weights = np.array((weight, weight * weight, weight, weight))
+        for quantity, value in enumerate(values):
+            if value is not None:
+                sums = self._sums[:, quantity]
+                sums *= factors
+                sums += weights * np.array(((1.0,), (1.0,), (value,), (value * value,)))
+                self.num_added[quantity] += 1
 
-    @property
     def means(self) -> Floats:
-        """Over each window."""
-        return np.asarray(self._sums[2] / self._sums[0])
+        """By quantity and window; 0 where nothing was added."""
+        weights, _, values, _ = self._sums
+        return np.asarray(np.divide(values, weights, out=np.zeros_like(values), where=weights > 0.0))
 
     def errors(self) -> Floats:
         """Standard errors of the means, as if the values were independent of each other."""
         weights, squares, _, second = self._sums
-        variance = np.maximum(second / weights - self.means**2, 0.0)
-        return np.asarray(np.sqrt(variance / np.maximum(weights**2 / squares - 1.0, 1.0)))
+        mean_of_squares = np.divide(second, weights, out=np.zeros_like(second), where=weights > 0.0)
+        num_independent = np.divide(weights**2, squares, out=np.zeros_like(second), where=squares > 0.0)
+        variance = np.maximum(mean_of_squares - self.means() ** 2, 0.0)
+        return np.asarray(np.sqrt(variance / np.maximum(num_independent - 1.0, 1.0)))
 
-    def state(self) -> tuple[list[list[float]], int]:
-        """What makes another one like it, in plain values."""
-        return self._sums.tolist(), self.num_added
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"num_added": list(self.num_added), "sums": self._sums.tolist()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        self.num_added, self._sums = list(state["num_added"]), np.array(state["sums"])

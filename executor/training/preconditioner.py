@@ -7,6 +7,7 @@ momentum, weight decay and the learning rate do not.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,54 +17,52 @@ from torch.optim import SGD, Adagrad, Adam, Adamax, NAdam, Optimizer, RAdam, RMS
 
 State = dict[str, Any]
 
+LEAST_STEPS = 10
+"""Second moments of fewer steps are no measure: 1 / v of one squared gradient has not even a mean."""
+
 _log = logging.getLogger(__name__)
 
 
 def flat(tensor: Tensor) -> Tensor:
     """Its real coordinates in one dimension, in single precision or better; a view where that is possible."""
-    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    values = real.detach().reshape(-1)
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+    return real(tensor).reshape(-1)
 
 
-def _adam(state: State, group: State) -> Tensor | None:
+def real(tensor: Tensor) -> Tensor:
+    """Its real coordinates, in single precision or better; itself where it has no others."""
+    if tensor.dtype in (torch.float32, torch.float64):
+        return tensor
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor.float()
+
+
+def _adam(state: State, group: State) -> Tensor:
     """sqrt(v_hat) + eps; with amsgrad the largest v so far is the one in use."""
-    second = state.get("max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq")
-    if second is None:
-        return None
+    second = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]
     corrected: Tensor = flat(second) / (1.0 - group["betas"][1] ** state["step"])
     return corrected.sqrt_().add_(group["eps"])
 
 
-def _radam(state: State, group: State) -> Tensor | None:
-    """RAdam does without second moments as long as their rectification is undefined."""
-    second = state.get("exp_avg_sq")
-    if second is None:
-        return None
-    step, beta = float(state["step"]), group["betas"][1]
-    length = 2.0 / (1.0 - beta) - 1.0 - 2.0 * step * beta**step / (1.0 - beta**step)
-    return flat(second).sqrt().add_(group["eps"]) if length > 5.0 else None
+def _radam(state: State, group: State) -> Tensor:
+    """Its corrections are common factors (Liu et al. 2020); they are defined after `LEAST_STEPS`."""
+    return flat(state["exp_avg_sq"]).sqrt().add_(group["eps"])
 
 
-def _adamax(state: State, _: State) -> Tensor | None:
-    largest = state.get("exp_inf")
-    return None if largest is None else flat(largest)
+def _adamax(state: State, _: State) -> Tensor:
+    """eps is in it."""
+    return flat(state["exp_inf"]).clone()
 
 
-def _rmsprop(state: State, group: State) -> Tensor | None:
-    second = state.get("square_avg")
-    if second is None:
-        return None
-    variance = flat(second) - flat(state["grad_avg"]).square() if group["centered"] else flat(second).clone()
+def _rmsprop(state: State, group: State) -> Tensor:
+    second = flat(state["square_avg"])
+    variance = second - flat(state["grad_avg"]).square() if group["centered"] else second.clone()
     return variance.clamp_(min=0.0).sqrt_().add_(group["eps"])
 
 
-def _adagrad(state: State, group: State) -> Tensor | None:
-    """The state exists from the start, and means nothing before the first step."""
-    return flat(state["sum"]).sqrt().add_(group["eps"]) if float(state.get("step", 0.0)) > 0.0 else None
+def _adagrad(state: State, group: State) -> Tensor:
+    return flat(state["sum"]).sqrt().add_(group["eps"])
 
 
-Denominator = Callable[[State, State], Tensor | None]
+Denominator = Callable[[State, State], Tensor]
 
 _DENOMINATORS: tuple[tuple[type[Optimizer], str, Denominator], ...] = (
     (Adam, "adam", _adam),
@@ -73,7 +72,7 @@ _DENOMINATORS: tuple[tuple[type[Optimizer], str, Denominator], ...] = (
     (RMSprop, "rmsprop", _rmsprop),
     (Adagrad, "adagrad", _adagrad),
 )
-"""1 / P by kind of optimizer, None while there is no state (AdamW is an Adam)."""
+"""1 / P by kind of optimizer, up to a common factor (AdamW is an Adam)."""
 
 
 class Preconditioning:
@@ -90,17 +89,20 @@ class Preconditioning:
     def apply(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor | None:
         """P g in one new vector, zero where there is no gradient; None where no parameter takes part.
 
-        Parameters that the optimizer does not train, or has no state of yet, and sparse gradients are left out.
+        Parameters that the optimizer does not train, or has too little state of, and sparse gradients are left out.
         """
-        values, denominators = [], []
+        values, divisors = [], []
         for parameter, gradient in zip(parameters, gradients, strict=True):
             if parameter in self._denominators and (gradient is None or gradient.layout == torch.strided):
-                values.append(flat(torch.zeros_like(parameter) if gradient is None else gradient))
-                denominators.append(self._denominators[parameter])
+                values.append(real(torch.zeros_like(parameter).detach() if gradient is None else gradient))
+                denominator = self._denominators[parameter]
+                if denominator is not None:
+                    divisors.append(denominator)
         if not values:
             return None
-        vector = torch.cat(values)
-        divisors = [denominator for denominator in denominators if denominator is not None]
+        vector: Tensor = torch._C._nn.flatten_dense_tensors(values)
+        if len(values) == 1:
+            vector = vector.clone()
         return vector.div_(torch.cat(divisors)) if divisors else vector
 
 
@@ -113,6 +115,7 @@ class Preconditioner:
         self.kind: str = found[0][0] if found else "identity"
         """A word for the rule; estimates under different rules cannot be averaged."""
         self._denominator: Denominator | None = found[0][1] if found else None
+        self._settled: set[Tensor] = set()
         if not found and not isinstance(optimizer, SGD):
             _log.warning(
                 "the gradient noise scale is that of plain gradients: how %s scales them is not known",
@@ -124,15 +127,24 @@ class Preconditioner:
         denominators: dict[Tensor, Tensor | None] = {}
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
-                if not parameter.requires_grad:
-                    continue
-                if self._denominator is None:
-                    denominators[parameter] = None
-                    continue
-                denominator = self._denominator(self._optimizer.state.get(parameter, {}), group)
-                if denominator is not None:
-                    denominators[parameter] = denominator
+                if parameter.requires_grad and self._is_settled(parameter):
+                    denominators[parameter] = self._denominator_of(parameter, group)
         return Preconditioning(denominators) if denominators else None
+
+    def _is_settled(self, parameter: Tensor) -> bool:
+        if self._denominator is not None and parameter not in self._settled:
+            # Asked no more than needed: some optimizers keep it on the device.
+            if float(self._optimizer.state.get(parameter, {}).get("step", 0.0)) < LEAST_STEPS:
+                return False
+            self._settled.add(parameter)
+        return True
+
+    def _denominator_of(self, parameter: Tensor, group: State) -> Tensor | None:
+        if self._denominator is None:
+            return None
+        denominator = self._denominator(self._optimizer.state[parameter], group)
+        # A coordinate that never had a gradient has no state yet: its P would be 1 / eps.
+        return denominator.masked_fill_(denominator <= group["eps"], math.inf)
 
 
 def is_adaptive(optimizer: Optimizer) -> bool:
