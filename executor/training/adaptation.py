@@ -25,6 +25,11 @@ from rubberband.executor.training.sampler import GlobalBatch
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.planner.goodput.efficiency import efficiency
 
+FIRST_ESTIMATES = 20
+"""Of the noise scale, which are taken often whatever they cost."""
+HALVES_SHARE = 0.03
+"""Of the time of the steps, for passes that the noise scale needs and training does not."""
+LEAST_STEPS_BETWEEN, MOST_STEPS_BETWEEN = 4, 32
 MOST_USES = 16
 """Of the stretches of an iteration so many are told; neighbours of one size are put together."""
 SWEEP_SIZES = 6
@@ -203,6 +208,10 @@ class AdaptiveBatching:
             return self._sweep is None
         return self._progress >= self._target
 
+    def wants_halves(self, share: int) -> bool:
+        """Where one worker has the whole batch, the noise scale needs it in halves now and then."""
+        return self._noise.wants_halves(share)
+
     def before_step(self, batch: GlobalBatch, parts: Sequence[int]) -> None:
         """Tell the noise scale what the gradients will be of."""
         self._noise.before_step(batch.shares, parts)
@@ -263,8 +272,16 @@ class AdaptiveBatching:
         )
         self._noise_scale = None if math.isnan(noise_scale) else noise_scale
         self._since_decision = 0
+        self._noise.halves_every = self._halves_every(reading)
         self._adopt(BatchChoice(batch_size=round(batch_size), per_gpu=round(per_gpu), accumulation=round(accumulation)))
         self._mark = self._clock()
+
+    def _halves_every(self, reading: NoiseReading) -> int:
+        """Steps between those in halves: few at first, then as many as make the second pass cost `HALVES_SHARE`."""
+        if reading.estimates < FIRST_ESTIMATES:
+            return LEAST_STEPS_BETWEEN
+        affordable = math.ceil(self._agent.constant_share() / HALVES_SHARE)
+        return max(LEAST_STEPS_BETWEEN, min(MOST_STEPS_BETWEEN, affordable))
 
     def _adopt(self, batch: BatchChoice) -> None:
         """Go on with `batch`, or with what the memory allows of it."""

@@ -163,6 +163,13 @@ class BatchAgent:
             for (n, k, m, s), seconds in every.items()
         ]
 
+    def constant_share(self) -> float:
+        """Of the time of a step on one worker: what a pass takes whatever its size, and another pass would add."""
+        if self._model is None or not self._seen:
+            return 1.0
+        latest = next(reversed(self._seen.values()))
+        return min(1.0, self._model.alpha_grad_s / median(seconds / steps for steps, seconds in latest))
+
     def state(self) -> dict[str, Any]:
         """What it has learnt, as plain values."""
         return {

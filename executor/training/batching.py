@@ -35,6 +35,10 @@ class Batching(Protocol):
         """Whether the iteration is over."""
         ...
 
+    def wants_halves(self, share: int) -> bool:
+        """Whether this worker's `share` of the next step, which goes through the model at once, should go in two."""
+        ...
+
     def before_step(self, batch: GlobalBatch, parts: Sequence[int]) -> None:
         """The step begins; `parts` are the sizes of this worker's micro-batches."""
         ...
@@ -85,6 +89,10 @@ class FixedBatching:
     def is_over(self) -> bool:
         """By samples since the first epoch began."""
         return self._sampler.samples_done >= self._until_samples
+
+    def wants_halves(self, share: int) -> bool:
+        """Never."""
+        return False
 
     def before_step(self, batch: GlobalBatch, parts: Sequence[int]) -> None:
         """Nothing."""

@@ -4,8 +4,9 @@ Every few steps squared norms are taken of what is there anyway, and stay on the
 
 * several workers: of every worker's own gradient, while DDP averages them;
 * one worker with several micro-batches: of the two halves that they fall into;
-* one worker with one micro-batch: of two steps of the same batch size that follow each other. Batches of different
-  sizes make no pair, nor does the first step after a restore.
+* one worker with one micro-batch: it is asked to take the batch in two halves where an estimate is due. Pollux takes
+  two steps that follow each other instead (§3.1); that is left to batches too small to be divided, since it is wrong by
+  far in training (see `noise_scale`). Batches of different sizes make no pair, nor does the first step after a restore.
 
 Averages, windows and credibility are the business of `noise_scale`.
 """
@@ -29,12 +30,12 @@ from rubberband.executor.training.preconditioner import Preconditioner, Precondi
 
 __all__ = ["GradientNoise", "NoiseReading"]
 
-EVERY = 4
+EVERY = 2
 """Estimates are that many steps apart."""
 MOST_PENDING = 256
 """So many estimates are kept on the device at most."""
-_MEMORY = 0.1
-"""The part of the latest gradient in the average of earlier ones."""
+LEAST_HALF = 2
+"""Samples; a batch is not divided into smaller halves."""
 _PIECE = 1 << 18
 """CPUs add up squares one after another; single precision does for so many at once."""
 
@@ -68,14 +69,21 @@ class GradientNoise:
         self._scale = NoiseScale()
         self._preconditioner = Preconditioner(optimizer)
         self._device = optimizer.param_groups[0]["params"][0].device
-        self._trail = _Trail()
         self._step: _Step | None = None
         self._pair: _Step | None = None
         self._since = every
+        self.halves_every = every
+        """Steps between estimates that need a batch in halves, which costs another pass; at least `every`."""
+        self._divides = False
         self._since_at_initial = 0.0
         self._pending: list[_Pending] = []
         self._missing = torch.full((), math.nan if rank == 0 else 0.0, dtype=torch.float64, device=self._device)
         self._local = _LocalSquares(wrapped)
+
+    def wants_halves(self, share: int) -> bool:
+        """Whether a worker that has the whole batch of `share` samples should take it in two halves this time."""
+        self._divides = self._num_workers == 1 and share >= 2 * LEAST_HALF
+        return self._divides and self._since + 1 >= self.halves_every and self._preconditioner.now() is not None
 
     def before_step(self, shares: Sequence[int], parts: Sequence[int]) -> None:
         """Prepare for gradients of m_i = `shares[i]` samples per worker; this worker's come in `parts` of samples."""
@@ -90,7 +98,7 @@ class GradientNoise:
             first = None
             preconditioning = self._preconditioner.now() if self._since >= self._every else None
         self._step = None
-        if preconditioning is not None:
+        if preconditioning is not None and not (self._divides and kind == "differenced"):
             self._since = 0 if first is None else self._since
             self._step = _Step(kind, batch_size, tuple(shares), tuple(parts), preconditioning, first)
             if kind == "workers" and len(parts) <= 1:
@@ -140,12 +148,11 @@ class GradientNoise:
     def _note(
         self, step: _Step, num_parts: int, batch_size: int, mean_square: Tensor | None, gradient: Tensor | None
     ) -> None:
-        """Keep A, of all workers together, and rank 0's B and g . h; what is missing is not a number."""
+        """Keep A, of all workers together, and rank 0's B; what is missing is not a number."""
         missing = self._missing
         values = (
             missing if mean_square is None else mean_square,
             missing if gradient is None else _square(gradient),
-            missing if gradient is None else self._trail.product(gradient, missing),
         )
         self._pending.append(
             _Pending(
@@ -165,7 +172,7 @@ class GradientNoise:
         if not self._pending:
             return
         values = torch.stack([value for pending in self._pending for value in pending.values])
-        rows = self._total(values).reshape(-1, 3).tolist()
+        rows = self._total(values).reshape(-1, 2).tolist()
         for pending, row in zip(self._pending, rows, strict=True):
             self._scale.add(pending.estimate(*row))
         self._pending.clear()
@@ -183,7 +190,6 @@ class GradientNoise:
         """Go on from what `state_dict` gave, on whatever workers; no pair reaches across."""
         self._scale.load_state_dict(state)
         self._step = self._pair = None
-        self._trail = _Trail()
         self._pending.clear()
 
     def close(self) -> None:
@@ -241,10 +247,10 @@ class _Pending:
     batch_size: int
     steps: float
     preconditioner: str
-    values: tuple[Tensor, Tensor, Tensor]
-    """A, B and g . h; the first is this worker's part, the others are rank 0's alone."""
+    values: tuple[Tensor, Tensor]
+    """A and B; the first is this worker's part, the other is rank 0's alone."""
 
-    def estimate(self, mean_square: float, square_of_mean: float, cross: float) -> NoiseEstimate:
+    def estimate(self, mean_square: float, square_of_mean: float) -> NoiseEstimate:
         trace, squared_norm = moments(mean_square, square_of_mean, num_parts=self.num_parts, batch_size=self.batch_size)
         return NoiseEstimate(
             kind=self.kind,
@@ -252,26 +258,7 @@ class _Pending:
             steps=self.steps,
             trace=trace,
             squared_norm=squared_norm,
-            cross=None if math.isnan(cross) else cross,
         )
-
-
-@dataclass(slots=True)
-class _Trail:
-    """h, the mean of the gradients of some earlier estimates."""
-
-    mean: Tensor | None = None
-    num_added: int = 0
-
-    def product(self, gradient: Tensor, missing: Tensor) -> Tensor:
-        """g . h, or `missing` where there is no h; `gradient` becomes a part of it afterwards, and may become it."""
-        if self.mean is None or self.mean.shape != gradient.shape:
-            self.mean, self.num_added = gradient, 1
-            return missing
-        product = _dot(gradient, self.mean)
-        self.num_added += 1
-        self.mean.lerp_(gradient, max(_MEMORY, 1.0 / self.num_added))
-        return product
 
 
 class _LocalSquares:
@@ -348,10 +335,3 @@ def _square(vector: Tensor) -> Tensor:
         return norm.double().square()
     norms = torch._foreach_norm(list(torch.split(vector, _PIECE)))
     return torch.stack(norms).double().square().sum()
-
-
-def _dot(left: Tensor, right: Tensor) -> Tensor:
-    if left.device.type != "cpu" or len(left) <= _PIECE:
-        return torch.dot(left, right).double()
-    pieces = zip(torch.split(left, _PIECE), torch.split(right, _PIECE), strict=True)
-    return torch.stack([torch.dot(mine, other) for mine, other in pieces]).double().sum()

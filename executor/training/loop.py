@@ -210,6 +210,8 @@ class TorchRunner:
         mine = batch.of(self._segment.rank)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         parts = _micro_batches(mine, self._batching.per_gpu, self._least)
+        if len(parts) == 1 and self._batching.wants_halves(len(mine)):
+            parts = np.array_split(mine, 2)
         # Without a share there is still a gradient to contribute, of weight 0; two samples, because of BatchNorm.
         weights = [len(part) for part in parts] or [0]
         parts = parts or [batch.indices[: min(2, self._batching.per_gpu)]]

@@ -5,13 +5,18 @@ are observed is the business of `gradient_noise`.
 
 The trouble is |P G|^2. Where phi is large it is a small difference of large numbers: one estimate from n workers
 spreads by tr Sigma / M * sqrt(2n / (n-1) / d) for d equal dimensions, which for d = 1,000, M = 64, n = 2 and
-phi = 6,400 is six times |G|^2, and still 14 % after the usual average (a factor of 0.999 per step). Three things help:
+phi = 6,400 is six times |G|^2, and still 14 % after the usual average (a factor of 0.999 per step).
 
-* Products of different steps' gradients, P g . P h with h the mean of some earlier ones, need no such difference, and
-  spread several times less. They take G to be slow, though, so that they count by their variance only as far as they
-  agree with the estimates made within a step.
-* Averages over several windows, up to the usual one. Of those whose phi agrees with that of all shorter ones
-  (Lepski's method) the most exact is taken, so that a real change is followed at once, and noise is not.
+Products of different steps' gradients would spread less, but they are no estimates of |G|^2 in training: a step moves
+the weights against its own noise, so that E g_t . g_(t-1) = G_t . G_(t-1) - lr tr(H Sigma) / M, with H the curvature.
+On the digits with momentum that is negative for hundreds of steps, and phi comes out ten times too large. So only
+gradients of one step count where there are several, and three things help:
+
+* Gradients change their size by orders of magnitude, and a sum would be full of the largest ones for long. So numerator
+  and denominator are both divided by the recent tr Sigma, of which the estimate itself is no part, before they are
+  averaged. That leaves their ratio unbiased, since both have the same weights.
+* Averages over several windows, up to the usual one. The longest is taken whose phi agrees with that of all shorter
+  ones (Lepski's method), so that a change is followed at once, and noise is not.
 * phi is only believed where |P G|^2 is significant. Otherwise the last value that was is kept, or what the measurements
   allow at the least is taken: phi is never infinite, and errs on the small side.
 
@@ -41,10 +46,10 @@ LEAST_ESTIMATES = 5
 """Fewer say nothing of their own spread."""
 LEAST_FACTOR = 0.9
 """No window is shorter than some 10 estimates, however large the batch is: the spread must be known to compare."""
-AGREES = 4.0
+SIZE_SHARE = 0.2
+"""Of the latest tr Sigma in the size that estimates are measured by."""
+AGREES = 3.0
 """Standard errors that windows may differ by."""
-TRUSTED = 3.0
-"""Standard errors that products of different steps may differ by, before they count for less."""
 CREDIBLE = 2.0
 """|P G|^2 is significant from so many standard errors on."""
 
@@ -80,8 +85,6 @@ class NoiseEstimate:
     """Optimizer steps since the estimate before, each in steps at M0: the sum of M / M0."""
     trace: float
     squared_norm: float
-    cross: float | None
-    """|P G|^2 as the product of this gradient and earlier ones, if there is one."""
 
 
 def moments(mean_square: float, square_of_mean: float, *, num_parts: int, batch_size: int) -> tuple[float, float]:
@@ -106,7 +109,8 @@ class NoiseScale:
         self._kind: Estimator = kind
         self._preconditioner = preconditioner
         self._estimates = 0
-        self._averages = Averages(3)
+        self._averages = Averages(2)
+        self._size = 0.0
 
     def add(self, estimate: NoiseEstimate) -> None:
         """Take in an estimate; one that is not finite is dropped. Another estimator or preconditioner starts anew."""
@@ -115,15 +119,16 @@ class NoiseScale:
         if (estimate.kind, estimate.preconditioner) != (self._kind, self._preconditioner):
             self._restart(estimate.kind, estimate.preconditioner)
         self._estimates += 1
-        cross = estimate.cross if estimate.cross is not None and math.isfinite(estimate.cross) else None
-        self._averages.add((estimate.trace, estimate.squared_norm, cross), estimate.steps)
+        size = self._size or max(estimate.trace, _TINY)
+        self._averages.add((estimate.trace / size, estimate.squared_norm / size), estimate.steps)
+        self._size = max(size + SIZE_SHARE * (estimate.trace - size), SIZE_SHARE * size)
 
     def reading(self) -> NoiseReading:
         """phi as known now."""
         if self._estimates < LEAST_ESTIMATES:
-            trace, squared_norm, _ = self._averages.means()[:, -1]
+            trace, squared_norm = self._averages.means()[:, -1]
             return self._reading(self._kept(0.0), trace, squared_norm)
-        trace, trace_error, squared_norm, error = self._best_that_agrees()
+        trace, trace_error, squared_norm, error = self._longest_that_agrees()
         if squared_norm > CREDIBLE * error:
             uncertainty = math.hypot(error / squared_norm, trace_error / trace if trace > 0.0 else 0.0)
             self._published = trace / squared_norm, uncertainty
@@ -142,40 +147,26 @@ class NoiseScale:
         noise_scale, uncertainty = (None, math.inf) if published is None else published
         return NoiseReading(
             noise_scale=noise_scale,
-            trace=float(trace),
-            squared_norm=float(squared_norm),
+            trace=float(trace) * self._size,
+            squared_norm=float(squared_norm) * self._size,
             uncertainty=uncertainty,
             kind=self._kind,
             estimates=self._estimates,
         )
 
-    def _best_that_agrees(self) -> tuple[float, float, float, float]:
-        """tr Sigma and |G|^2 with their errors, over the most exact of the windows that agree with all shorter ones."""
-        means, errors = self._averages.means(), self._averages.errors()
-        trace, trace_error = means[0], errors[0]
-        squared_norm, error = self._squared_norms(means[1:], errors[1:])
-        # 1 / phi, because it stays finite; the ratio is only compared, never averaged.
+    def _longest_that_agrees(self) -> tuple[float, float, float, float]:
+        """tr Sigma, its error, |G|^2 and its error, by size, over the longest window that agrees."""
+        (trace, squared_norm), (trace_error, error) = self._averages.means(), self._averages.errors()
         scale = np.maximum(trace, _TINY)
+        # 1 / phi, because it stays finite; the ratio is only compared, never averaged.
         inverse = squared_norm / scale
         inverse_error = np.hypot(error, inverse * trace_error) / scale
         chosen = 0
         for window in range(1, len(WINDOWS)):
-            agrees = np.all(np.abs(inverse[window] - inverse[:window]) <= AGREES * inverse_error[:window])
-            if agrees and inverse_error[window] <= inverse_error[chosen]:
-                chosen = window
+            if np.any(np.abs(inverse[window] - inverse[:window]) > AGREES * inverse_error[:window]):
+                break
+            chosen = window
         return float(trace[chosen]), float(trace_error[chosen]), float(squared_norm[chosen]), float(error[chosen])
-
-    def _squared_norms(self, means: Floats, errors: Floats) -> tuple[Floats, Floats]:
-        """|G|^2 of each window and its standard error: within steps and across them, by inverse variance."""
-        if self._averages.num_added[2] < LEAST_ESTIMATES:
-            return means[0], errors[0]
-        (within, cross), (within_variance, cross_variance) = means, errors**2
-        # As in the analysis of studies that differ by more than chance: the excess is taken for a bias of the products.
-        excess = np.maximum((within - cross) ** 2 - TRUSTED**2 * (within_variance + cross_variance), 0.0)
-        cross_variance = cross_variance + excess
-        total = within_variance + cross_variance
-        weight = np.divide(cross_variance, total, out=np.full_like(total, 0.5), where=total > 0.0)
-        return cross + weight * (within - cross), np.sqrt(weight * within_variance)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -184,6 +175,7 @@ class NoiseScale:
             "preconditioner": self._preconditioner,
             "estimates": self._estimates,
             "published": self._published,
+            "size": self._size,
             "averages": self._averages.state_dict(),
         }
 
@@ -191,6 +183,7 @@ class NoiseScale:
         """Go on from what `state_dict` gave."""
         self._kind, self._preconditioner = state["kind"], state["preconditioner"]
         self._estimates, self._published = state["estimates"], state["published"]
+        self._size = state["size"]
         self._averages.load_state_dict(state["averages"])
 
 
@@ -198,22 +191,17 @@ class Averages:
     """Exponential averages of quantities over all `WINDOWS`, corrected for their start, with standard errors."""
 
     def __init__(self, num_quantities: int) -> None:
-        self.num_added: list[int] = [0] * num_quantities
         # Sums of weights, of their squares, of weighted values and of weighted squares of values; by quantity, window.
         self._sums: Floats = np.zeros((4, num_quantities, len(WINDOWS)))
 
-    def add(self, values: Sequence[float | None], steps: float) -> None:
-        """Add values that come `steps` (at M0) after the ones before; None leaves a quantity as it is."""
+    def add(self, values: Sequence[float], steps: float) -> None:
+        """Add values that come `steps` (at M0) after the ones before."""
         factor = np.maximum(np.exp(-steps / _WINDOWS), LEAST_FACTOR)
         weight = 1.0 - factor
-        factors = np.array((factor, factor * factor, factor, factor))
-        weights = np.array((weight, weight * weight, weight, weight))
-        for quantity, value in enumerate(values):
-            if value is not None:
-                sums = self._sums[:, quantity]
-                sums *= factors
-                sums += weights * np.array(((1.0,), (1.0,), (value,), (value * value,)))
-                self.num_added[quantity] += 1
+        value = np.asarray(values)[:, None]
+        one = np.ones_like(value)
+        self._sums *= np.array((factor, factor * factor, factor, factor))[:, None]
+        self._sums += np.array((weight, weight * weight, weight, weight))[:, None] * (one, one, value, value * value)
 
     def means(self) -> Floats:
         """By quantity and window; 0 where nothing was added."""
@@ -228,10 +216,11 @@ class Averages:
         variance = np.maximum(mean_of_squares - self.means() ** 2, 0.0)
         return np.asarray(np.sqrt(variance / np.maximum(num_independent - 1.0, 1.0)))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> list[Any]:
         """Plain values."""
-        return {"num_added": list(self.num_added), "sums": self._sums.tolist()}
+        state: list[Any] = self._sums.tolist()
+        return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: list[Any]) -> None:
         """Go on from what `state_dict` gave."""
-        self.num_added, self._sums = list(state["num_added"]), np.array(state["sums"])
+        self._sums = np.array(state)

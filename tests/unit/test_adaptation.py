@@ -28,6 +28,11 @@ class FakeNoise:
     noise_scale: float | None
     seen: list[Any] = field(default_factory=list)
 
+    halves_every = 0
+
+    def wants_halves(self, share):
+        return False
+
     def before_step(self, shares, parts):
         self.seen.append((tuple(shares), tuple(parts)))
 
