@@ -129,15 +129,16 @@ class BatchAgent:
         """
         mine = [(m, s) for n, k, m, s in self._seen if (n, k) == (self._instances, self.gpus)]
         initial, size = self.limits.initial, here.batch_size
-        if len({m for m, _ in mine}) == 1:
+        if here.per_gpu != self.limits.max_per_gpu and len({m for m, _ in mine}) == 1:
             size, least_s = self.attainable(int(TRY_GROWTH * size)), here.step_s
-        elif self.limits.accumulation and here.per_gpu == self.limits.max_per_gpu and not any(s for _, s in mine):
+        elif self.limits.accumulation and here.per_gpu == self.limits.max_per_gpu and len({s for _, s in mine}) == 1:
             size = self.attainable(2 * size)
-            least_s = here.step_s + model.beta_grad_s * here.per_gpu
-        if size == here.batch_size:
+            least_s = here.step_s + (here.accumulation + 1) * model.beta_grad_s * here.per_gpu
+        found = self.split(size)
+        if size == here.batch_size or (found.per_gpu, found.accumulation) in mine:
             return None
         hoped = size / least_s * float(efficiency(noise_scale, initial, size))
-        return self.split(size) if hoped > (1.0 + LEAST_GAIN) * here.goodput else None
+        return found if hoped > (1.0 + LEAST_GAIN) * here.goodput else None
 
     def _fitted(self) -> Throughput | None:
         """The model, fitted anew where there is a new configuration, or enough time has passed to afford it."""

@@ -142,3 +142,14 @@ def test_it_remembers_a_bounded_number_of_configurations():
 def test_a_size_is_made_attainable(size):
     limits = BatchLimits(initial=64, max=4096, max_per_gpu=50, accumulation=False)
     assert make(limits).attainable(size) == min(max(size, 64), 200)
+
+
+@pytest.mark.parametrize("gpus", [1, 4])
+@pytest.mark.parametrize("max_per_gpu", [1, 2, 3, 8])
+def test_where_every_pass_is_full_it_settles_all_the_same(max_per_gpu, gpus):
+    limits = BatchLimits(initial=16, max=512, max_per_gpu=max_per_gpu)
+    choices = train(make(limits, gpus=gpus), OVERHEAD_BOUND, 100.0, decisions=30)
+    best = choose(OVERHEAD_BOUND, 100.0, limits, 1, gpus)
+    got = choose_at(OVERHEAD_BOUND, 100.0, limits, 1, gpus, choices[-1].batch_size)
+    assert got.goodput >= 0.97 * best.goodput
+    assert len(set(choices[-10:])) == 1
