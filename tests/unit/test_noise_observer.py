@@ -62,9 +62,9 @@ def test_one_worker_measures_trace_and_norm(parts, kind):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     reading = train(observe(model, optimizer, every=4), model, optimizer, parts, 1600)
     assert (reading.kind, reading.estimates) == (kind, 400)
-    assert reading.trace == pytest.approx(float(SPREAD.square().sum()), rel=0.05)
-    assert reading.squared_norm == pytest.approx(float(GRADIENT.square().sum()), rel=0.1)
-    assert reading.noise_scale == pytest.approx(reading.trace / reading.squared_norm)
+    assert reading.trace == pytest.approx(float(SPREAD.square().sum()), rel=0.15)
+    assert reading.squared_norm == pytest.approx(float(GRADIENT.square().sum()), rel=0.15)
+    assert reading.noise_scale == pytest.approx(float(SPREAD.square().sum() / GRADIENT.square().sum()), rel=0.05)
 
 
 OPTIMIZERS = {
