@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from rubberband.adaptive import MAX_GROWTH, AdaptiveBatch, BatchLimits, BatchUse
+from rubberband.adaptive import BatchLimits, BatchUse
 from rubberband.executor.training.agent import BatchAgent, BatchChoice
-from rubberband.executor.training.failures import TrialFailure
+from rubberband.executor.training.batch_limits import check_gang, refused, resolve_limits
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import GradientNoise, NoiseReading
 from rubberband.executor.training.lr_scaling import LrScaling, make_lr_scaling, scaled_lr
@@ -39,29 +39,6 @@ SWEEP_S = 60.0
 """A sweep tries no further size after so long."""
 
 
-def resolve_limits(batch: AdaptiveBatch, *, batch_size: int, per_gpu: int | None, num_samples: int) -> BatchLimits:
-    """The limits of one trial, whose own batch size and limit per GPU stand in for what the user does not say.
-
-    No batch is larger than the training set of `num_samples`. Raises TrialFailure where no size is left.
-    """
-    initial = batch.initial or batch_size
-    whose = "batch.initial" if batch.initial else "the trial's own batch size"
-    if initial > num_samples:
-        raise _refused(
-            f"{whose} ({initial}) is more than the {num_samples} samples of train_dataset(); "
-            f"set batch.initial to {num_samples} or less"
-        )
-    largest = MAX_GROWTH * initial if batch.max is None else batch.max
-    if largest < initial:
-        raise _refused(f"batch.max ({largest}) is less than {whose} ({initial}); raise it, or lower batch.initial")
-    return BatchLimits(
-        initial=initial,
-        max=min(largest, num_samples),
-        max_per_gpu=batch.max_per_gpu or per_gpu,
-        accumulation=batch.accumulation,
-    )
-
-
 def make_adaptive(
     segment: Segment,
     gang: Gang,
@@ -80,7 +57,13 @@ def make_adaptive(
     Raises TrialFailure where the user's limits do not fit the trial or the gang.
     """
     assert segment.batch is not None
-    limits = resolve_limits(segment.batch, batch_size=batch_size, per_gpu=per_gpu, num_samples=num_samples)
+    limits = resolve_limits(
+        segment.batch,
+        batch_size=batch_size,
+        per_gpu=per_gpu,
+        num_samples=num_samples,
+        samples_per_iteration=samples_per_iteration,
+    )
     return AdaptiveBatching(
         segment=segment,
         limits=limits,
@@ -104,10 +87,6 @@ def make_adaptive(
 
 def _nothing() -> None:
     """A CPU is done when it returns."""
-
-
-def _refused(line: str) -> TrialFailure:
-    return TrialFailure("raised", line)
 
 
 @dataclass(slots=True)
@@ -147,15 +126,12 @@ class AdaptiveBatching:
     ) -> None:
         """`fits(m)` tries a pass of m samples on every worker and says whether all of them had the memory for it.
 
-        `synchronize` waits until the device has done what it was asked. Raises TrialFailure where the gang is too large
-        for any batch.
+        `synchronize` waits until the device has done what it was asked. Raises TrialFailure where no batch can be
+        split over the gang.
         """
         assert segment.batch is not None
-        if segment.num_workers * least_per_gpu > limits.max:
-            raise _refused(
-                f"{segment.num_workers} workers with at least {least_per_gpu} samples each are more than batch.max "
-                f"({limits.max}); raise it, or lower resources.gpus_per_trial.max"
-            )
+        check_gang(limits, segment.num_workers, least_per_gpu)
+        self._least_per_gpu = least_per_gpu
         self._segment, self._gang, self._noise, self._scaling = segment, gang, noise, scaling
         self._samples_per_iteration, self._num_samples = samples_per_iteration, num_samples
         self._fits, self._synchronize, self._clock = fits, synchronize, clock
@@ -171,6 +147,7 @@ class AdaptiveBatching:
         self._noise_scale: float | None = None
         self._progress = 0.0
         self._target = 0.0
+        self._scheduled = 0
         self._proven = 0
         self._since_decision = 0
         self._uses: list[BatchUse] = []
@@ -223,19 +200,11 @@ class AdaptiveBatching:
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the noise scale see the gradient, and the optimizer use it with the learning rate for this batch."""
         self._noise.before_update()
-        with scaled_lr(optimizer, self._lr_factor()):
+        with scaled_lr(optimizer, self._lr_factor):
             optimizer.step()
-
-    def _lr_factor(self) -> float:
-        """lambda. A sweep leaves the learning rate alone: it would not be safe at sizes that nobody chose."""
-        if self._segment.batch_mode == "sweep":
-            return 1.0
-        epochs = self._progress / self._num_samples
-        return self._scaling.factor(self._agent.limits.initial, self.batch_size, self._noise_scale, epochs)
 
     def after_step(self, batch: GlobalBatch) -> int:
         """Count the step, and decide anew where it is time to; the LR schedule goes by progress in batches of M0."""
-        initial, before = self._agent.limits.initial, self._progress
         self._progress += self._useful * batch.size
         self._stretch.steps += 1
         self._since_decision += 1
@@ -246,7 +215,10 @@ class AdaptiveBatching:
                 self._next_of_sweep()
         elif self._since_decision >= self._interval:
             self._decide()
-        return int(self._progress // initial) - int(before // initial)
+        # A schedule may end with the steps that the user foresaw: what overshoots counts in the next iteration.
+        due = int(min(self._progress, self._target) // self._agent.limits.initial)
+        batches, self._scheduled = due - self._scheduled, due
+        return batches
 
     def end(self) -> BatchReport:
         """The stretches of the iteration. Where few steps have passed since the last decision, it stands."""
@@ -289,8 +261,9 @@ class AdaptiveBatching:
             if self._fits(batch.per_gpu):
                 self._proven = batch.per_gpu
                 break
-            if batch.per_gpu == 1:
-                raise _refused("out of memory with one sample on a GPU; use a smaller model or an instance with more")
+            if batch.per_gpu <= self._least_per_gpu:
+                least = f"out of memory with a batch of {batch.per_gpu} on a GPU"
+                raise refused(f"{least}; use a smaller model or an instance with more memory")
             self._agent.forbid(batch.per_gpu, self._proven)
             batch = self._agent.split(self._agent.attainable(batch.batch_size))
         self._set(batch)
@@ -301,6 +274,11 @@ class AdaptiveBatching:
         self._useful = 1.0
         if self._noise_scale is not None:
             self._useful = float(efficiency(self._noise_scale, self._agent.limits.initial, batch.batch_size))
+        # A sweep leaves the learning rate alone: it would not be safe at sizes that nobody chose.
+        self._lr_factor = 1.0
+        if self._segment.batch_mode != "sweep":
+            initial, epochs = self._agent.limits.initial, self._progress / self._num_samples
+            self._lr_factor = self._scaling.factor(initial, batch.batch_size, self._noise_scale, epochs)
 
     def _next_of_sweep(self) -> None:
         """Go to the next size of the sweep; it is over where there is none, or no time."""
@@ -354,6 +332,7 @@ class AdaptiveBatching:
         """Progress, batch, noise scale and all that the agent has learnt."""
         return {
             "progress": self._progress,
+            "scheduled": self._scheduled,
             "batch_size": self.batch_size,
             "noise_scale": self._noise_scale,
             "proven": self._proven,
@@ -366,6 +345,7 @@ class AdaptiveBatching:
         if state is None:
             raise KeyError("it was written with a fixed batch")
         self._progress, self._noise_scale, self._proven = state["progress"], state["noise_scale"], state["proven"]
+        self._scheduled = state["scheduled"]
         self._agent.restore(state["agent"])
         self._noise.load_state_dict(state["noise"])
         self._set(self._agent.split(self._agent.attainable(state["batch_size"])))

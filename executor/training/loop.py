@@ -189,20 +189,22 @@ class TorchRunner:
         return self._told
 
     def _train(self, iterations: int) -> float:
-        """Train until that many iterations are done; the mean loss over the samples trained on."""
+        """Train until that many iterations are done, a step at least; the mean loss over the samples trained on."""
         self._wrapped.train()
         self._batching.begin(iterations)
         done = self._sampler.samples_done
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
-        while not self._batching.is_over():
+        over = False
+        while not over:
             batch = self._sampler.next_shared(self._batching.batch_size, self._segment.num_workers, self._shares)
             loss_sum += self._step(batch)
             batches = self._batching.after_step(batch)
             if self._scheduler is not None and self._trial.scheduler_step == "batch":
                 for _ in range(batches):
                     self._scheduler.step()
+            over = self._batching.is_over()
         self._told = self._batching.end()
-        return self._gang.sum(loss_sum).item() / max(1, self._sampler.samples_done - done)
+        return self._gang.sum(loss_sum).item() / (self._sampler.samples_done - done)
 
     def _step(self, batch: GlobalBatch) -> torch.Tensor:
         """One optimizer step; the sum of the losses of this worker's samples."""

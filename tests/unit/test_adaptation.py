@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from rubberband.adaptive import AdaptiveBatch, BatchLimits
-from rubberband.executor.training.adaptation import MOST_USES, AdaptiveBatching, resolve_limits
+from rubberband.executor.training.adaptation import MOST_USES, AdaptiveBatching
+from rubberband.executor.training.batch_limits import resolve_limits
 from rubberband.executor.training.failures import TrialFailure
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import NoiseReading
@@ -110,7 +111,7 @@ def test_an_iteration_is_the_same_statistical_progress_at_any_batch_size():
     useful = sum(use.steps * use.batch_size * use.efficiency for use in report.batches)
     assert SAMPLES <= useful < SAMPLES + sizes[-1]
     assert samples > SAMPLES
-    assert scheduled == useful // LIMITS.initial
+    assert scheduled == SAMPLES // LIMITS.initial
     assert sizes[0] == LIMITS.initial
     assert sizes[-1] > 4 * LIMITS.initial
     assert report.limits == LIMITS
@@ -120,9 +121,11 @@ def test_an_iteration_is_the_same_statistical_progress_at_any_batch_size():
 def test_what_one_iteration_overshoots_the_next_one_has_less():
     device = Device()
     batching = make(device)
-    done = 0.0
+    done, scheduled = 0.0, 0
     for iterations in range(1, 6):
-        report, *_ = iterate(batching, device, iterations)
+        report, _, now, _ = iterate(batching, device, iterations)
+        scheduled += now
+        assert scheduled == iterations * SAMPLES // LIMITS.initial, "an LR schedule may end with the last iteration"
         done += sum(use.steps * use.batch_size * use.efficiency for use in report.batches)
         assert iterations * SAMPLES <= done < iterations * SAMPLES + LIMITS.max
 
@@ -180,7 +183,7 @@ def test_where_memory_runs_out_it_backs_off_remembers_and_goes_on(mode, accumula
 
 def test_one_sample_that_does_not_fit_is_an_error():
     device = Device(memory=0)
-    with pytest.raises(TrialFailure, match="out of memory with one sample on a GPU"):
+    with pytest.raises(TrialFailure, match="out of memory with a batch of 1 on a GPU"):
         iterate(make(device), device)
 
 
@@ -219,20 +222,35 @@ def test_a_long_iteration_is_told_in_few_stretches():
 )
 def test_limits_that_leave_no_batch_are_refused(batch, message):
     with pytest.raises(TrialFailure, match=message):
-        resolve_limits(batch, batch_size=128, per_gpu=None, num_samples=SAMPLES)
+        resolve_limits(batch, batch_size=128, per_gpu=None, num_samples=SAMPLES, samples_per_iteration=SAMPLES)
 
 
 def test_limits_come_from_the_user_then_the_trial_and_no_batch_is_larger_than_the_training_set():
-    assert resolve_limits(AdaptiveBatch(), batch_size=16, per_gpu=8, num_samples=SAMPLES) == BatchLimits(
-        initial=16, max=512, max_per_gpu=8
-    )
+    assert resolve_limits(
+        AdaptiveBatch(), batch_size=16, per_gpu=8, num_samples=SAMPLES, samples_per_iteration=SAMPLES
+    ) == BatchLimits(initial=16, max=512, max_per_gpu=8)
     given = AdaptiveBatch(initial=128, max=8192, max_per_gpu=256, accumulation=False)
-    assert resolve_limits(given, batch_size=16, per_gpu=8, num_samples=SAMPLES) == BatchLimits(
-        initial=128, max=SAMPLES, max_per_gpu=256, accumulation=False
-    )
+    assert resolve_limits(
+        given, batch_size=16, per_gpu=8, num_samples=SAMPLES, samples_per_iteration=SAMPLES
+    ) == BatchLimits(initial=128, max=SAMPLES, max_per_gpu=256, accumulation=False)
 
 
-def test_a_gang_with_more_workers_than_samples_is_refused():
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (BatchLimits(initial=32, max=64), r"40 GPUs with at least 2 samples each .* raise batch\.max to 80"),
+        (BatchLimits(initial=32, max=640, max_per_gpu=1), r"max_per_gpu=1 is less than the 2 samples .* raise it to 2"),
+    ],
+)
+def test_a_gang_that_no_batch_can_be_split_over_is_refused(limits, message):
     segment = replace(SEGMENT, num_workers=40, batch=AdaptiveBatch())
-    with pytest.raises(TrialFailure, match=r"40 workers with at least 2 samples each are more than batch\.max \(64\)"):
-        make(Device(), limits=BatchLimits(initial=32, max=64), segment=segment, least_per_gpu=2)
+    with pytest.raises(TrialFailure, match=message):
+        make(Device(), limits=limits, segment=segment, least_per_gpu=2)
+
+
+def test_no_batch_is_larger_than_an_iteration_unless_the_initial_one_is():
+    for samples, largest in [(100, 100), (10, 16)]:
+        found = resolve_limits(
+            AdaptiveBatch(), batch_size=16, per_gpu=None, num_samples=SAMPLES, samples_per_iteration=samples
+        )
+        assert found.max == largest

@@ -176,6 +176,15 @@ def test_an_iteration_is_an_epoch_or_as_many_samples_as_asked_for(store):
     assert done == [16, 28, 40, 56]  # at least 13, 26, 39 and 52, in whole batches of 8, 8 and 4
 
 
+def test_an_iteration_smaller_than_a_batch_is_one_step(store):
+    class Small(Noisy):
+        samples_per_iteration = 3
+
+    found = reports(train(Small, store))
+    assert [content(store, report.checkpoint)["sampler"] for report in found] == [(0, 8), (0, 16), (1, 0), (1, 8)]
+    assert all(report.metrics["train_loss"] > 0.0 for report in found)
+
+
 def test_without_an_evaluation_set_the_train_loss_is_the_metric(store):
     class Blind(Noisy):
         def eval_dataset(self, config):
