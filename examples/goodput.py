@@ -27,13 +27,14 @@ import rubberband
 class PlainDigits(DigitsTrial):
     """The digits model with one fixed configuration; an iteration is one epoch."""
 
+    batch_size = 16
     samples_per_iteration = 1437
 
     def build_model(self, config: Mapping[str, Any]) -> nn.Module:
         return super().build_model({"width": 8})
 
     def build_optimizer(self, config: Mapping[str, Any], model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
+        return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
 
 
 class Block(nn.Module):

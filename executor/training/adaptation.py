@@ -25,10 +25,13 @@ from rubberband.executor.training.sampler import GlobalBatch
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.planner.goodput.efficiency import efficiency
 
-FIRST_ESTIMATES = 20
+FIRST_ESTIMATES = 40
 """Of the noise scale, which are taken often whatever they cost."""
-HALVES_SHARE = 0.03
-"""Of the time of the steps, for passes that the noise scale needs and training does not."""
+LEAST_HALVES_SHARE, MOST_HALVES_SHARE = 0.02, 0.10
+"""Of the time of the steps, for passes that the noise scale needs and training does not: the less, the less there is to
+gain where the noise scale is as large as it may be."""
+GAIN_FOR_HALVES = 0.2
+"""Of what there is to gain."""
 LEAST_STEPS_BETWEEN, MOST_STEPS_BETWEEN = 4, 32
 MOST_USES = 16
 """Of the stretches of an iteration so many are told; neighbours of one size are put together."""
@@ -249,10 +252,12 @@ class AdaptiveBatching:
         self._mark = self._clock()
 
     def _halves_every(self, reading: NoiseReading) -> int:
-        """Steps between those in halves: few at first, then as many as make the second pass cost `HALVES_SHARE`."""
+        """Steps between those in halves: few at first, then as the second pass costs and may bring."""
         if reading.estimates < FIRST_ESTIMATES:
             return LEAST_STEPS_BETWEEN
-        affordable = math.ceil(self._agent.constant_share() / HALVES_SHARE)
+        gain = self._agent.most_gain(self._stretch.batch, (reading.noise_scale or 0.0) * (1.0 + reading.uncertainty))
+        share = max(LEAST_HALVES_SHARE, min(MOST_HALVES_SHARE, GAIN_FOR_HALVES * gain))
+        affordable = math.ceil(self._agent.constant_share() / share)
         return max(LEAST_STEPS_BETWEEN, min(MOST_STEPS_BETWEEN, affordable))
 
     def _adopt(self, batch: BatchChoice) -> None:

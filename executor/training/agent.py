@@ -164,6 +164,17 @@ class BatchAgent:
             for (n, k, m, s), seconds in every.items()
         ]
 
+    def most_gain(self, current: BatchChoice, noise_scale: float) -> float:
+        """By what part goodput would rise with the best batch if phi were `noise_scale`; 0 while nothing is known."""
+        if self._model is None or not math.isfinite(noise_scale):
+            return 0.0
+        size = self.attainable(current.batch_size)
+        here = choose_at(self._model, noise_scale, self.limits, self._instances, self.gpus, size)
+        found = choose(
+            self._model, noise_scale, self.limits, self._instances, self.gpus, least_per_gpu=self._least_per_gpu
+        )
+        return max(0.0, found.goodput / here.goodput - 1.0)
+
     def constant_share(self) -> float:
         """Of the time of a step on one worker: what a pass takes whatever its size, and another pass would add."""
         if self._model is None or not self._seen:

@@ -46,6 +46,8 @@ LEAST_ESTIMATES = 5
 """Fewer say nothing of their own spread."""
 LEAST_FACTOR = 0.9
 """No window is shorter than some 10 estimates, however large the batch is: the spread must be known to compare."""
+OTHER_SIZE = 1e4
+"""Gradients that grow so many times at once begin anew: before, a model was dead, or its samples were all alike."""
 SIZE_SHARE = 0.2
 """Of the latest tr Sigma in the size that estimates are measured by."""
 AGREES = 3.0
@@ -116,12 +118,13 @@ class NoiseScale:
         """Take in an estimate; one that is not finite is dropped. Another estimator or preconditioner starts anew."""
         if not (math.isfinite(estimate.trace) and math.isfinite(estimate.squared_norm)):
             return
-        if (estimate.kind, estimate.preconditioner) != (self._kind, self._preconditioner):
+        is_other = (estimate.kind, estimate.preconditioner) != (self._kind, self._preconditioner)
+        if is_other or estimate.trace > OTHER_SIZE * self._size:
             self._restart(estimate.kind, estimate.preconditioner)
         self._estimates += 1
         size = self._size or max(estimate.trace, _TINY)
         self._averages.add((estimate.trace / size, estimate.squared_norm / size), estimate.steps)
-        self._size = max(size + SIZE_SHARE * (estimate.trace - size), SIZE_SHARE * size)
+        self._size = max(size + SIZE_SHARE * (estimate.trace - size), SIZE_SHARE * size, _TINY)
 
     def reading(self) -> NoiseReading:
         """phi as known now."""

@@ -92,7 +92,7 @@ def test_resized_and_resumed_after_its_processes_were_killed_it_goes_on_with_wha
     for num_workers in (0, 2):
         with gang_of(num_workers) as gang:
             after = run(gang, resumed, store)
-        assert sizes(after[0])[0] >= learnt / 2.1, "it does not begin again"
+        assert sizes(after[0])[0] >= learnt / 4.1, "it does not begin again"
         assert after[0].told.batches[0].noise_scale == pytest.approx(seen, rel=0.7)
         assert [report.iterations for report in after] == [5, 6]
 

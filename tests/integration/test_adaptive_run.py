@@ -66,7 +66,7 @@ def test_measured_planned_killed_and_resumed_a_run_keeps_what_its_agents_learnt(
         acknowledged = len(before.batches)
         learnt, after = before.batches[-1].batch_size, trial.batches[acknowledged].batch_size
         assert learnt > 16
-        assert after >= learnt / 2.1, "it did not begin again"
+        assert after >= learnt / 4.1, "it did not begin again"
         assert trial.batches[:acknowledged] == before.batches
     assert command_line.nothing_left(within_s=1.0)
     command_line("report", "noisy", "--html", "page.html")
