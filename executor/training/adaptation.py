@@ -24,6 +24,7 @@ from rubberband.executor.training.lr_scaling import LrScaling, make_lr_scaling, 
 from rubberband.executor.training.sampler import GlobalBatch
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.planner.goodput.efficiency import efficiency
+from rubberband.planner.goodput.fit import prepare
 
 FIRST_ESTIMATES = 40
 """Of the noise scale, which are taken often whatever they cost."""
@@ -67,6 +68,8 @@ def make_adaptive(
         num_samples=num_samples,
         samples_per_iteration=samples_per_iteration,
     )
+    if segment.rank == 0 and segment.batch_mode == "adapt":
+        prepare()
     return AdaptiveBatching(
         segment=segment,
         limits=limits,

@@ -53,6 +53,13 @@ def fit(
     return _sloped(found, points[0].per_gpu) if measured.one_size else found
 
 
+def prepare() -> None:
+    """Import what a fit needs, half a second's worth, so that the first one takes no longer than the others."""
+    import scipy.optimize  # noqa: F401
+
+    _blas()
+
+
 def relative_errors(parameters: Throughput, points: Sequence[BatchPoint]) -> Floats:
     """(points,) |predicted - measured| / measured seconds per step."""
     rows = [(point.instances, point.gpus, point.per_gpu, point.accumulation, point.step_s) for point in points]
