@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -35,10 +36,12 @@ GAIN_FOR_HALVES = 0.2
 """Of what there is to gain."""
 LEAST_STEPS_BETWEEN, MOST_STEPS_BETWEEN = 4, 32
 MOST_USES = 16
-"""Of the stretches of an iteration so many are told; neighbours of one size are put together."""
+"""Of the stretches of an iteration so many are told; neighbours are put together."""
 SWEEP_SIZES = 6
 SWEEP_WARM_STEPS = 2
-SWEEP_STEPS = 8
+LEAST_SWEEP_STEPS, MOST_SWEEP_STEPS = 8, 50
+SWEEP_SIZE_S = 0.5
+"""Within these numbers of steps, a size is timed for about so long."""
 SWEEP_S = 60.0
 """A sweep tries no further size after so long."""
 
@@ -100,8 +103,8 @@ class _Stretch:
     """Steps of one size, from one decision to the next."""
 
     batch: BatchChoice
-    is_new: bool
-    """Whether its first step is the first of this size, which is not timed: memory and kernels are set up in it."""
+    untimed: int = 0
+    """Its first steps that are not timed: in the first of a size, memory and kernels are set up."""
     steps: int = 0
     duration_s: float = 0.0
     timed_steps: int = 0
@@ -158,6 +161,7 @@ class AdaptiveBatching:
         self._since_decision = 0
         self._uses: list[BatchUse] = []
         self._sweep: Iterator[int] | None = None
+        self._sweep_steps = LEAST_SWEEP_STEPS
         self._mark = 0.0
         self._started = False
         self._stretch: _Stretch
@@ -214,10 +218,10 @@ class AdaptiveBatching:
         self._progress += self._useful * batch.size
         self._stretch.steps += 1
         self._since_decision += 1
-        if self._stretch.is_new and self._stretch.steps == 1:
-            self._stretch.duration_s += self._lap()
+        if self._stretch.steps == self._stretch.untimed:
+            self._warmed_up(self._lap())
         if self._sweep is not None:
-            if self._stretch.steps >= SWEEP_WARM_STEPS + SWEEP_STEPS:
+            if self._stretch.steps >= SWEEP_WARM_STEPS + self._sweep_steps:
                 self._next_of_sweep()
         elif self._since_decision >= self._interval:
             self._decide()
@@ -278,7 +282,8 @@ class AdaptiveBatching:
 
     def _set(self, batch: BatchChoice) -> None:
         is_new = not self._started or batch != self._stretch.batch
-        self._stretch = _Stretch(batch=batch, is_new=is_new)
+        untimed = SWEEP_WARM_STEPS if self._segment.batch_mode == "sweep" else int(is_new)
+        self._stretch = _Stretch(batch=batch, untimed=untimed)
         self._useful = 1.0
         if self._noise_scale is not None:
             self._useful = float(efficiency(self._noise_scale, self._agent.limits.initial, batch.batch_size))
@@ -300,18 +305,26 @@ class AdaptiveBatching:
         self._adopt(self._agent.split(self._agent.attainable(size)))
         self._mark = self._clock()
 
+    def _warmed_up(self, lap_s: float) -> None:
+        """The steps that are not timed took `lap_s`; in a sweep, say how many of this size are."""
+        self._stretch.duration_s += lap_s
+        if self._sweep is not None:
+            wanted = SWEEP_SIZE_S * self._stretch.untimed / max(lap_s, 1e-9)
+            wanted = min(max(math.ceil(wanted), LEAST_SWEEP_STEPS), MOST_SWEEP_STEPS)
+            self._sweep_steps = round(self._gang.share([wanted])[0])
+
     def _close_stretch(self, noise_scale: float | None) -> None:
         """Note the stretch, show it to the agent, and begin another one of the same size."""
         stretch = self._stretch
         if not stretch.steps:
             return
-        lap_s, timed = self._lap(), stretch.steps - stretch.is_new
+        lap_s, timed = self._lap(), max(0, stretch.steps - stretch.untimed)
         stretch.duration_s += lap_s
         stretch.timed_s, stretch.timed_steps = lap_s, timed
         if timed:
             self._agent.observe(stretch.batch, timed, lap_s)
         _append(self._uses, self._use(stretch, noise_scale))
-        self._stretch = _Stretch(batch=stretch.batch, is_new=False)
+        self._stretch = _Stretch(batch=stretch.batch)
 
     def _use(self, stretch: _Stretch, noise_scale: float | None) -> BatchUse:
         initial = self._agent.limits.initial
@@ -370,11 +383,11 @@ def _cautious(reading: NoiseReading) -> float | None:
 
 
 def _append(uses: list[BatchUse], use: BatchUse) -> None:
-    """Add a stretch; where there are many, put the shortest two neighbours of one size together."""
+    """Add a stretch; where there are many, put the shortest two neighbours together, if possible of one size."""
     uses.append(use)
-    pairs = [at for at in range(len(uses) - 1) if _size(uses[at]) == _size(uses[at + 1])]
-    if len(uses) > MOST_USES and pairs:
-        at = min(pairs, key=lambda at: uses[at].steps + uses[at + 1].steps)
+    if len(uses) > MOST_USES:
+        pairs = [(_size(one) != _size(next_one), one.steps + next_one.steps) for one, next_one in pairwise(uses)]
+        at = pairs.index(min(pairs))
         uses[at : at + 2] = [_joined(uses[at], uses[at + 1])]
 
 
@@ -383,6 +396,15 @@ def _size(use: BatchUse) -> tuple[int, int, int]:
 
 
 def _joined(first: BatchUse, second: BatchUse) -> BatchUse:
-    steps = first.steps + second.steps
-    step_s = (first.steps * first.step_s + second.steps * second.step_s) / steps
-    return replace(second, steps=steps, duration_s=first.duration_s + second.duration_s, step_s=step_s)
+    """Both in steps of the size that took in more samples, which are counted right, like their progress and time."""
+    samples = first.steps * first.batch_size, second.steps * second.batch_size
+    main = first if samples[0] > samples[1] else second
+    steps = max(1, round(sum(samples) / main.batch_size))
+    return replace(
+        main,
+        steps=steps,
+        duration_s=first.duration_s + second.duration_s,
+        step_s=(first.steps * first.step_s + second.steps * second.step_s) / steps,
+        noise_scale=second.noise_scale,
+        efficiency=(samples[0] * first.efficiency + samples[1] * second.efficiency) / sum(samples),
+    )

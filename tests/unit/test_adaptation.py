@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,7 +16,7 @@ from rubberband.executor.training.failures import TrialFailure
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import NoiseReading
 from rubberband.executor.training.lr_scaling import make_lr_scaling
-from rubberband.executor.training.sampler import GlobalBatchSampler
+from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler
 from rubberband.executor.training.segment import BatchReport
 from tests import segments
 
@@ -210,6 +211,23 @@ def test_a_long_iteration_is_told_in_few_stretches():
     report, _, _, sizes = iterate(make(device, 500.0, samples_per_iteration=200 * SAMPLES), device)
     assert len(report.batches) <= MOST_USES
     assert sum(use.steps for use in report.batches) == len(sizes)
+    assert sum(use.duration_s for use in report.batches) == pytest.approx(device.now)
+
+
+def test_stretches_are_few_even_where_the_batch_never_settles():
+    device = Device()
+    batching = make(device, samples_per_iteration=50 * SAMPLES)
+    noise, samples, decisions = batching._noise, 0, 0
+    batching.begin(1)
+    while not batching.is_over():
+        size = batching.batch_size
+        device.now += 0.1 + size * 1e-4
+        batching.after_step(GlobalBatch(indices=np.arange(size), shares=(size,)))
+        samples, decisions = samples + size, decisions + 1
+        noise.noise_scale = 100.0 if decisions // 10 % 2 else 10_000.0
+    report = batching.end()
+    assert len(report.batches) == MOST_USES
+    assert sum(use.steps * use.batch_size for use in report.batches) == pytest.approx(samples, rel=0.05)
     assert sum(use.duration_s for use in report.batches) == pytest.approx(device.now)
 
 
