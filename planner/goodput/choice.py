@@ -252,8 +252,8 @@ def _check(limits: BatchLimits, gpus: int, least: int) -> None:
         )
     if limits.max_per_gpu is not None and limits.max_per_gpu < least:
         raise ValueError(
-            f"batch.max_per_gpu={limits.max_per_gpu} is less than the {least} samples that a GPU needs at once (BatchNorm "
-            f"needs two); raise it to {least}"
+            f"batch.max_per_gpu={limits.max_per_gpu} is less than the {least} samples that a GPU needs at once (two "
+            f"for BatchNorm); raise it to {least}"
         )
 
 
