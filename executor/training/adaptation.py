@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ import torch
 from rubberband.adaptive import BatchLimits, BatchUse
 from rubberband.executor.training.agent import BatchAgent, BatchChoice
 from rubberband.executor.training.batch_limits import check_gang, refused, resolve_limits
+from rubberband.executor.training.batch_uses import append
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import GradientNoise, NoiseReading
 from rubberband.executor.training.lr_scaling import LrScaling, make_lr_scaling, scaled_lr
@@ -323,7 +323,7 @@ class AdaptiveBatching:
         stretch.timed_s, stretch.timed_steps = lap_s, timed
         if timed:
             self._agent.observe(stretch.batch, timed, lap_s)
-        _append(self._uses, self._use(stretch, noise_scale))
+        append(self._uses, self._use(stretch, noise_scale))
         self._stretch = _Stretch(batch=stretch.batch)
 
     def _use(self, stretch: _Stretch, noise_scale: float | None) -> BatchUse:
@@ -380,31 +380,3 @@ class AdaptiveBatching:
 def _cautious(reading: NoiseReading) -> float | None:
     """A smaller phi where it is uncertain: too small a batch costs less than one too large."""
     return None if reading.noise_scale is None else reading.noise_scale / (1.0 + reading.uncertainty)
-
-
-def _append(uses: list[BatchUse], use: BatchUse) -> None:
-    """Add a stretch; where there are many, put the shortest two neighbours together, if possible of one size."""
-    uses.append(use)
-    if len(uses) > MOST_USES:
-        pairs = [(_size(one) != _size(next_one), one.steps + next_one.steps) for one, next_one in pairwise(uses)]
-        at = pairs.index(min(pairs))
-        uses[at : at + 2] = [_joined(uses[at], uses[at + 1])]
-
-
-def _size(use: BatchUse) -> tuple[int, int, int]:
-    return use.batch_size, use.per_gpu, use.accumulation
-
-
-def _joined(first: BatchUse, second: BatchUse) -> BatchUse:
-    """Both in steps of the size that took in more samples, which are counted right, like their progress and time."""
-    samples = first.steps * first.batch_size, second.steps * second.batch_size
-    main = first if samples[0] > samples[1] else second
-    steps = max(1, round(sum(samples) / main.batch_size))
-    return replace(
-        main,
-        steps=steps,
-        duration_s=first.duration_s + second.duration_s,
-        step_s=(first.steps * first.step_s + second.steps * second.step_s) / steps,
-        noise_scale=second.noise_scale,
-        efficiency=(samples[0] * first.efficiency + samples[1] * second.efficiency) / sum(samples),
-    )

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from rubberband.adaptive import AdaptiveBatch, BatchLimits
-from rubberband.executor.training.adaptation import MOST_USES, AdaptiveBatching
+from rubberband.executor.training.adaptation import AdaptiveBatching
 from rubberband.executor.training.batch_limits import resolve_limits
+from rubberband.executor.training.batch_uses import MOST_USES
 from rubberband.executor.training.failures import TrialFailure
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import NoiseReading
