@@ -235,13 +235,16 @@ class TorchRunner:
         """Whether every worker has the memory to take `per_gpu` samples through the model; nothing else changes.
 
         The model is used without its DDP: its collectives would strand the others where one worker runs out of memory.
+        As much memory as the parameters take is held meanwhile: the noise scale keeps Adam's P during a pass.
         """
         part = np.arange(per_gpu) % self._sampler.num_samples
         buffers = [buffer.clone() for buffer in self._module.buffers()]
         failed = torch.zeros((), device=self._device)
         with torch.random.fork_rng(devices=[0] if self._device.type == "cuda" else []):
             try:
+                spare = [torch.empty_like(parameter) for parameter in self._module.parameters()]
                 self._loss(self._module, part).backward()  # type: ignore[no-untyped-call]
+                del spare
             except torch.OutOfMemoryError:
                 failed += 1
         self._optimizer.zero_grad()
