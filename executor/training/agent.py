@@ -27,6 +27,12 @@ FIT_SHARE = 0.01
 """Of the time, for fitting anew."""
 GROWTH = 2.0
 """From one choice to the next the batch grows or shrinks by no more than this: what is known is known nearby."""
+TRUSTED_STRETCHES = 3
+"""A configuration that was timed less often is doubted after a while: other work on the machine may have slowed it."""
+DOUBTED_AFTER = 32
+"""Stretches of whatever configuration since its last one."""
+DOUBTED_WEIGHT = 0.1
+"""In the fit, where a stretch weighs 1."""
 TRY_GROWTH = 1.5
 """Where nothing tells what a sample costs, a batch so much larger is tried."""
 LEAST_GAIN = 0.01
@@ -68,6 +74,9 @@ class BatchAgent:
         self._known = {_configuration(point): point.step_s for point in known}
         self._seen: dict[Configuration, deque[tuple[int, float]]] = {}
         """Configuration -> (steps, seconds) of its latest stretches."""
+        self._seen_at: dict[Configuration, int] = {}
+        """Configuration -> how many stretches there had been when it was last timed."""
+        self._num_stretches = 0
         self._model: Throughput | None = None
         self._fit_due_at = 0.0
         self._news = bool(known)
@@ -97,8 +106,11 @@ class BatchAgent:
         timings = self._seen.pop(configuration, deque(maxlen=WINDOW))
         timings.append((steps, seconds))
         self._seen[configuration] = timings
+        self._num_stretches += 1
+        self._seen_at[configuration] = self._num_stretches
         if len(self._seen) > MOST_POINTS:
-            del self._seen[next(iter(self._seen))]
+            oldest = next(iter(self._seen))
+            del self._seen[oldest], self._seen_at[oldest]
 
     def forbid(self, per_gpu: int, proven: int) -> None:
         """`per_gpu` samples do not fit the memory, and `proven` do: stay well below the former from now on."""
@@ -125,9 +137,9 @@ class BatchAgent:
         """A size whose time nothing tells yet, if it would gain where it is as fast as it may be.
 
         Timings at one m do not tell what a sample costs, and those in single passes do not tell computing, which
-        accumulation repeats, from synchronising, which it does not. Each is tried once: the timing is remembered.
+        accumulation repeats, from synchronising, which it does not. Each is tried once, or until it can be trusted.
         """
-        mine = [(m, s) for n, k, m, s in self._seen if (n, k) == (self._instances, self.gpus)]
+        mine = [(m, s) for n, k, m, s in filter(self._trusted, self._seen) if (n, k) == (self._instances, self.gpus)]
         initial, size = self.limits.initial, here.batch_size
         if here.per_gpu != self.limits.max_per_gpu and len({m for m, _ in mine}) == 1:
             size, least_s = self.attainable(int(TRY_GROWTH * size)), here.step_s
@@ -140,12 +152,25 @@ class BatchAgent:
         hoped = size / least_s * float(efficiency(noise_scale, initial, size))
         return found if hoped > (1.0 + LEAST_GAIN) * here.goodput else None
 
+    def _weights(self, points: Sequence[BatchPoint]) -> list[float]:
+        """How much each point counts in the fit: as often as it was timed, and little where it is doubted."""
+        return [
+            float(len(self._seen[key]) if self._trusted(key) else DOUBTED_WEIGHT)
+            if (key := _configuration(point)) in self._seen
+            else float(TRUSTED_STRETCHES)
+            for point in points
+        ]
+
+    def _trusted(self, configuration: Configuration) -> bool:
+        since = self._num_stretches - self._seen_at[configuration]
+        return since <= DOUBTED_AFTER or len(self._seen[configuration]) >= TRUSTED_STRETCHES
+
     def _fitted(self) -> Throughput | None:
         """The model, fitted anew where there is a new configuration, or enough time has passed to afford it."""
         points = self.points()
         if points and (self._news or self._clock() >= self._fit_due_at):
             began = self._clock()
-            self._model = fit(points, self._model)
+            self._model = fit(points, self._model, self._weights(points))
             now = self._clock()
             self._fit_due_at = now + (now - began) / FIT_SHARE
             self._news = False
@@ -153,10 +178,7 @@ class BatchAgent:
 
     def points(self) -> list[BatchPoint]:
         """What the fit goes by: own timings, and those of profiling, as much slower as the own ones turned out."""
-        own = {
-            configuration: sum(seconds for _, seconds in timings) / sum(steps for steps, _ in timings)
-            for configuration, timings in self._seen.items()
-        }
+        own = {configuration: _typical(timings) for configuration, timings in self._seen.items()}
         pace = median([own[key] / self._known[key] for key in own if key in self._known] or [1.0])
         every = {key: pace * seconds for key, seconds in self._known.items()} | own
         return [
@@ -185,14 +207,17 @@ class BatchAgent:
     def state(self) -> dict[str, Any]:
         """What it has learnt, as plain values."""
         return {
-            "seen": [(key, list(timings)) for key, timings in self._seen.items()],
+            "seen": [(key, self._seen_at[key], list(timings)) for key, timings in self._seen.items()],
+            "stretches": self._num_stretches,
             "max_per_gpu": self.limits.max_per_gpu,
             "model": None if self._model is None else asdict(self._model),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what `state` gave, perhaps with another gang; the tighter limit of memory holds."""
-        self._seen = {tuple(key): deque(map(tuple, timings), maxlen=WINDOW) for key, timings in state["seen"]}
+        self._seen = {tuple(key): deque(map(tuple, timings), maxlen=WINDOW) for key, _, timings in state["seen"]}
+        self._seen_at = {tuple(key): seen_at for key, seen_at, _ in state["seen"]}
+        self._num_stretches = state["stretches"]
         self._model = None if state["model"] is None else Throughput(**state["model"])
         limits = [limit for limit in (self.limits.max_per_gpu, state["max_per_gpu"]) if limit is not None]
         self.limits = replace(self.limits, max_per_gpu=min(limits, default=None))
@@ -201,3 +226,14 @@ class BatchAgent:
 
 def _configuration(point: BatchPoint) -> Configuration:
     return point.instances, point.gpus, point.per_gpu, point.accumulation
+
+
+def _typical(timings: Sequence[tuple[int, float]]) -> float:
+    """Seconds per step: the median of steps, of two stretches alike the faster one. What interferes only slows down."""
+    rest = sum(steps for steps, _ in timings) / 2
+    ordered = sorted((seconds / steps, steps) for steps, seconds in timings)
+    for step_s, steps in ordered:
+        rest -= steps
+        if rest <= 0:
+            return step_s
+    return ordered[-1][0]

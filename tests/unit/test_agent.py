@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from rubberband.adaptive import BatchLimits, BatchPoint, Throughput
-from rubberband.executor.training.agent import GROWTH, MOST_POINTS, BatchAgent, BatchChoice
+from rubberband.executor.training.agent import DOUBTED_AFTER, GROWTH, MOST_POINTS, BatchAgent, BatchChoice
 from rubberband.planner.goodput.choice import choose, choose_at
 from rubberband.planner.goodput.throughput import step_s
 
@@ -153,3 +153,16 @@ def test_where_every_pass_is_full_it_settles_all_the_same(max_per_gpu, gpus):
     got = choose_at(OVERHEAD_BOUND, 100.0, limits, 1, gpus, choices[-1].batch_size)
     assert got.goodput >= 0.97 * best.goodput
     assert len(set(choices[-10:])) == 1
+
+
+def test_one_timing_that_was_far_off_does_not_keep_the_batch_small_for_ever():
+    agent, choices = make(gpus=1), []
+    used, disturbed = agent.split(64), False
+    for _ in range(3 * DOUBTED_AFTER):
+        seconds = 20 * float(step_s(OVERHEAD_BOUND, 1, 1, used.per_gpu, used.accumulation))
+        if used.batch_size > 64 and not disturbed:
+            seconds, disturbed = 5 * seconds, True
+        agent.observe(used, 20, seconds)
+        choices.append(used := agent.choose(used, 1000.0))
+    assert choices[3].batch_size == 64
+    assert choices[-1].batch_size > 256
