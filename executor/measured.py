@@ -13,7 +13,13 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from rubberband.chance import Spread
-from rubberband.executor.measured_batches import Expected, noise_finding, noise_scale_of, present_noise_scale
+from rubberband.executor.measured_batches import (
+    Expected,
+    is_settled,
+    noise_finding,
+    noise_scale_of,
+    present_noise_scale,
+)
 from rubberband.executor.state import Allocation, Job, State
 from rubberband.offer import Offer
 from rubberband.profile import Profile
@@ -111,7 +117,7 @@ def _iterations(state: State, use: Allocation) -> list[_Iteration]:
     for report in state.trials[use.trial].reports:
         if not use.training_at < report.reported_at <= until:
             continue
-        if not any(began_at < woke_at <= report.reported_at for woke_at in state.woke_at):
+        if is_settled(report) and not any(began_at < woke_at <= report.reported_at for woke_at in state.woke_at):
             found.append(_Iteration(report.reported_at - began_at, noise_scale_of(report)))
         began_at = report.reported_at
     return found

@@ -19,6 +19,8 @@ from rubberband.profile import Profile
 _STEP = 0.02
 """Noise scales that differ by less count as one, so that a run of a thousand trials is reckoned with quickly."""
 _LEAST = 1e-6
+SETTLED = 1.5
+"""A batch that changes by more within an iteration is still being found."""
 WITHIN_NOISE_SCALE = 0.2
 """A smaller deviation of the noise scale is left alone: it is not known any better."""
 
@@ -51,6 +53,12 @@ def noise_scale_of(report: Report) -> float | None:
     """What a trial knew of its noise scale at the end of an iteration."""
     known = [use.noise_scale for use in report.batches if use.noise_scale is not None]
     return known[-1] if known else None
+
+
+def is_settled(report: Report) -> bool:
+    """Whether an iteration tells how fast adaptive steps are: not while the batch, or phi, is still being found."""
+    sizes = [use.batch_size for use in report.batches]
+    return not sizes or (noise_scale_of(report) is not None and max(sizes) <= SETTLED * min(sizes))
 
 
 def present_noise_scale(job: Job, state: State) -> float | None:

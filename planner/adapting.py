@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 
 from rubberband.adaptive import AdaptiveBatch, BatchLimits, GoodputProfile
-from rubberband.planner.goodput.planning import adaptive, seconds_per_iteration, with_noise_scale
+from rubberband.planner.goodput.planning import fixed_seconds_per_iteration, seconds_per_iteration, with_noise_scale
 from rubberband.profile import Profile
 
 
@@ -34,14 +35,18 @@ def limits_within(model: GoodputProfile, asked: AdaptiveBatch) -> BatchLimits:
 def adapted(profile: Profile, gpus_per_instance: int, gang_sizes: Sequence[int]) -> Profile:
     """The profile with the times of trials that adapt their batch, for these gang sizes. It must have a model.
 
-    None is longer than the time that is known of a fixed batch: a trial can always keep that.
+    The model says by what factor adapting is faster than a fixed batch; that the fixed batch takes as long as was
+    measured, so that a model which is too fast throughout promises nothing. Beyond what was measured, it is taken to be
+    off as much as it is within.
     """
-    found = adaptive(profile, gpus_per_instance, gang_sizes)
-    table = {
-        gpus: min(time_s, profile.iteration_s(gpus)) if profile.covers(gpus) else time_s
-        for gpus, time_s in found.seconds_per_iteration.items()
-    }
-    return replace(found, seconds_per_iteration=table)
+    assert profile.goodput is not None, "only a profile with a model can plan for adaptive trials"
+    sizes = sorted({*gang_sizes, *profile.seconds_per_iteration})
+    by_model_s = seconds_per_iteration(profile.goodput, gpus_per_instance, sizes)
+    fixed_s = fixed_seconds_per_iteration(profile.goodput, gpus_per_instance, sizes)
+    off = {gpus: profile.iteration_s(gpus) / fixed_s[gpus] for gpus in sizes if profile.covers(gpus)}
+    usual = median(off.values())
+    table = {gpus: by_model_s[gpus] * off.get(gpus, usual) for gpus in gang_sizes}
+    return replace(profile, seconds_per_iteration=table)
 
 
 def at_noise_scale(profile: Profile, gpus_per_instance: int, noise_scale: float) -> Profile:

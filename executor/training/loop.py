@@ -235,9 +235,10 @@ class TorchRunner:
         """Whether every worker has the memory to take `per_gpu` samples through the model; nothing else changes.
 
         The model is used without its DDP: its collectives would strand the others where one worker runs out of memory.
-        As much memory as the parameters take is held meanwhile: the noise scale keeps Adam's P during a pass.
+        As much memory as the parameters take is held meanwhile: the noise scale keeps Adam's P during a pass. A tenth
+        more samples are taken: other ones of the set may be larger, and memory comes in pieces.
         """
-        part = np.arange(per_gpu) % self._sampler.num_samples
+        part = np.arange(per_gpu + per_gpu // 10) % self._sampler.num_samples
         buffers = [buffer.clone() for buffer in self._module.buffers()]
         failed = torch.zeros((), device=self._device)
         with torch.random.fork_rng(devices=[0] if self._device.type == "cuda" else []):

@@ -134,7 +134,7 @@ class NoiseScale:
         trace, trace_error, squared_norm, error = self._longest_that_agrees()
         if squared_norm > CREDIBLE * error:
             uncertainty = math.hypot(error / squared_norm, trace_error / trace if trace > 0.0 else 0.0)
-            self._published = trace / squared_norm, uncertainty
+            self._published = max(trace, 0.0) / squared_norm, uncertainty
             return self._reading(self._published, trace, squared_norm)
         largest = max(squared_norm, 0.0) + CREDIBLE * error
         return self._reading(self._kept(trace / largest if largest > 0.0 else 0.0), trace, squared_norm)

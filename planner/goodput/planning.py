@@ -14,7 +14,6 @@ import numpy as np
 from rubberband.adaptive import GoodputProfile, Throughput
 from rubberband.planner.goodput.choice import Choices, choose_many
 from rubberband.planner.goodput.fit import extrapolates
-from rubberband.profile import Profile
 
 
 def seconds_per_iteration(
@@ -40,13 +39,6 @@ def fixed_seconds_per_iteration(
     limits = profile.limits
     fixed = replace(profile, limits=replace(limits, max=limits.initial))
     return seconds_per_iteration(fixed, gpus_per_instance, gang_sizes)
-
-
-def adaptive(profile: Profile, gpus_per_instance: int, gang_sizes: Sequence[int]) -> Profile:
-    """The profile whose table is that of trials that choose their batch size. It must have a goodput model."""
-    assert profile.goodput is not None, "only a profile with a goodput model can plan for adaptive trials"
-    table = seconds_per_iteration(profile.goodput, gpus_per_instance, gang_sizes)
-    return replace(profile, seconds_per_iteration=table)
 
 
 def with_noise_scale(profile: GoodputProfile, noise_scale: float) -> GoodputProfile:

@@ -10,13 +10,11 @@ from rubberband.adaptive import BatchLimits, BatchPoint, GoodputProfile, Through
 from rubberband.planner.goodput.autoscale import scaled_size, scaling_efficiencies, should_scale
 from rubberband.planner.goodput.choice import choose
 from rubberband.planner.goodput.planning import (
-    adaptive,
     chosen,
     extrapolated,
     fixed_seconds_per_iteration,
     seconds_per_iteration,
 )
-from rubberband.profile import Profile
 
 MODEL = GoodputProfile(
     throughput=Throughput(alpha_grad_s=0.02, beta_grad_s=0.001, alpha_local_s=0.03, alpha_node_s=0.2, gamma=2.0),
@@ -47,13 +45,6 @@ def test_an_iteration_is_its_samples_by_the_goodput_and_its_overhead():
 
 def test_a_fixed_batch_takes_its_steps():
     assert fixed_seconds_per_iteration(MODEL, 4, [1])[1] == pytest.approx(50_000 / 128 * 0.148 + 3.0)
-
-
-def test_an_adaptive_profile_has_the_table_and_keeps_the_rest():
-    profile = Profile(seconds_per_iteration={1: 60.0, 2: 50.0}, trial_startup_s=7.0, goodput=MODEL)
-    planned = adaptive(profile, 4, [1, 2, 4])
-    assert planned.seconds_per_iteration == seconds_per_iteration(MODEL, 4, [1, 2, 4])
-    assert replace(planned, seconds_per_iteration=profile.seconds_per_iteration) == profile
 
 
 def test_a_gang_larger_than_the_largest_batch_can_be_planned():

@@ -121,7 +121,9 @@ def adaptive(profile: Profile = PROFILE, noise_scale: float = 200.0) -> Profile:
         limits=BatchLimits(initial=64, max=4096),
         overhead_s=0.5,
     )
-    return planning.adaptive(dataclasses.replace(profile, goodput=model), OFFER.gpus, [1, 2, 4])
+    return dataclasses.replace(
+        profile, goodput=model, seconds_per_iteration=planning.seconds_per_iteration(model, OFFER.gpus, [1, 2, 4])
+    )
 
 
 def at(noise_scale: float, profile: Profile) -> dict[int, float]:
@@ -163,6 +165,20 @@ def test_what_the_noise_scale_explains_is_not_taken_for_speed() -> None:
     assert dict(found.profile.seconds_per_iteration) == pytest.approx(at(900.0, profile), rel=0.02)
     assert found.profile.goodput is not None
     assert found.profile.goodput.noise_scale == pytest.approx(900.0, rel=0.02)
+
+
+def test_iterations_in_which_the_batch_was_still_being_found_are_not_taken_for_slowness() -> None:
+    profile = adaptive()
+    job, state = seen_at([200.0] * 4, 3.0, profile)
+    for trial in state.trials:
+        for report in trial.reports:
+            (use,) = told(200.0)
+            report.batches = (use, dataclasses.replace(use, batch_size=4 * use.batch_size))
+    assert measured(job, state).findings == ""
+    for trial in state.trials:
+        for report in trial.reports:
+            report.batches = told(None)
+    assert measured(job, state).findings == ""
 
 
 def test_speed_is_what_the_noise_scale_does_not_explain() -> None:
