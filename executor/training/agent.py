@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
@@ -18,6 +18,7 @@ from rubberband.executor.training.sampler import even_shares
 from rubberband.planner.goodput.choice import Choice, better, candidates, choose, choose_at
 from rubberband.planner.goodput.efficiency import efficiency
 from rubberband.planner.goodput.fit import fit
+from rubberband.planner.goodput.throughput import step_s
 
 WINDOW = 8
 """Of each configuration the latest so many timings count; older ones fade."""
@@ -72,6 +73,7 @@ class BatchAgent:
         self._clock = clock
         self._least_per_gpu = least_per_gpu
         self._known = {_configuration(point): point.step_s for point in known}
+        self._known_model: Throughput | None = None
         self._seen: dict[Configuration, deque[tuple[int, float]]] = {}
         """Configuration -> (steps, seconds) of its latest stretches."""
         self._seen_at: dict[Configuration, int] = {}
@@ -179,12 +181,18 @@ class BatchAgent:
     def points(self) -> list[BatchPoint]:
         """What the fit goes by: own timings, and those of profiling, as much slower as the own ones turned out."""
         own = {configuration: _typical(timings) for configuration, timings in self._seen.items()}
-        pace = median([own[key] / self._known[key] for key in own if key in self._known] or [1.0])
+        pace = self._pace(own)
         every = {key: pace * seconds for key, seconds in self._known.items()} | own
-        return [
-            BatchPoint(instances=n, gpus=k, per_gpu=m, accumulation=s, step_s=seconds)
-            for (n, k, m, s), seconds in every.items()
-        ]
+        return [_point(configuration, seconds) for configuration, seconds in every.items()]
+
+    def _pace(self, own: Mapping[Configuration, float]) -> float:
+        """How much slower own steps are than those that profiling timed; by a fit of these where it timed none such."""
+        if not own or not self._known:
+            return 1.0
+        if self._known_model is None:
+            self._known_model = fit([_point(key, seconds) for key, seconds in self._known.items()])
+        model = self._known_model
+        return median(own[key] / (self._known.get(key) or float(step_s(model, *key))) for key in own)
 
     def most_gain(self, current: BatchChoice, noise_scale: float) -> float:
         """By what part goodput would rise with the best batch if phi were `noise_scale`; 0 while nothing is known."""
@@ -224,6 +232,11 @@ class BatchAgent:
         self._news = bool(self._seen)
 
 
+def _point(configuration: Configuration, seconds: float) -> BatchPoint:
+    instances, gpus, per_gpu, accumulation = configuration
+    return BatchPoint(instances=instances, gpus=gpus, per_gpu=per_gpu, accumulation=accumulation, step_s=seconds)
+
+
 def _configuration(point: BatchPoint) -> Configuration:
     return point.instances, point.gpus, point.per_gpu, point.accumulation
 
@@ -232,8 +245,8 @@ def _typical(timings: Sequence[tuple[int, float]]) -> float:
     """Seconds per step: the median of steps, of two stretches alike the faster one. What interferes only slows down."""
     rest = sum(steps for steps, _ in timings) / 2
     ordered = sorted((seconds / steps, steps) for steps, seconds in timings)
-    for step_s, steps in ordered:
+    for each_s, steps in ordered:
         rest -= steps
         if rest <= 0:
-            return step_s
+            return each_s
     return ordered[-1][0]

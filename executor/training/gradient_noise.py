@@ -68,7 +68,7 @@ class GradientNoise:
         self._total, self._every = total, every
         self._scale = NoiseScale()
         self._preconditioner = Preconditioner(optimizer)
-        self._device = optimizer.param_groups[0]["params"][0].device
+        self._device = next(parameter.device for group in optimizer.param_groups for parameter in group["params"])
         self._step: _Step | None = None
         self._pair: _Step | None = None
         self._since = every

@@ -102,6 +102,18 @@ def test_what_profiling_measured_helps_until_it_is_measured_again_and_at_its_pac
     assert [point.step_s for point in agent.points()] == pytest.approx([1.5 * point.step_s for point in known])
 
 
+def test_the_pace_of_a_profile_is_found_at_sizes_that_it_did_not_time():
+    known = [
+        BatchPoint(instances=1, gpus=1, per_gpu=m, accumulation=0, step_s=float(step_s(COMPUTE_BOUND, 1, 1, m, 0)))
+        for m in (64, 256, 1024)
+    ]
+    agent = make(gpus=1, known=known)
+    agent.observe(agent.split(100), 20, 20 * 2.0 * float(step_s(COMPUTE_BOUND, 1, 1, 100, 0)))
+    assert [point.step_s for point in agent.points()[:3]] == pytest.approx(
+        [2.0 * point.step_s for point in known], rel=0.02
+    )
+
+
 def test_it_goes_on_with_what_it_has_learnt_on_another_gang():
     agent = make(gpus=4)
     learnt = train(agent, OVERHEAD_BOUND, 1e6)[-1]
