@@ -35,8 +35,6 @@ gain where the noise scale is as large as it may be."""
 GAIN_FOR_HALVES = 0.2
 """Of what there is to gain."""
 LEAST_STEPS_BETWEEN, MOST_STEPS_BETWEEN = 4, 32
-MOST_USES = 16
-"""Of the stretches of an iteration so many are told; neighbours are put together."""
 SWEEP_SIZES = 6
 SWEEP_WARM_STEPS = 2
 LEAST_SWEEP_STEPS, MOST_SWEEP_STEPS = 8, 50
