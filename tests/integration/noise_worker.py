@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.queues import Queue
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -16,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import GradientNoise, NoiseReading
 
+ROOT = str(Path(__file__).parents[2])
 NUM_INPUTS = 6
 
 
@@ -87,8 +90,13 @@ def run_gang(scenarios: Sequence[Scenario]) -> list[list[Outcome]]:
     workers = [
         context.Process(target=_work, args=(scenarios, rank, rendezvous, results)) for rank in range(num_workers)
     ]
-    for worker in workers:
-        worker.start()
+    # A process that is spawned gets this one's search path, on which pytest alone has no need for the checkout.
+    sys.path.insert(0, ROOT)
+    try:
+        for worker in workers:
+            worker.start()
+    finally:
+        sys.path.remove(ROOT)
     found = dict(results.get(timeout=120) for _ in workers)
     for worker in workers:
         worker.join()
