@@ -18,7 +18,7 @@ name: noisy
 entrypoint: adaptive_trials:Noisy
 search:
   space: {lr: 0.001}
-  scheduler: {type: stages, stages: [{trials: 2, iterations: 30}]}
+  scheduler: {type: stages, stages: [{trials: 2, iterations: 150}]}
   metric: train_loss
   mode: min
 resources:
@@ -52,12 +52,13 @@ def test_measured_planned_killed_and_resumed_a_run_keeps_what_its_agents_learnt(
     plan = json.loads(command_line("estimate", "noisy.yaml", "-o", "json")[0])
     assert plan["feasible"]
 
-    driver = command_line.start("run", "noisy.yaml", "-s", "resources.lease=4s")
-    cut = command_line.wait_for(
-        driver, lambda result: min(trial.iterations for trial in result.trials) >= 6, name="noisy"
-    )
+    side_by_side = ("-s", "resources.gpus_per_trial.max=1")
+    driver = command_line.start("run", "noisy.yaml", "-s", "resources.lease=4s", *side_by_side)
+    command_line.wait_for(driver, lambda result: min(trial.iterations for trial in result.trials) >= 10, name="noisy")
     driver.kill()
     driver.communicate()
+    cut = command_line.result("noisy")
+    assert max(trial.iterations for trial in cut.trials) < 150
     command_line("resume", "noisy")
     result = command_line.result("noisy")
     assert result.outcome == "done"
