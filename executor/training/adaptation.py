@@ -257,8 +257,8 @@ class AdaptiveBatching:
         self._mark = self._clock()
 
     def _halves_every(self, reading: NoiseReading) -> int:
-        """Steps between those in halves: few at first, then as the second pass costs and may bring."""
-        if reading.estimates < FIRST_ESTIMATES:
+        """Steps between those in halves, which one worker alone needs: few at first, then as they may bring."""
+        if self._segment.num_workers > 1 or reading.estimates < FIRST_ESTIMATES:
             return LEAST_STEPS_BETWEEN
         gain = self._agent.most_gain(self._stretch.batch, (reading.noise_scale or 0.0) * (1.0 + reading.uncertainty))
         share = max(LEAST_HALVES_SHARE, min(MOST_HALVES_SHARE, GAIN_FOR_HALVES * gain))
