@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from rubberband.cloud.provider import Provider
 
@@ -26,6 +26,25 @@ class Head:
 
 class ClusterProvider(Provider, Protocol):
     """A provider whose instances are nodes of one Ray cluster, labelled with `INSTANCE_LABEL`."""
+
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        """What trials run on."""
+        ...
+
+    @property
+    def remote(self) -> bool:
+        """Whether instances are other machines: they see neither this one's files nor its leases.
+
+        The driver then sends the code along, and renews leases and hears of interruptions through Ray
+        (see `rubberband.cloud.node`).
+        """
+        ...
+
+    @property
+    def look_s(self) -> float:
+        """How often `describe` may be asked, in seconds."""
+        ...
 
     def head(self) -> Head | None:
         """The living head, or None."""

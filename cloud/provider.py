@@ -3,6 +3,9 @@
 A provider knows instances, not trials: it starts machines that join the head's cluster, and says what exists. Instances
 carry the experiment's name as a tag, so that a driver that comes back (or `rubberband sweep`) finds what was left.
 Instants are seconds on the provider's clock (Unix time on real ones).
+
+Every instance has a lease, an instant at which it ends itself unless the driver has put it off: so whatever becomes of
+the driver, nothing costs more than what was reserved for it.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
+
+from rubberband.plan import Market
 
 InstanceState = Literal["pending", "running", "terminated"]
 
@@ -29,16 +34,27 @@ class InstanceStatus:
     """When it was released or lost; None while it lives."""
     reason: str = ""
     """Why it ended, if not because it was released: 'lease expired', 'process died', …"""
+    market: Market = "on_demand"
+    instance_type: str = ""
+    """What was bought; empty: what was asked for."""
+    zone: str = ""
+    price_usd_per_hour: float | None = None
+    """At purchase; None: that of the offer."""
+    interrupted_at: float | None = None
+    """When the provider gave notice that it takes the instance away; None without a notice."""
+    preempted: bool = False
+    """Whether it ended because the provider took it away (spot)."""
 
 
 class Provider(Protocol):
     """Rents instances of one type for one experiment."""
 
-    def launch(self, instance: str) -> None:
+    def launch(self, instance: str, market: Market = "on_demand") -> None:
         """Ask for an instance under the name `instance`. The name is the client token: asking twice rents once.
 
-        Returns once the request is accepted, not when the instance runs.
-        Raises ProviderError if it is refused (no capacity, no quota, …).
+        Returns once the request is accepted, not when the instance runs. Its first lease ends as long after it began
+        to run as the latest `renew_lease` was ahead of the launch.
+        Raises ProviderError if it is refused for good (no capacity, no quota, …): then nothing was rented, nor will be.
         """
         ...
 
@@ -53,8 +69,11 @@ class Provider(Protocol):
         """
         ...
 
-    def renew_lease(self) -> None:
-        """Say that the driver lives. Instances end themselves when this was not heard for the lease's length."""
+    def renew_lease(self, until: float) -> None:
+        """Say that the driver lives: instances end themselves at the instant `until`, unless this is called again.
+
+        `until` may be earlier than it was: the budget then ends sooner.
+        """
         ...
 
     def close(self) -> None:

@@ -19,6 +19,13 @@ class Backend(Protocol):
         """Begin to carry out `command`; never blocks on it. What comes of it arrives as events."""
         ...
 
+    def hold_until(self, instant: float) -> None:
+        """Hold nothing past `instant`, whatever becomes of the driver: that is how far the budget reaches.
+
+        Leases never reach beyond it. Called whenever it may have changed; infinite without a cap.
+        """
+        ...
+
     def next_events(self, wake_at: float | None) -> Sequence[Event]:
         """Wait for events and return them in order; return empty once the clock reaches `wake_at`.
 

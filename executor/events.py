@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rubberband.adaptive import BatchLimits, BatchMode, BatchUse
-from rubberband.plan import Plan, StagePrediction
+from rubberband.plan import Market, Plan, StagePrediction
 from rubberband.profile import Profile
 
 FailureKind = Literal["raised", "not_a_number", "no_metric", "hung", "died", "checkpoint"]
@@ -65,6 +65,11 @@ class InstanceRunning(Event):
 
     instance: str
     running_at: float
+    price_usd_per_hour: float | None = None
+    """At purchase; None: that of the offer."""
+    instance_type: str = ""
+    """What was bought; empty: the offer's."""
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +94,15 @@ class InstanceLost(Event):
     instance: str
     ended_at: float
     reason: str
+    preempted: bool = False
+    """Whether the provider took it away (spot)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceInterrupted(Event):
+    """The provider gave notice: it takes the instance away soon (spot). It runs, and is billed, until then."""
+
+    instance: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +160,8 @@ class LiveInstance:
     instance: str
     running_at: float | None
     """None while it is still being provisioned."""
+    price_usd_per_hour: float | None = None
+    """At purchase; None: that of the offer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +171,9 @@ class EndedInstance:
     instance: str
     running_at: float
     ended_at: float
+    price_usd_per_hour: float | None = None
+    """At purchase; None: that of the offer."""
+    preempted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +232,7 @@ class LaunchInstance(Command):
     """Rent an instance under this name, which is also the client token."""
 
     instance: str
+    market: Market = "on_demand"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

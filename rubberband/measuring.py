@@ -233,7 +233,7 @@ def make_setup(experiment: Experiment, entrypoint: Entrypoint | None, folder: Ex
         seeds=trial_seeds(experiment),
         entrypoint=entrypoint,
         checkpoints=_store_url(experiment.resources.checkpoints or str(folder.checkpoints)),
-        lease_s=experiment.resources.lease_s,
+        lease_s=experiment.resources.lease_length_s,
         batch=experiment.batch.to_plain(),
         profiling_s=spent.seconds,
         profiling_cost_usd=spent.cost_usd,

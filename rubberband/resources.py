@@ -73,6 +73,37 @@ class SpotMarket(Words):
     """From an interruption until the trial trains again; by default both delays and the profile's trial start-up."""
 
 
+class Aws(Words):
+    """How instances are rented from EC2; read where `provider` is `aws`. Everything has a default that works."""
+
+    image: Annotated[str, Field(min_length=1)] | None = None
+    """An AMI (`ami-…`) or an SSM parameter that names one (`ssm:/aws/service/…`). By default the latest Deep Learning
+    AMI for the type's architecture."""
+    install: Annotated[str, Field(min_length=1)] | None = None
+    """What pip installs on an instance: requirements such as `rubberband[ray,aws]==0.1.0 scikit-learn`, or the URL of a
+    wheel. By default this version; `none` for an image that has everything."""
+    setup: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(max_length=100)] = ()
+    """Shell commands that an instance runs, as root, before it joins."""
+    subnets: Annotated[tuple[Annotated[str, Field(pattern="^subnet-")], ...], Field(max_length=32)] = ()
+    """Subnets in the order in which they are tried, one for each zone. By default those of the driver's VPC."""
+    security_group: Annotated[str, Field(pattern="^sg-")] | None = None
+    """By default one that is made in the VPC, with ingress from itself only."""
+    key_name: Annotated[str, Field(min_length=1)] | None = None
+    """An SSH key pair; by default none."""
+    worker_profile: Annotated[str, Field(min_length=1)] = "rubberband-worker"
+    """The instance profile (IAM) of instances; its role needs cloud/aws/policies/worker.json."""
+    head_profile: Annotated[str, Field(min_length=1)] = "rubberband-head"
+    """The instance profile of the head that `rubberband up` starts; its role needs cloud/aws/policies/driver.json."""
+    head_instance_type: Annotated[str, Field(min_length=1)] = "m7i.large"
+    """The type of the head that `rubberband up` starts."""
+    owner: Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,63}$")] = "rubberband"
+    """The tag `rubberband:owner` of everything that is rented; the policies allow to end only what carries it."""
+    volume_gb: Annotated[int, Field(strict=True, ge=8, le=16_384)] | None = None
+    """Size of the root volume; by default the image's."""
+    driver_address: Annotated[str, Field(min_length=1)] | None = None
+    """IP address of the driver's machine as instances reach it; by default its address in the VPC."""
+
+
 class Resources(Words):
     """Where the trials train, and what of the catalogue or of a measurement is overridden (None: it is not)."""
 
@@ -101,10 +132,19 @@ class Resources(Words):
     dataset_gb: Amount = 0.0
     data_price_usd_per_gb: Usd = Field(0.0, alias="data_price_per_gb")
     head_price_usd_per_hour: Usd = Field(0.0, alias="head_price_per_hour")
-    lease_s: Annotated[Duration, Field(ge=2)] = Field(60.0, alias="lease")
-    """How long an instance outlives a driver that died; at least 2 s."""
+    lease_s: Annotated[Duration, Field(ge=2)] | None = Field(None, alias="lease")
+    """How long an instance outlives a driver that died, at least 2 s; by default a minute, or 10 on EC2."""
     checkpoints: Annotated[str, Field(min_length=1)] | None = None
-    """URL of the checkpoint store: a directory that every instance sees. By default one in the experiment's folder."""
+    """URL of the checkpoint store: a directory that every instance sees, or `s3://bucket/prefix`. By default one in the
+    experiment's folder, which instances of EC2 do not see: they need one."""
+    aws: Aws = Field(default_factory=lambda: Aws())
+
+    @property
+    def lease_length_s(self) -> float:
+        """`lease_s`, or its default for the provider."""
+        if self.lease_s is not None:
+            return self.lease_s
+        return 600.0 if self.provider == "aws" else 60.0
 
     @property
     def provision_delay_s(self) -> float | None:
