@@ -1,0 +1,208 @@
+"""How many instances an account may hold: EC2's quotas, in vCPUs by family and market, less what runs now.
+
+A quota bounds what is rented, it promises no capacity. `rubberband plan` and the checks before a run read it here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from rubberband.cloud.aws.machines import Session
+from rubberband.cloud.aws.pages import pages
+from rubberband.plan import Market
+
+_STANDARD = "Standard (A, C, D, H, I, M, R, T, Z)"
+_CODES: Mapping[str, Mapping[Market, tuple[str, str]]] = {
+    "standard": {
+        "on_demand": ("L-1216C47A", f"Running On-Demand {_STANDARD} instances"),
+        "spot": ("L-34B43A08", f"All {_STANDARD} Spot Instance Requests"),
+    },
+    "g": {
+        "on_demand": ("L-DB2E81BA", "Running On-Demand G and VT instances"),
+        "spot": ("L-3819A6DF", "All G and VT Spot Instance Requests"),
+    },
+    "p": {
+        "on_demand": ("L-417A185B", "Running On-Demand P instances"),
+        "spot": ("L-7212CCBC", "All P4, P3 and P2 Spot Instance Requests"),
+    },
+    "p5": {
+        "on_demand": ("L-417A185B", "Running On-Demand P instances"),
+        "spot": ("L-C4BD4855", "All P5 Spot Instance Requests"),
+    },
+    "p6": {"on_demand": ("L-417A185B", "Running On-Demand P instances")},
+    "trn": {
+        "on_demand": ("L-2C3B7624", "Running On-Demand Trn instances"),
+        "spot": ("L-6B0D517C", "All Trn Spot Instance Requests"),
+    },
+    "inf": {
+        "on_demand": ("L-1945791B", "Running On-Demand Inf instances"),
+        "spot": ("L-B5D1601B", "All Inf Spot Instance Requests"),
+    },
+    "dl": {
+        "on_demand": ("L-6E869C2A", "Running On-Demand DL instances"),
+        "spot": ("L-85EED4F7", "All DL Spot Instance Requests"),
+    },
+    "f": {
+        "on_demand": ("L-74FC7D96", "Running On-Demand F instances"),
+        "spot": ("L-88CF9481", "All F Spot Instance Requests"),
+    },
+    "x": {
+        "on_demand": ("L-7295265B", "Running On-Demand X instances"),
+        "spot": ("L-E3A00192", "All X Spot Instance Requests"),
+    },
+}
+"""Family -> market -> code and name of its quota, as Service Quotas has them under `ec2`. The quota for p6 on spot is
+not known here."""
+_FAMILIES = {"g": "g", "gr": "g", "vt": "g", "p": "p", **{letter: "standard" for letter in "acdhimrtz"}}
+_FAMILIES |= {"im": "standard", "is": "standard", **{family: family for family in ("trn", "inf", "dl", "f", "x")}}
+_LIVING = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """What an account may hold of some families of types on one market of a region, in vCPUs."""
+
+    code: str
+    name: str
+    region: str
+    market: Market
+    vcpus: float
+    used_vcpus: float | None
+    """Held now, by whomever; None where the role may not see it."""
+
+    @property
+    def left_vcpus(self) -> float:
+        """What may still be rented."""
+        return max(0.0, self.vcpus - (self.used_vcpus or 0.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """How many instances of one type an account may hold on one market."""
+
+    instance_type: str
+    vcpus: int
+    """Of one instance."""
+    quota: Quota
+
+    @property
+    def market(self) -> Market:
+        """Where they are bought."""
+        return self.quota.market
+
+    @property
+    def instances(self) -> int:
+        """So many more may be rented now."""
+        return int(self.quota.left_vcpus // self.vcpus)
+
+    def note(self) -> str:
+        """For people: `quota: 8 more g5.xlarge on demand (32 vCPUs of "…", L-…, 0 in use)`."""
+        return (
+            f"quota: {self.instances} more {self.instance_type} {_MARKET[self.market]} ({self.quota.vcpus:g} vCPUs of "
+            f"'{self.quota.name}' in {self.quota.region}, {_used(self.quota)})"
+        )
+
+    def refusal(self, instances: int) -> str:
+        """Why not even one may be rented, and how to ask for `instances` of them; one line."""
+        quota = self.quota
+        asked = int((quota.used_vcpus or 0) + instances * self.vcpus)
+        return (
+            f"no quota for {self.instance_type} {_MARKET[self.market]} in {quota.region}: it has {self.vcpus} vCPUs, "
+            f"and '{quota.name}' ({quota.code}) allows {quota.vcpus:g}, {_used(quota)}; {ask_for_more(quota, asked)}"
+        )
+
+
+_MARKET: Mapping[Market, str] = {"on_demand": "on demand", "spot": "on spot"}
+
+
+def _used(quota: Quota) -> str:
+    return "use not known" if quota.used_vcpus is None else f"{quota.used_vcpus:g} in use"
+
+
+def ask_for_more(quota: Quota, vcpus: int) -> str:
+    """The remedy: the command that asks AWS to raise a quota to `vcpus`."""
+    return (
+        f"end what runs, or ask for more: aws service-quotas request-service-quota-increase --service-code ec2 "
+        f"--quota-code {quota.code} --desired-value {vcpus} --region {quota.region}"
+    )
+
+
+def quota_code(instance_type: str, market: Market) -> tuple[str, str] | None:
+    """Code and name of the quota that a type counts against on a market; None for families that are not known."""
+    found = re.match(r"([a-z]+)(\d*)", instance_type)
+    if found is None:
+        return None
+    letters, generation = found.groups()
+    family = _FAMILIES.get(letters)
+    if family == "p" and generation.isdigit() and int(generation) >= 5:
+        family = "p5" if generation == "5" else "p6"
+    return _CODES.get(family or "", {}).get(market)
+
+
+def quotas(session: Session, types: Sequence[str], markets: Sequence[Market]) -> tuple[Room, ...]:
+    """The room for each type on each market; none for a type that EC2 does not know or whose family has no known quota.
+
+    Raises botocore's errors where the quotas may not be read; what runs now is left out where it may not be seen.
+    """
+    wanted = {(name, market): quota_code(name, market) for name in dict.fromkeys(types) for market in markets}
+    codes = {code: market for (_, market), code in wanted.items() if code is not None}
+    if not codes:
+        return ()
+    living = _living(session)
+    vcpus = vcpus_of(session, sorted({*types, *(name for name, _ in living or ())}))
+    found = {}
+    for (code, name), market in codes.items():
+        used = None if living is None else _used_vcpus(living, vcpus, code, market)
+        allowed = _allowed(session, code)
+        found[code] = Quota(code=code, name=name, region=session.region, market=market, vcpus=allowed, used_vcpus=used)
+    return tuple(
+        Room(instance_type=name, vcpus=vcpus[name], quota=found[code[0]])
+        for (name, _), code in wanted.items()
+        if code is not None and name in vcpus
+    )
+
+
+def vcpus_of(session: Session, types: Sequence[str]) -> dict[str, int]:
+    """Type -> its vCPUs; those that EC2 does not know are left out."""
+    words = {"Filters": [{"Name": "instance-type", "Values": list(types)}]}
+    described = pages(session.client("ec2").describe_instance_types, "InstanceTypes", **words)
+    return {one["InstanceType"]: int(one["VCpuInfo"]["DefaultVCpus"]) for one in described}
+
+
+def _allowed(session: Session, code: str) -> float:
+    client = session.client("service-quotas")
+    try:
+        answer: Any = client.get_service_quota(ServiceCode="ec2", QuotaCode=code)
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "NoSuchResourceException":
+            raise
+        # A quota that was never changed may have no applied value of its own.
+        answer = client.get_aws_default_service_quota(ServiceCode="ec2", QuotaCode=code)
+    return float(answer["Quota"]["Value"])
+
+
+def _living(session: Session) -> list[tuple[str, Market]] | None:
+    """Type and market of everything that runs; None where it may not be seen."""
+    try:
+        found = pages(session.client("ec2").describe_instances, "Reservations", Filters=_LIVING)
+        instances = [one for reservation in found for one in reservation["Instances"]]
+    except (ClientError, BotoCoreError):
+        return None
+    return [
+        (one["InstanceType"], "spot" if one.get("InstanceLifecycle") == "spot" else "on_demand") for one in instances
+    ]
+
+
+def _used_vcpus(living: Sequence[tuple[str, Market]], vcpus: Mapping[str, int], code: str, market: Market) -> float:
+    return float(
+        sum(
+            vcpus.get(name, 0)
+            for name, on in living
+            if on == market and (quota_code(name, market) or ("", ""))[0] == code
+        )
+    )
