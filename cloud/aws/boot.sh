@@ -1,0 +1,50 @@
+# What the boot scripts of workers and of the head share. The values in capitals are set by who makes the script.
+
+say() {
+    echo "rubberband: $(date -u +%H:%M:%S) $*"
+}
+
+find_uv() {
+    command -v uv > /dev/null && return
+    say "installing uv"
+    if python3 -m pip --version > /dev/null 2>&1; then
+        python3 -m pip install --quiet --no-input --disable-pip-version-check --target "$DIR/uv" uv
+    else
+        mkdir -p "$DIR/uv/bin"
+        curl --fail --silent --show-error --location --retry 5 https://astral.sh/uv/install.sh |
+            UV_INSTALL_DIR="$DIR/uv/bin" UV_NO_MODIFY_PATH=1 sh
+    fi
+}
+
+fetch() { # what lies at an s3:// address, into a folder, with the instance's role
+    python3 -c 'import boto3, os, sys
+bucket, _, key = sys.argv[1].removeprefix("s3://").partition("/")
+os.makedirs(sys.argv[2], exist_ok=True)
+boto3.client("s3").download_file(bucket, key, os.path.join(sys.argv[2], os.path.basename(key)))' "$1" "$2"
+}
+
+make_venv() {
+    export UV_CACHE_DIR="$DIR/cache" UV_PYTHON_INSTALL_DIR="$DIR/python" UV_TORCH_BACKEND=auto UV_HTTP_RETRIES=10
+    export PATH="$DIR/uv/bin:$PATH"
+    find_uv
+    say "making an environment with Python $PYTHON_VERSION"
+    uv venv --quiet --seed --clear --python "$PYTHON_VERSION" "$DIR/venv"
+    export VIRTUAL_ENV="$DIR/venv" PATH="$DIR/venv/bin:$PATH"
+    cd "$DIR"
+    local address
+    ((${#WHEELS[@]} == 0)) || uv pip install --quiet boto3
+    for address in "${WHEELS[@]}"; do
+        say "fetching $address"
+        fetch "$address" wheels
+    done
+    say "installing ${REQUIREMENTS[*]}"
+    uv pip install --quiet "${REQUIREMENTS[@]}"
+}
+
+run_setup() {
+    local command
+    for command in "${SETUP[@]}"; do
+        say "setup: $command"
+        /bin/bash -c "$command"
+    done
+}

@@ -1,0 +1,133 @@
+"""The script that an instance runs when it boots (UserData): the same text for the same values, always.
+
+A worker first of all arms its lease, so that it ends itself whatever fails afterwards; then it installs what it needs,
+fetches the Ray token from SSM with its role, and joins the head. No secret is in the script: every process of the
+instance can read it. The shell itself is in `boot.sh` and `worker.sh`; here are the values that it works with.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from rubberband.cloud.aws.machines import NodeStart
+from rubberband.errors import InputError
+from rubberband.units import shown
+
+MAX_BYTES = 16 * 1024
+"""What EC2 takes as UserData, before base64."""
+
+_OUR_WHEEL = re.compile(r"(https|s3)://\S*/rubberband-[^/\s]+\.whl")
+_EXTRAS = "[ray,aws]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """What an instance installs before it does anything; nothing where there are no requirements."""
+
+    python: str
+    """Such as `3.11`: the driver's, as Ray asks for."""
+    requirements: tuple[str, ...] = ()
+    """What pip installs; wheels of `wheels` under their path, such as `./wheels/rubberband-0.1.0-py3-none-any.whl`."""
+    wheels: tuple[str, ...] = ()
+    """s3:// addresses of wheels, which the instance fetches with its role into ./wheels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boot:
+    """What the boot scripts of all instances of an experiment have in common."""
+
+    region: str
+    token_parameter: str
+    """Name of the SSM parameter that holds the Ray token."""
+    installation: Installation
+    setup: tuple[str, ...] = ()
+    """Shell commands, run as root after the installation."""
+    ray_settings: Mapping[str, str]
+    """Environment of the Ray node."""
+
+
+def installation(install: str, *, python: str, ray: str) -> Installation:
+    """What `resources.aws.install` asks for: requirements, wheels by URL, or `none`. `ray`: the driver's version.
+
+    A wheel of this package brings its extras. Raises InputError where the words cannot be told apart.
+    """
+    if install.strip() == "none":
+        return Installation(python=python)
+    try:
+        words = shlex.split(install)
+    except ValueError as error:
+        raise InputError(
+            f"resources.aws.install: {shown(install)} has an open quotation ({error}); write requirements as on pip's "
+            "command line"
+        ) from None
+    wheels = tuple(word for word in words if word.startswith("s3://"))
+    for wheel in wheels:
+        if not re.fullmatch(r"s3://[^/\s]+/\S*[^/\s]\.whl", wheel):
+            raise InputError(f"resources.aws.install: {shown(wheel)} is no wheel; write s3://bucket/….whl")
+    return Installation(
+        python=python, requirements=(*(_requirement(word) for word in words), f"ray=={ray}"), wheels=wheels
+    )
+
+
+def worker_script(boot: Boot, start: NodeStart) -> str:
+    """The UserData of a worker. Raises InputError if it is longer than EC2 takes (16 KB): the set-up commands are."""
+    values = {
+        "LEASE_S": str(max(1, int(start.lease_s))),
+        "LIFETIME_S": str(max(1, int(start.lifetime_s))),
+        "INSTANCE": start.instance,
+        "HEAD_ADDRESS": start.head_address,
+        "GPUS": str(start.gpus),
+        "TOKEN": boot.token_parameter,
+        "RAY_SETTINGS": tuple(f"{key}={value}" for key, value in sorted(boot.ray_settings.items())),
+        **_shared_values(boot.region, boot.installation, boot.setup),
+    }
+    return script(values, "boot.sh", "worker.sh")
+
+
+def script(values: Mapping[str, str | tuple[str, ...]], *shell_files: str) -> str:
+    """A bash script that sets the values, every one quoted, and goes on with the shell files of this package."""
+    lines = [f"{name}={_quoted(value)}" for name, value in values.items()]
+    text = "\n".join(("#!/bin/bash", *lines, "", *(_shell(name) for name in shell_files)))
+    if len(text.encode()) > MAX_BYTES:
+        raise InputError(
+            f"resources.aws.setup: the boot script has {len(text.encode())} bytes, and EC2 takes {MAX_BYTES}; shorten "
+            "the commands, or let one fetch a script"
+        )
+    return text
+
+
+def boot_times(text: str) -> tuple[float, float]:
+    """(lease, lifetime) in seconds that a worker's UserData arms; what a simulated machine reads out of it."""
+    found = dict(re.findall(r"^(LEASE_S|LIFETIME_S)=(\d+)$", text, re.MULTILINE))
+    return float(found["LEASE_S"]), float(found["LIFETIME_S"])
+
+
+def _shared_values(region: str, installed: Installation, setup: tuple[str, ...]) -> dict[str, str | tuple[str, ...]]:
+    return {
+        "REGION": region,
+        "PYTHON_VERSION": installed.python,
+        "REQUIREMENTS": installed.requirements,
+        "WHEELS": installed.wheels,
+        "SETUP": setup,
+    }
+
+
+def _requirement(word: str) -> str:
+    ours = _OUR_WHEEL.fullmatch(word) is not None
+    if word.startswith("s3://"):
+        return f"./wheels/{word.rpartition('/')[2]}{_EXTRAS if ours else ''}"
+    return f"rubberband{_EXTRAS} @ {word}" if ours else word
+
+
+def _quoted(value: str | tuple[str, ...]) -> str:
+    return shlex.quote(value) if isinstance(value, str) else f"({' '.join(shlex.quote(each) for each in value)})"
+
+
+@cache
+def _shell(name: str) -> str:
+    return files("rubberband.cloud.aws").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,52 @@
+# A worker: it ends itself when its lease does, whatever becomes of the rest; then it joins the head's Ray cluster.
+
+arm_lease() {
+    local booted
+    booted=$(date +%s)
+    # The lease counts from the start of the machine, which was some time before this script's.
+    [[ -n "${RUBBERBAND_ROOT:-}" ]] || booted=$((booted - $(cut -d. -f1 /proc/uptime)))
+    mkdir -p "$DIR" && touch -d "@$((booted + LEASE_S))" "$DIR/lease" &&
+        printf '%s\n' '#!/bin/bash' \
+            "if [[ \$(date +%s) -ge \$(stat -c %Y $(printf %q "$DIR/lease") || echo 0) ]]; then" \
+            '    echo "rubberband: the lease has ended"' '    shutdown -h now' 'fi' > "$DIR/check-lease" &&
+        systemd-run --unit=rubberband-lease --on-active=5 --on-unit-active=5 --timer-property=AccuracySec=1s \
+            /bin/bash "$DIR/check-lease" &&
+        systemd-run --unit=rubberband-stop --on-active="$LIFETIME_S" shutdown -h now
+}
+
+join() {
+    say "joining $HEAD_ADDRESS as $INSTANCE"
+    export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$DIR/ray-token" RUBBERBAND_LEASE="$DIR/lease"
+    export "${RAY_SETTINGS[@]}"
+    ulimit -n 65536 2> /dev/null || true
+    # shellcheck disable=SC2086
+    python3 -m ray.scripts.scripts start --block --include-log-monitor=false --address="$HEAD_ADDRESS" \
+        --labels "rubberband/instance=$INSTANCE" --num-cpus="$GPUS" --num-gpus="$GPUS" ${RUBBERBAND_RAY_OPTIONS:-}
+}
+
+work() {
+    trap 'say "ending"; shutdown -h now' EXIT
+    set -euo pipefail
+    export HOME="${HOME:-/root}" AWS_DEFAULT_REGION="$REGION"
+    export AWS_METADATA_SERVICE_NUM_ATTEMPTS=10 AWS_METADATA_SERVICE_TIMEOUT=5
+    say "$INSTANCE boots"
+    ((${#REQUIREMENTS[@]} == 0)) || make_venv
+    run_setup
+    say "reading the Ray token from $TOKEN"
+    python3 -m rubberband.cloud.aws.token "$TOKEN" "$REGION" "$DIR/ray-token"
+    join
+}
+
+trap 'shutdown -h now' EXIT
+DIR="${RUBBERBAND_ROOT:-}/var/lib/rubberband"
+arm_lease || exit 1
+set -euo pipefail
+{
+    declare -p DIR INSTANCE HEAD_ADDRESS GPUS REGION TOKEN PYTHON_VERSION REQUIREMENTS WHEELS SETUP RAY_SETTINGS
+    declare -f
+    echo work
+} > "$DIR/worker"
+# A unit of its own: were this script to wait for Ray, cloud-init would never be done, and a shutdown would wait for it.
+systemd-run --unit=rubberband-worker --property=TimeoutStopSec=10s --property=StandardOutput=journal+console \
+    /bin/bash "$DIR/worker"
+trap - EXIT
