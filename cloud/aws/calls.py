@@ -1,0 +1,111 @@
+"""What is asked of EC2, in its own words: tokens, tags, launch requests. Pure; it calls nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rubberband.cloud.aws.machines import Machines
+from rubberband.plan import Market
+
+EXPERIMENT_TAG = "rubberband:experiment"
+RUN_TAG = "rubberband:run"
+INSTANCE_TAG = "rubberband:instance"
+OWNER_TAG = "rubberband:owner"
+ROLE_TAG = "rubberband:role"
+
+Role = Literal["worker", "head"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What one attempt tries to buy."""
+
+    instance_type: str
+    zone: str
+    market: Market
+    price_usd_per_hour: float
+    """What it costs on that market, as far as is known before."""
+    on_demand_usd_per_hour: float
+    """The most that is paid on the spot market."""
+
+
+def client_token(experiment: str, run: str, instance: str, attempt: int, choice: Choice) -> str:
+    """The token of one attempt: the same for the same attempt, in any process, and for no other (64 characters)."""
+    words = (experiment, run, instance, str(attempt), choice.instance_type, choice.zone, choice.market)
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()
+
+
+def tags_of(experiment: str, run: str, instance: str, owner: str, role: Role = "worker") -> dict[str, str]:
+    """The tags of an instance and of its volumes."""
+    return {
+        EXPERIMENT_TAG: experiment,
+        RUN_TAG: run,
+        INSTANCE_TAG: instance,
+        OWNER_TAG: owner,
+        ROLE_TAG: role,
+        "Name": f"rubberband {experiment} {instance}",
+    }
+
+
+def launch_request(
+    machines: Machines, choice: Choice, *, token: str, tags: dict[str, str], user_data: str
+) -> dict[str, Any]:
+    """The parameters of `run_instances` for one instance; `user_data` is plain text, as boto3 wants it."""
+    listed = [{"Key": key, "Value": value} for key, value in tags.items()]
+    request: dict[str, Any] = {
+        "ImageId": machines.image,
+        "InstanceType": choice.instance_type,
+        "MinCount": 1,
+        "MaxCount": 1,
+        "ClientToken": token,
+        "SubnetId": machines.subnets[choice.zone],
+        "SecurityGroupIds": [machines.security_group],
+        "IamInstanceProfile": {"Name": machines.instance_profile},
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled"},
+        "UserData": user_data,
+        "TagSpecifications": [{"ResourceType": kind, "Tags": listed} for kind in ("instance", "volume")],
+    }
+    if machines.key_name is not None:
+        request["KeyName"] = machines.key_name
+    if machines.volume_gb is not None:
+        disk = {"VolumeSize": machines.volume_gb, "VolumeType": "gp3", "DeleteOnTermination": True}
+        request["BlockDeviceMappings"] = [{"DeviceName": machines.root_device, "Ebs": disk}]
+    if choice.market == "spot":
+        request["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": _spot_options(choice)}
+    return request
+
+
+def _spot_options(choice: Choice) -> dict[str, str]:
+    options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+    if choice.on_demand_usd_per_hour > 0.0:
+        options["MaxPrice"] = f"{choice.on_demand_usd_per_hour:.6f}"
+    return options
+
+
+def tags_in(machine: dict[str, Any]) -> dict[str, str]:
+    """The tags of an instance as `describe_instances` shows it."""
+    return {tag["Key"]: tag["Value"] for tag in machine.get("Tags", ())}
+
+
+def by_tags(**tags: str) -> list[dict[str, Any]]:
+    """`Filters` of a describe call that keep what carries all these rubberband tags: `by_tags(owner="me")`."""
+    return [{"Name": f"tag:rubberband:{name}", "Values": [value]} for name, value in tags.items()]
+
+
+def amiss(machine: dict[str, Any], choice: Choice) -> str:
+    """How a described instance differs from what was asked for, in words; empty if it does not."""
+    bought_type = machine.get("InstanceType", choice.instance_type)
+    if bought_type != choice.instance_type:
+        return f"it is a {bought_type} and {choice.instance_type} was asked for"
+    market: Market = "spot" if machine.get("InstanceLifecycle") == "spot" else "on_demand"
+    if market != choice.market:
+        return f"it was bought {_MARKETS[market]} and {_MARKETS[choice.market]} was asked for"
+    if machine.get("MetadataOptions", {}).get("HttpTokens", "required") != "required":
+        return "its metadata service answers without a token (HttpTokens is not `required`)"
+    return ""
+
+
+_MARKETS = {"spot": "on the spot market", "on_demand": "on demand"}
