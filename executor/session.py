@@ -195,6 +195,7 @@ def make_ray_backend(
         batch=setup.batch,
         known_points=known_points,
         logs=folder.logs,
+        lease_s=setup.lease_s,
         lease_interval_s=min(2.0, setup.lease_s / 4.0),
     )
 

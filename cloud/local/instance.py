@@ -2,7 +2,8 @@
 
 It is run by path, imports nothing but the standard library, and so costs little memory and no start-up time. It ends
 its whole process tree when it is told to (SIGTERM, a release marker), when its Ray node ends, and when the driver has
-not renewed the lease: that is what guards against a driver that was killed with -9.
+not put off the instant that is the lease file's modification time: that is what guards against a driver that was
+killed with -9.
 
 Who holds the lock of a record, and only it, writes the record; an instance holds its own for life. So a lock that can
 be taken tells that no such process lives, whatever process ids say.
@@ -52,6 +53,8 @@ class Record:
     address: str
     """Of the head that it joins (or is)."""
     requested_at: float
+    lease_until: float | None = None
+    """The lease when it was asked for; its first one is as long as that was ahead then."""
     pid: int | None = None
     running_at: float | None = None
     ended_at: float | None = None
@@ -149,10 +152,23 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _watch(node: subprocess.Popen[bytes], path: Path, lease: Path, lease_s: float, stop: threading.Event) -> str:
+def _lease_ends_at(record: Record, lease: Path) -> float:
+    """The instant of the lease file; as long as it is what it was at the launch, counted from when this began to run.
+
+    So a start that took long takes nothing off the first lease.
+    """
+    until = lease.stat().st_mtime
+    if until != record.lease_until or record.running_at is None:
+        return until
+    return record.running_at + (until - record.requested_at)
+
+
+def _watch(
+    node: subprocess.Popen[bytes], path: Path, record: Record, lease: Path, lease_s: float, stop: threading.Event
+) -> str:
     """Return the reason to end ('': released) as soon as there is one."""
     marker = release_marker(path)
-    looked_at = awake_since = time.time()
+    looked_at, awake_since = time.time(), float("-inf")
     while True:
         now = time.time()
         if now - looked_at > lease_s / 2:  # this machine slept, and the driver with it
@@ -164,7 +180,7 @@ def _watch(node: subprocess.Popen[bytes], path: Path, lease: Path, lease_s: floa
             return "terminated by a signal"
         if node.poll() is not None:
             return f"its Ray node ended (exit status {node.returncode}); see {path.with_suffix('.log')}"
-        if now > max(lease.stat().st_mtime, awake_since) + lease_s:
+        if now > max(_lease_ends_at(record, lease), awake_since + lease_s):
             return "lease expired"
         os.utime(path)  # a sign of life: if this process is killed, the instant of its end
         stop.wait(_POLL_S)
@@ -193,7 +209,7 @@ def run(path: Path, lease: Path, lease_s: float) -> None:
                 preexec_fn=_die_with_parent,
             )
         try:
-            reason = _watch(node, path, lease, lease_s, stop)
+            reason = _watch(node, path, record, lease, lease_s, stop)
         except OSError as error:
             reason = f"its directory is gone ({error})"
         node.kill()

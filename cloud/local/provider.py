@@ -7,15 +7,12 @@ and `sweep`, see the same as the one that launched. One driver at a time holds a
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from rubberband.cloud import ray_head
 from rubberband.cloud.cluster import Head
 from rubberband.cloud.local import instance as guard
 from rubberband.cloud.local import ray_node
@@ -23,9 +20,7 @@ from rubberband.cloud.local.instance import Record
 from rubberband.cloud.local.records import ask_to_end, end, observe
 from rubberband.cloud.provider import InstanceState, InstanceStatus
 from rubberband.errors import ProviderError
-
-_HEAD_START_S = 60.0
-_RELEASE_S = 3.0
+from rubberband.plan import Market
 
 
 class LocalProvider:
@@ -49,80 +44,48 @@ class LocalProvider:
         for the life of a process. Raises ProviderError if another driver holds the directory, or if the directory or
         the token cannot be written.
         """
-        self._experiment = experiment
-        self._directory = directory.resolve()
         self._gpus = gpus_per_instance
-        self._lease_s = lease_s
         self._max_instances = max_instances
         self._devices = tuple(devices)
         self._mutex = threading.RLock()
-        self._closed = False
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._exclusive = contextlib.ExitStack()
-        try:
-            self._take_over(token_path)
-        except OSError as error:
-            self._exclusive.close()
-            where = error.filename or self._directory
-            raise ProviderError(
-                f"{where} cannot be written ({error.strerror or error}); make room or give access, or set "
-                f"RUBBERBAND_HOME to another folder"
-            ) from error
-
-    def _take_over(self, token_path: Path | None) -> None:
-        for folder in (self._instances, self._heads):
-            folder.mkdir(parents=True, exist_ok=True)
-        if not self._exclusive.enter_context(guard.lock(self._directory / "driver")):
-            self._exclusive.close()
-            raise ProviderError(
-                f"another driver is at work on experiment {self._experiment} ({self._directory}); wait for it, or "
-                f"cancel it"
-            )
-        self._token_path = ray_node.ensure_token(token_path or ray_node.default_token_path())
-        self.renew_lease()
-
-    @property
-    def _instances(self) -> Path:
-        return self._directory / "instances"
-
-    @property
-    def _heads(self) -> Path:
-        return self._directory / "heads"
+        self._head = ray_head.RayHead(experiment, directory, token_path=token_path, lease_s=lease_s)
+        self._guards = self._head.guards
+        self._instances = directory.resolve() / "instances"
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
         """What trials run on: `cuda` if this provider hands out real GPUs, else `cpu`."""
         return "cuda" if self._devices else "cpu"
 
-    def renew_lease(self) -> None:
-        """Say that the driver lives."""
-        (self._directory / "lease").touch()
+    @property
+    def remote(self) -> bool:
+        """Instances are on this machine."""
+        return False
+
+    @property
+    def look_s(self) -> float:
+        """Looking costs next to nothing."""
+        return 0.25
+
+    def renew_lease(self, until: float) -> None:
+        """Let instances and head live until `until` (Unix time), and no longer."""
+        self._head.renew_lease(until)
 
     def head(self) -> Head | None:
         """The living head, or None."""
-        with self._mutex:
-            path = self._living_head()
-            return None if path is None else self._as_head(guard.load(path))
+        return self._head.living()
 
     def ensure_head(self) -> Head:
         """The living head, which is started if there is none; returns once it answers.
 
         Raises ProviderError if it does not start.
         """
-        with self._mutex:
-            path = self._living_head() or self._start_head()
-        deadline = time.monotonic() + _HEAD_START_S
-        while time.monotonic() < deadline:
-            record = observe(path)
-            if record.ended_at is not None:
-                raise ProviderError(f"the Ray head did not start: {record.reason}")
-            if ray_node.answers(record.address):
-                return self._as_head(record)
-            time.sleep(0.05)
-        raise ProviderError(f"the Ray head did not answer within {_HEAD_START_S:.0f} s; see {path.with_suffix('.log')}")
+        return self._head.ensure()
 
-    def launch(self, instance: str) -> None:
+    def launch(self, instance: str, market: Market = "on_demand") -> None:
         """Start an instance under the name `instance`; asking twice starts one. Starts the head first if need be.
+
+        A market makes no difference here.
 
         Raises ProviderError if all of `max_instances`, or of the real GPUs, are taken.
         """
@@ -132,23 +95,24 @@ class LocalProvider:
         address = self.ensure_head().address
         with self._mutex:
             if not path.exists():
+                self._instances.mkdir(exist_ok=True)
                 devices = self._take_devices(instance)
                 temp_dir = ray_node.make_temp_dir()
                 command = ray_node.instance_command(instance, address, self._gpus, temp_dir)
-                self._write(path, instance, command, temp_dir, devices, address)
-            self._spawn(path)
+                self._guards.write(path, command, temp_dir, address, devices)
+            self._guards.spawn(path)
 
     def describe(self) -> Sequence[InstanceStatus]:
         """All instances that live or have ended, in the order of their launch."""
         with self._mutex:
-            headless = self._living_head() is None
+            headless = self._head.living() is None
             records = []
             for path in self._instances.glob("*.json"):
                 record = observe(path)
                 if headless and record.ended_at is None:
                     record = end(path, "the Ray head ended")
                 records.append(record)
-            self._reap()
+            self._guards.reap()
         records.sort(key=lambda record: (record.requested_at, record.name))
         return [_status(record) for record in records]
 
@@ -159,44 +123,23 @@ class LocalProvider:
         """
         path = self._path(instance)
         if not path.exists():
-            raise ProviderError(f"instance {instance} was never launched in {self._directory}; nothing to release")
+            raise ProviderError(f"instance {instance} was never launched in {self._instances}; nothing to release")
         return _status(end(path, ""))
 
     def close(self) -> None:
         """End every instance and the head, and let the directory go. Idempotent."""
         with self._mutex:
-            self._closed = True
-            paths = [*self._instances.glob("*.json"), *self._heads.glob("*.json")]
-            living = [path for path in paths if guard.load(path).ended_at is None]
+            self._guards.close()
+            living = [path for path in self._instances.glob("*.json") if guard.load(path).ended_at is None]
             for path in living:
                 with contextlib.suppress(OSError):  # a full disk; `end` needs none of it
                     ask_to_end(path, "")
             for path in living:
                 end(path, "")
-            for process in self._processes:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=_RELEASE_S)
-            self._reap()
-            self._exclusive.close()
+            self._head.close()
 
     def _path(self, instance: str) -> Path:
         return self._instances / f"{instance}.json"
-
-    def _living_head(self) -> Path | None:
-        return next((path for path in self._heads.glob("*.json") if observe(path).ended_at is None), None)
-
-    def _as_head(self, record: Record) -> Head:
-        environment = ray_node.authentication(self._token_path)
-        return Head(address=record.address, temp_dir=record.temp_dir, environment=environment)
-
-    def _start_head(self) -> Path:
-        number = len(list(self._heads.glob("*.json")))
-        path = self._heads / f"head-{number}.json"
-        port, temp_dir = ray_node.free_port(), ray_node.make_temp_dir()
-        address = f"{ray_node.LOOPBACK}:{port}"
-        self._write(path, path.stem, ray_node.head_command(port, temp_dir), temp_dir, (), address)
-        self._spawn(path)
-        return path
 
     def _take_devices(self, instance: str) -> tuple[str, ...]:
         """The real GPUs for a new instance, disjoint from those of living ones."""
@@ -216,46 +159,6 @@ class LocalProvider:
                 f"instance takes {self._gpus}; lower cloud.max_instances"
             )
         return tuple(free[: self._gpus])
-
-    def _write(
-        self, path: Path, name: str, command: tuple[str, ...], temp_dir: str, devices: tuple[str, ...], address: str
-    ) -> None:
-        record = Record(
-            name=name,
-            experiment=self._experiment,
-            directory=str(self._directory),
-            command=command,
-            temp_dir=temp_dir,
-            devices=devices,
-            address=address,
-            requested_at=time.time(),
-        )
-        guard.save(path, record)
-
-    def _spawn(self, path: Path) -> None:
-        """Start the guarding process; if there is one already, the new one finds the lock taken and goes."""
-        if self._closed:
-            raise ProviderError(f"the provider of experiment {self._experiment} is closed; open a new one")
-        record = guard.load(path)
-        tags = {
-            guard.EXPERIMENT_TAG: self._experiment,
-            guard.DIRECTORY_TAG: str(self._directory),
-            guard.INSTANCE_TAG: record.name,
-        }
-        self._processes.append(
-            subprocess.Popen(
-                [sys.executable, "-P", guard.__file__, str(path), str(self._directory / "lease"), str(self._lease_s)],
-                env=ray_node.environment(os.environ, self._token_path, tags, record.devices),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        )
-
-    def _reap(self) -> None:
-        """Forget ended children, so that none stays a zombie."""
-        self._processes = [process for process in self._processes if process.poll() is None]
 
 
 def _status(record: Record) -> InstanceStatus:

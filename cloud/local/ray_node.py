@@ -28,10 +28,12 @@ _SETTINGS = {
 }
 
 
-def head_command(port: int, temp_dir: str) -> tuple[str, ...]:
-    """`ray start` of a head without slots, autoscaler and dashboard."""
+def head_command(port: int, temp_dir: str, host: str = LOOPBACK) -> tuple[str, ...]:
+    """`ray start` of a head without slots, autoscaler and dashboard; instances reach this machine as `host`."""
+    reached_as = () if host == LOOPBACK else (f"--node-ip-address={host}",)
     return (
         *_ray_start(temp_dir),
+        *reached_as,
         "--head",
         f"--port={port}",
         "--num-cpus=0",
@@ -113,10 +115,10 @@ def make_temp_dir() -> str:
     return tempfile.mkdtemp(prefix="rb-", dir="/tmp")
 
 
-def free_port() -> int:
-    """A TCP port that nobody listens on now."""
+def free_port(host: str = LOOPBACK) -> int:
+    """A TCP port of this machine's address `host` that nobody listens on now."""
     with socket.socket() as listener:
-        listener.bind((LOOPBACK, 0))
+        listener.bind((host, 0))
         port: int = listener.getsockname()[1]
         return port
 

@@ -26,6 +26,7 @@ from rubberband.executor.events import (
 from rubberband.executor.ray.attempt import Attempt
 from rubberband.executor.ray.crew import Crew
 from rubberband.executor.ray.fleet import RayFleet
+from rubberband.executor.ray.leases import Leases
 from rubberband.executor.ray.mailbox import Mailbox
 from rubberband.executor.ray.store_watch import StoreWatch
 from rubberband.executor.ray.worker import Device
@@ -52,6 +53,7 @@ class RayBackend:
         batch: AdaptiveBatch | None = None,
         known_points: Sequence[BatchPoint] = (),
         logs: Path | None = None,
+        lease_s: float = 60.0,
         lease_interval_s: float = 2.0,
         ready_timeout_s: float = 180.0,
         clock: Callable[[], float] = time.time,
@@ -61,7 +63,8 @@ class RayBackend:
         `configurations[i]` and `seeds[i]` belong to trial i. `logs` is a directory that every worker sees: what trial 7
         prints goes to `trial-007.log` in it. `batch` is how trials adapt their batch size (None: not at all), and
         `known_points` what is known of their steps. An instance whose workers are not warm within `ready_timeout_s` is
-        given up as lost.
+        given up as lost. Instances outlive this driver by `lease_s` at most, which is renewed every
+        `lease_interval_s`.
         """
         self._entrypoint = entrypoint
         self._configurations = configurations
@@ -89,9 +92,8 @@ class RayBackend:
                 on_sick=on_sick,
             )
 
-        self._fleet = RayFleet(
-            provider, make_crew, self._mailbox, lease_interval_s=lease_interval_s, on_gone=self._abandon
-        )
+        self._leases = Leases(provider, lease_s=lease_s, interval_s=lease_interval_s, clock=clock)
+        self._fleet = RayFleet(provider, make_crew, self._mailbox, leases=self._leases, on_gone=self._abandon)
 
     def now(self) -> float:
         """Unix time in seconds."""
@@ -101,7 +103,7 @@ class RayBackend:
         """Begin to carry out `command`; what comes of it arrives as events."""
         match command:
             case LaunchInstance():
-                self._fleet.launch(command.instance)
+                self._fleet.launch(command.instance, command.market)
             case ReleaseInstance():
                 self._fleet.release(command.instance)
             case StartTrial():
@@ -117,6 +119,10 @@ class RayBackend:
                 pass
             case _:
                 raise AssertionError(f"no such command: {command!r}")
+
+    def hold_until(self, instant: float) -> None:
+        """Let no lease reach beyond `instant`."""
+        self._leases.hold_until(instant)
 
     def _start(self, start: StartTrial) -> None:
         if (start.trial, start.attempt) in self._attempts:

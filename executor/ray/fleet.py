@@ -14,6 +14,7 @@ from rubberband.errors import ProviderError
 from rubberband.executor.events import (
     DriverResumed,
     EndedInstance,
+    InstanceInterrupted,
     InstanceLost,
     InstanceReady,
     InstanceRefused,
@@ -23,11 +24,12 @@ from rubberband.executor.events import (
 )
 from rubberband.executor.ray.connection import Connection
 from rubberband.executor.ray.crew import Crew, CrewError
+from rubberband.executor.ray.leases import Leases
 from rubberband.executor.ray.mailbox import Mailbox
+from rubberband.plan import Market
 
 _log = logging.getLogger(__name__)
 
-_WATCH_S = 0.25
 _WATCH_NODES_S = 1.0
 _RETRY_S = 2.0
 
@@ -43,6 +45,8 @@ class _Hold:
     launched: threading.Event = field(default_factory=threading.Event)
     """Set when the provider has answered the launch, whatever it said."""
     running: bool = False
+    interrupted: bool = False
+    """The provider has given notice that it takes it away."""
     over: bool = False
     """Released (or about to be), refused or lost: its next event is its last, or was."""
 
@@ -56,23 +60,23 @@ class RayFleet:
         make_crew: CrewMaker,
         mailbox: Mailbox,
         *,
-        lease_interval_s: float,
+        leases: Leases,
         on_gone: Callable[[str], None],
     ) -> None:
-        """Begin to renew the lease, every `lease_interval_s`, and to watch what the provider shows.
+        """Begin to watch what the provider shows. `leases` are closed with the fleet.
 
         `on_gone(instance)` is called when an instance can no longer be used, before any event says so.
         """
         self._provider = provider
         self._make_crew = make_crew
         self._mailbox = mailbox
-        self._lease_interval_s = lease_interval_s
+        self._leases = leases
         self._on_gone = on_gone
         self._connection = Connection()
         self._mutex = threading.RLock()
         self._holds: dict[str, _Hold] = {}
         self._closing = threading.Event()
-        for work in (self._renew, self._watch, self._watch_nodes):
+        for work in (self._watch, self._watch_nodes):
             _thread(work, work.__name__)
 
     def crew(self, instance: str) -> Crew | None:
@@ -81,18 +85,19 @@ class RayFleet:
             hold = self._holds.get(instance)
             return None if hold is None or hold.over else hold.crew
 
-    def launch(self, instance: str) -> None:
+    def launch(self, instance: str, market: Market = "on_demand") -> None:
         """Rent an instance; its events follow. Harmless when repeated."""
         with self._mutex:
             if instance not in self._holds:
                 hold = self._holds[instance] = _Hold(self._make_crew(instance, self._give_up))
-                _thread(lambda: self._launch(instance, hold), f"launch-{instance}")
+                _thread(lambda: self._launch(instance, market, hold), f"launch-{instance}")
 
-    def _launch(self, instance: str, hold: _Hold) -> None:
+    def _launch(self, instance: str, market: Market, hold: _Hold) -> None:
         try:
             self._connection.check()
             if not hold.over:
-                self._provider.launch(instance)
+                self._leases.renew()  # the first lease is as long as the latest one reaches ahead
+                self._provider.launch(instance, market)
         except Exception as error:
             reason = str(error) if isinstance(error, ProviderError) else f"{type(error).__name__}: {error}"
             if self._end(instance, hold):
@@ -109,7 +114,7 @@ class RayFleet:
 
     def _release(self, instance: str, hold: _Hold | None) -> None:
         if hold is not None:
-            hold.launched.wait()
+            self._await_launch(instance, hold)
         status = self._release_surely(instance)
         running_at = status.running_at if status else None
         ended_at = status.ended_at if status else None
@@ -123,6 +128,12 @@ class RayFleet:
         )
         if hold is not None:
             hold.crew.dismiss()
+
+    def _await_launch(self, instance: str, hold: _Hold) -> None:
+        """Wait for the answer to the launch, but let the provider know that it is not wanted any more."""
+        while not hold.launched.wait(_RETRY_S):
+            with contextlib.suppress(Exception):  # it may know nothing of the instance yet
+                self._provider.release(instance)
 
     def _release_surely(self, instance: str) -> InstanceStatus | None:
         """Ask until the provider obeys: an instance that is not given back goes on costing money."""
@@ -161,8 +172,11 @@ class RayFleet:
         if self._end(instance, hold):
             status = self._release_surely(instance)
             ended_at = status.ended_at if status else None
+            preempted = hold.interrupted or (status is not None and status.preempted)
             self._mailbox.put(
-                lambda at: InstanceLost(occurred_at=at, instance=instance, ended_at=ended_at or at, reason=reason)
+                lambda at: InstanceLost(
+                    occurred_at=at, instance=instance, ended_at=ended_at or at, reason=reason, preempted=preempted
+                )
             )
             hold.crew.dismiss()
 
@@ -179,15 +193,8 @@ class RayFleet:
                 if not hold.over:
                     self._mailbox.put(lambda at: InstanceReady(occurred_at=at, instance=instance))
 
-    def _renew(self) -> None:
-        while not self._closing.wait(self._lease_interval_s):
-            try:
-                self._provider.renew_lease()
-            except Exception as error:  # the lease is long enough for the next time
-                _log.debug("the lease was not renewed: %s", error)
-
     def _watch(self) -> None:
-        while not self._closing.wait(_WATCH_S):
+        while not self._closing.wait(self._provider.look_s):
             with self._mutex:
                 held = any(not hold.over for hold in self._holds.values())
             if held:
@@ -222,9 +229,11 @@ class RayFleet:
         running_at, ended_at = status.running_at, status.ended_at
         if running_at is not None and not hold.running:
             hold.running = True
-            self._mailbox.put(lambda at: InstanceRunning(occurred_at=at, instance=instance, running_at=running_at))
+            self._mailbox.put(lambda at: _running(status, running_at, at))
             if ended_at is None:
                 _thread(lambda: self._assemble(instance, hold), f"assemble-{instance}")
+        if status.interrupted_at is not None and ended_at is None:
+            self._interrupted(instance, hold)
         if ended_at is not None:
             self._end(instance, hold)
             reason = status.reason or "ended by somebody else"
@@ -232,9 +241,23 @@ class RayFleet:
                 self._mailbox.put(lambda at: InstanceRefused(occurred_at=at, instance=instance, reason=reason))
             else:
                 self._mailbox.put(
-                    lambda at: InstanceLost(occurred_at=at, instance=instance, ended_at=ended_at, reason=reason)
+                    lambda at: InstanceLost(
+                        occurred_at=at,
+                        instance=instance,
+                        ended_at=ended_at,
+                        reason=reason,
+                        preempted=status.preempted,
+                    )
                 )
             _thread(hold.crew.dismiss, f"dismiss-{instance}")
+
+    def _interrupted(self, instance: str, hold: _Hold) -> None:
+        """Pass on, once, that the provider takes the instance away."""
+        with self._mutex:
+            told = hold.interrupted or hold.over or not hold.running
+            hold.interrupted = hold.interrupted or not told
+        if not told:
+            self._mailbox.put(lambda at: InstanceInterrupted(occurred_at=at, instance=instance))
 
     def reconcile(self, known: Collection[str]) -> DriverResumed:
         """Adopt the `known` instances that live, release the others, and tell what lives and what has ended."""
@@ -247,10 +270,22 @@ class RayFleet:
             if status.ended_at is None and status.instance not in known:
                 status = self._provider.release(status.instance)
             if status.ended_at is None:
-                live.append(LiveInstance(instance=status.instance, running_at=status.running_at))
+                live.append(
+                    LiveInstance(
+                        instance=status.instance,
+                        running_at=status.running_at,
+                        price_usd_per_hour=status.price_usd_per_hour,
+                    )
+                )
             elif status.running_at is not None:
                 ended.append(
-                    EndedInstance(instance=status.instance, running_at=status.running_at, ended_at=status.ended_at)
+                    EndedInstance(
+                        instance=status.instance,
+                        running_at=status.running_at,
+                        ended_at=status.ended_at,
+                        price_usd_per_hour=status.price_usd_per_hour,
+                        preempted=status.preempted,
+                    )
                 )
         for instance in live:
             self._adopt(instance)
@@ -268,10 +303,22 @@ class RayFleet:
     def close(self) -> None:
         """Leave the cluster and give everything back."""
         self._closing.set()
+        self._leases.close()
         try:
             self._connection.close()
         finally:
             self._provider.close()
+
+
+def _running(status: InstanceStatus, running_at: float, at: float) -> InstanceRunning:
+    return InstanceRunning(
+        occurred_at=at,
+        instance=status.instance,
+        running_at=running_at,
+        price_usd_per_hour=status.price_usd_per_hour,
+        instance_type=status.instance_type,
+        zone=status.zone,
+    )
 
 
 def _thread(target: Callable[[], None], name: str) -> threading.Thread:

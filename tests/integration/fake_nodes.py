@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-_HEAD = "import socket, time; server = socket.create_server(('127.0.0.1', {port})); time.sleep(1000)"
+_HEAD = "import socket, time; server = socket.create_server(('{host}', {port})); time.sleep(1000)"
 _NODE = "import subprocess, time; subprocess.Popen(['sleep', '1000'], start_new_session=True); time.sleep(1000)"
 
 
-def head_command(port: int, temp_dir: str) -> tuple[str, ...]:
+def head_command(port: int, temp_dir: str, host: str = "127.0.0.1") -> tuple[str, ...]:
     """Something that listens at the port."""
-    return (sys.executable, "-c", _HEAD.format(port=port))
+    return (sys.executable, "-c", _HEAD.format(port=port, host=host))
 
 
 def instance_command(name: str, address: str, gpus: int, temp_dir: str) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ import pytest
 
 from rubberband.cloud.local import LocalProvider, ray_node, sweep
 from rubberband.cloud.local.instance import load
+from rubberband.cloud.ray_head import RayHead
 from rubberband.errors import ProviderError
 from tests.integration import fake_nodes
 from tests.integration.conversation import eventually, processes_of
@@ -118,11 +119,13 @@ def test_a_node_that_ends_ends_its_instance(open_provider: Open, tmp_path: Path)
     eventually(lambda: processes_of(tmp_path, "a") == [], within_s=2.0)
 
 
-def test_without_its_head_an_instance_is_lost_and_the_next_launch_starts_another(open_provider: Open) -> None:
+def test_without_its_head_an_instance_is_lost_and_the_next_launch_starts_another(
+    open_provider: Open, tmp_path: Path
+) -> None:
     provider = open_provider()
     _launch(provider, "a")
     first = provider.ensure_head()
-    record = next(iter(provider._heads.glob("*.json")))
+    record = next(iter((tmp_path / "heads").glob("*.json")))
     os.kill(load(record).pid or 0, signal.SIGTERM)
     eventually(lambda: provider.head() is None)
     assert provider.describe()[0].reason == "the Ray head ended"
@@ -264,4 +267,45 @@ def test_where_even_locks_cannot_be_opened_instances_are_given_back(
         read_only.setattr("rubberband.cloud.local.records.lock", _no_space)
         assert provider.release("a").state == "terminated"
         provider.close()
+    assert processes_of(tmp_path) == []
+
+
+def test_a_lease_is_an_instant_that_may_move_both_ways(open_provider: Open) -> None:
+    provider = open_provider()
+    provider.renew_lease(time.time() + 60.0)
+    _launch(provider, "a")
+    provider.renew_lease(time.time() + 1000.0)
+    assert provider.describe()[0].state == "running"
+    provider.renew_lease(time.time() - 1.0)
+    eventually(lambda: provider.describe()[0].state == "terminated")
+    assert provider.describe()[0].reason in {"lease expired", "the Ray head ended"}  # whichever is noticed first
+    eventually(lambda: provider.head() is None)
+
+
+def test_the_first_lease_counts_from_when_it_began_to_run(open_provider: Open) -> None:
+    provider = open_provider()
+    provider.ensure_head()
+    until = time.time() + 1.0
+    provider.renew_lease(until)
+    launched_at = time.time()
+    provider.launch("a")
+    eventually(lambda: provider.describe()[0].state == "terminated")
+    (status,) = provider.describe()
+    assert status.running_at is not None
+    assert status.ended_at is not None
+    assert status.ended_at >= status.running_at + (until - launched_at) - 0.1
+
+
+def test_a_head_is_found_by_the_next_driver_and_holds_its_directory(tmp_path: Path) -> None:
+    first = RayHead("head", tmp_path, token_path=tmp_path / "token")
+    assert first.living() is None
+    head = first.ensure()
+    with pytest.raises(ProviderError, match="another driver"):
+        RayHead("head", tmp_path, token_path=tmp_path / "token")
+    first._exclusive.close()  # as the kernel does when a driver dies
+    second = RayHead("head", tmp_path, token_path=tmp_path / "token")
+    assert second.living() == second.ensure() == head
+    second.close()
+    second.close()
+    first.guards.wait()
     assert processes_of(tmp_path) == []

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
-from typing import cast
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
 from rubberband.cloud.cluster import ClusterProvider, Head
 from rubberband.cloud.provider import InstanceStatus
-from rubberband.executor.events import Event, InstanceReleased
+from rubberband.executor.events import (
+    Event,
+    InstanceInterrupted,
+    InstanceLost,
+    InstanceReleased,
+    InstanceRunning,
+)
 from rubberband.executor.ray.crew import Crew
 from rubberband.executor.ray.fleet import RayFleet
+from rubberband.executor.ray.leases import Leases
 from rubberband.executor.ray.mailbox import Mailbox
+from rubberband.plan import Market
 from tests.integration.conversation import eventually
 
 
@@ -23,6 +33,8 @@ class Breaking:
     def __init__(self) -> None:
         self.broken: set[str] = set()
         self.asked: list[str] = []
+        self.leases: list[float] = []
+        self.markets: list[Market] = []
         self.status = InstanceStatus(instance="a", experiment="test", state="pending", requested_at=1.0)
 
     def _called(self, what: str) -> None:
@@ -30,9 +42,12 @@ class Breaking:
         if what in self.broken:
             raise OSError(28, "No space left on device")
 
-    def launch(self, instance: str) -> None:
+    look_s = 0.05
+
+    def launch(self, instance: str, market: Market = "on_demand") -> None:
         """Rent it."""
         self._called("launch")
+        self.markets.append(market)
 
     def describe(self) -> Sequence[InstanceStatus]:
         """The instance."""
@@ -46,9 +61,10 @@ class Breaking:
             instance="a", experiment="test", state="terminated", requested_at=1.0, running_at=2.0, ended_at=3.0
         )
 
-    def renew_lease(self) -> None:
+    def renew_lease(self, until: float) -> None:
         """The driver lives."""
         self._called("renew_lease")
+        self.leases.append(until)
 
     def head(self) -> Head | None:
         """None."""
@@ -77,13 +93,18 @@ def mailbox() -> Mailbox:
 
 
 @pytest.fixture
-def fleet(provider: Breaking, mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayFleet]:
+def leases(provider: Breaking) -> Leases:
+    return Leases(provider, lease_s=30.0, interval_s=0.02, clock=lambda: 10.0)
+
+
+@pytest.fixture
+def fleet(provider: Breaking, mailbox: Mailbox, leases: Leases, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayFleet]:
     monkeypatch.setattr("rubberband.executor.ray.fleet._RETRY_S", 0.02)
     opened = RayFleet(
         cast(ClusterProvider, provider),
         lambda *_: cast(Crew, NoCrew()),
         mailbox,
-        lease_interval_s=0.02,
+        leases=leases,
         on_gone=lambda _: None,
     )
     yield opened
@@ -117,3 +138,34 @@ def test_the_lease_is_renewed_and_the_provider_watched_after_they_broke(fleet: R
     provider.broken = set()
     provider.asked.clear()
     eventually(lambda: "renew_lease" in provider.asked and "head" in provider.asked)
+
+
+def _shown(provider: Breaking, mailbox: Mailbox, count: int, **values: Any) -> list[Event]:
+    provider.status = replace(provider.status, **values)
+    events: list[Event] = []
+    eventually(lambda: len(events.extend(mailbox.take(10.0)) or events) >= count)
+    return events
+
+
+def test_what_was_bought_is_told_and_a_notice_is_told_once(
+    fleet: RayFleet, provider: Breaking, mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RayFleet, "_assemble", lambda *_: None)
+    fleet.launch("a", "spot")
+    bought = {"price_usd_per_hour": 0.4, "instance_type": "g5.xlarge", "zone": "us-east-1b"}
+    (running,) = _shown(provider, mailbox, 1, state="running", running_at=5.0, **bought)
+    assert running == InstanceRunning(occurred_at=10.0, instance="a", running_at=5.0, **bought)  # type: ignore[arg-type]
+    (notice,) = _shown(provider, mailbox, 1, interrupted_at=6.0)
+    assert notice == InstanceInterrupted(occurred_at=10.0, instance="a")
+    (lost,) = _shown(provider, mailbox, 1, state="terminated", ended_at=7.0, reason="taken away", preempted=True)
+    assert lost == InstanceLost(occurred_at=10.0, instance="a", ended_at=7.0, reason="taken away", preempted=True)
+    assert provider.markets == ["spot"]
+
+
+def test_a_lease_never_reaches_beyond_what_is_held(leases: Leases, provider: Breaking) -> None:
+    eventually(lambda: provider.leases[-1:] == [40.0])
+    leases.hold_until(25.0)
+    eventually(lambda: provider.leases[-1] == 25.0)
+    leases.hold_until(math.inf)
+    eventually(lambda: provider.leases[-1] == 40.0)
+    leases.close()

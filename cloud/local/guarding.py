@@ -1,0 +1,101 @@
+"""Starts the guarding processes (see `instance`) of one directory's instances and head, and reaps them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rubberband.cloud.local import instance as guard
+from rubberband.cloud.local import ray_node
+from rubberband.cloud.local.instance import Record
+from rubberband.errors import ProviderError
+
+_RELEASE_S = 3.0
+
+
+class Guards:
+    """The guarding processes that this one started. Every method may be called from any thread."""
+
+    def __init__(self, experiment: str, directory: Path, token_path: Path, lease_s: float) -> None:
+        """`lease_s`: how long an instance bears with a driver that slept with this machine, from when both woke."""
+        self._experiment = experiment
+        self._directory = directory
+        self._token_path = token_path
+        self._lease_s = lease_s
+        self._mutex = threading.Lock()
+        self._closed = False
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def lease(self) -> Path:
+        """The file whose modification time is the instant at which instances end."""
+        return self._directory / "lease"
+
+    def renew_lease(self, until: float) -> None:
+        """Put the end off, or bring it forward, to `until`."""
+        if not self.lease.exists():
+            self.lease.touch()
+        os.utime(self.lease, (until, until))
+
+    def write(self, path: Path, command: Sequence[str], temp_dir: str, address: str, devices: Sequence[str]) -> None:
+        """Write down what is about to be started under the name of `path`."""
+        record = Record(
+            name=path.stem,
+            experiment=self._experiment,
+            directory=str(self._directory),
+            command=tuple(command),
+            temp_dir=temp_dir,
+            devices=tuple(devices),
+            address=address,
+            requested_at=time.time(),
+            lease_until=self.lease.stat().st_mtime,
+        )
+        guard.save(path, record)
+
+    def spawn(self, path: Path) -> None:
+        """Start the process of the record at `path`; where there is one already, the new one finds that, and goes.
+
+        Raises ProviderError once this is closed.
+        """
+        record = guard.load(path)
+        tags = {
+            guard.EXPERIMENT_TAG: self._experiment,
+            guard.DIRECTORY_TAG: str(self._directory),
+            guard.INSTANCE_TAG: record.name,
+        }
+        with self._mutex:
+            if self._closed:
+                raise ProviderError(f"the provider of experiment {self._experiment} is closed; open a new one")
+            self._processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-P", guard.__file__, str(path), str(self.lease), str(self._lease_s)],
+                    env=ray_node.environment(os.environ, self._token_path, tags, record.devices),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            )
+
+    def reap(self) -> None:
+        """Forget processes that ended, so that none stays a zombie."""
+        with self._mutex:
+            self._processes = [process for process in self._processes if process.poll() is None]
+
+    def close(self) -> None:
+        """Start nothing any more."""
+        with self._mutex:
+            self._closed = True
+
+    def wait(self) -> None:
+        """Wait for processes that were told to end."""
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=_RELEASE_S)
+        self.reap()

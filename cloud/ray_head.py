@@ -1,0 +1,124 @@
+"""The Ray head on the driver's machine, a guarded process like a local instance; instances of any provider join it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+
+from rubberband.cloud.cluster import Head
+from rubberband.cloud.local import instance as guard
+from rubberband.cloud.local import ray_node
+from rubberband.cloud.local.guarding import Guards
+from rubberband.cloud.local.instance import Record
+from rubberband.cloud.local.records import ask_to_end, end, observe
+from rubberband.errors import ProviderError
+
+_START_S = 60.0
+
+
+class RayHead:
+    """Holds one directory for one driver, and the head whose record lies in it. Any thread may call it."""
+
+    def __init__(
+        self,
+        experiment: str,
+        directory: Path,
+        *,
+        host: str = ray_node.LOOPBACK,
+        token_path: Path | None = None,
+        lease_s: float = 60.0,
+    ) -> None:
+        """Take over `directory`; what lives of a head that an earlier driver started is found there.
+
+        `host` is the address of this machine as instances reach it. The token that opens the cluster is one per user
+        (see `ray_node.default_token_path`), as Ray remembers it for the life of a process. The lease is `lease_s` long
+        until it is renewed. Raises ProviderError if another driver holds the directory, or if the directory or the
+        token cannot be written.
+        """
+        self._experiment = experiment
+        self._directory = directory.resolve()
+        self._host = host
+        self._mutex = threading.RLock()
+        self._exclusive = contextlib.ExitStack()
+        try:
+            self._take_over(token_path, lease_s)
+        except OSError as error:
+            self._exclusive.close()
+            where = error.filename or self._directory
+            raise ProviderError(
+                f"{where} cannot be written ({error.strerror or error}); make room or give access, or set "
+                f"RUBBERBAND_HOME to another folder"
+            ) from error
+
+    def _take_over(self, token_path: Path | None, lease_s: float) -> None:
+        self._heads.mkdir(parents=True, exist_ok=True)
+        if not self._exclusive.enter_context(guard.lock(self._directory / "driver")):
+            self._exclusive.close()
+            raise ProviderError(
+                f"another driver is at work on experiment {self._experiment} ({self._directory}); wait for it, or "
+                f"cancel it"
+            )
+        self.token_path = ray_node.ensure_token(token_path or ray_node.default_token_path())
+        self.guards = Guards(self._experiment, self._directory, self.token_path, lease_s)
+        self.renew_lease(time.time() + lease_s)
+
+    @property
+    def _heads(self) -> Path:
+        return self._directory / "heads"
+
+    def renew_lease(self, until: float) -> None:
+        """Let the head, and whatever else is guarded in the directory, live until `until` (Unix time), no longer."""
+        self.guards.renew_lease(until)
+
+    def living(self) -> Head | None:
+        """The living head, or None."""
+        with self._mutex:
+            path = self._living()
+            return None if path is None else self._as_head(guard.load(path))
+
+    def ensure(self) -> Head:
+        """The living head, which is started if there is none; returns once it answers.
+
+        Raises ProviderError if it does not start.
+        """
+        with self._mutex:
+            path = self._living() or self._start()
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline:
+            record = observe(path)
+            if record.ended_at is not None:
+                raise ProviderError(f"the Ray head did not start: {record.reason}")
+            if ray_node.answers(record.address):
+                return self._as_head(record)
+            time.sleep(0.05)
+        raise ProviderError(f"the Ray head did not answer within {_START_S:.0f} s; see {path.with_suffix('.log')}")
+
+    def close(self) -> None:
+        """End the head and let the directory go. Idempotent."""
+        with self._mutex:
+            self.guards.close()
+            living = [path for path in self._heads.glob("*.json") if guard.load(path).ended_at is None]
+            for path in living:
+                with contextlib.suppress(OSError):  # a full disk; `end` needs none of it
+                    ask_to_end(path, "")
+            for path in living:
+                end(path, "")
+            self.guards.wait()
+            self._exclusive.close()
+
+    def _living(self) -> Path | None:
+        return next((path for path in self._heads.glob("*.json") if observe(path).ended_at is None), None)
+
+    def _as_head(self, record: Record) -> Head:
+        environment = ray_node.authentication(self.token_path)
+        return Head(address=record.address, temp_dir=record.temp_dir, environment=environment)
+
+    def _start(self) -> Path:
+        path = self._heads / f"head-{len(list(self._heads.glob('*.json')))}.json"
+        port, temp_dir = ray_node.free_port(self._host), ray_node.make_temp_dir()
+        command = ray_node.head_command(port, temp_dir, self._host)
+        self.guards.write(path, command, temp_dir, f"{self._host}:{port}", ())
+        self.guards.spawn(path)
+        return path

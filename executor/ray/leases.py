@@ -1,0 +1,67 @@
+"""How long instances may live without another word from this driver: the lease, cut off where the budget ends."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+
+from rubberband.cloud.provider import Provider
+
+_log = logging.getLogger(__name__)
+
+
+class Leases:
+    """Renews the lease of a provider's instances in a thread of its own, until it is closed."""
+
+    def __init__(
+        self, provider: Provider, *, lease_s: float, interval_s: float, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Every `interval_s` the lease is put off to `lease_s` from now, but not beyond what `hold_until` was told."""
+        self._provider = provider
+        self._lease_s = lease_s
+        self._interval_s = interval_s
+        self._clock = clock
+        self._hold_until = math.inf
+        self._mutex = threading.Lock()
+        self._renewed = -math.inf
+        """The latest instant that the provider was told."""
+        self._wake = threading.Event()
+        self._closed = False
+        threading.Thread(target=self._run, daemon=True, name="leases").start()
+
+    @property
+    def until(self) -> float:
+        """The instant at which instances end themselves if they hear no more."""
+        return min(self._clock() + self._lease_s, self._hold_until)
+
+    def hold_until(self, instant: float) -> None:
+        """Hold nothing past `instant`; where leases reach further, they are cut at once."""
+        self._hold_until = instant
+        if instant < self._renewed:
+            self._wake.set()
+
+    def renew(self) -> None:
+        """Tell the provider. A failure is only noted: the lease is long enough for the next time."""
+        with self._mutex:
+            until = self.until
+            try:
+                self._provider.renew_lease(until)
+            except Exception as error:
+                _log.debug("the lease was not renewed: %s", error)
+            else:
+                self._renewed = until
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._wake.wait(self._interval_s)
+            self._wake.clear()
+            if not self._closed:
+                self.renew()
+
+    def close(self) -> None:
+        """Renew no more."""
+        self._closed = True
+        self._wake.set()
