@@ -1,1 +1,6 @@
 """EC2 without Amazon: its behaviour (faults and the bill included) for tests and rehearsals; it rents nothing."""
+
+from rubberband.cloud.aws_fake.core import FakeAws
+from rubberband.cloud.aws_fake.faults import FakeCall, FakeDisconnect, FakeError, Fault
+
+__all__ = ["FakeAws", "FakeCall", "FakeDisconnect", "FakeError", "Fault"]

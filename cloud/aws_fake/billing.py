@@ -1,0 +1,79 @@
+"""The meter: what the instances of the fake have cost, as EC2 bills them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from rubberband.cloud.aws_fake.instance import Instance, Market
+
+MINIMUM_BILLED_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BillLine:
+    """One instance that ran."""
+
+    instance_id: str
+    instance_type: str
+    market: Market
+    zone: str
+    price_usd_per_hour: float
+    """At purchase."""
+    running_at: float
+    ended_at: float | None
+    """When it began to shut down; None while it runs."""
+    billed_s: float
+    cost_usd: float
+    tags: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """All that is due at an instant. Instances that never ran cost nothing; what runs counts until now."""
+
+    lines: tuple[BillLine, ...]
+
+    @property
+    def total_usd(self) -> float:
+        """The sum of all lines."""
+        return sum(line.cost_usd for line in self.lines)
+
+    def usd_by_tag(self, key: str) -> dict[str, float]:
+        """Value of the tag `key` -> USD; what does not carry it is under the empty text."""
+        totals: dict[str, float] = {}
+        for line in self.lines:
+            value = line.tags.get(key, "")
+            totals[value] = totals.get(value, 0.0) + line.cost_usd
+        return totals
+
+    def usd_of(self, **tags: str) -> float:
+        """The sum over what carries all of these tags; `usd_of(**{"rubberband:run": "…"})`."""
+        return sum(line.cost_usd for line in self.lines if tags.items() <= dict(line.tags).items())
+
+
+def billed(instances: Iterable[Instance], now: float) -> Bill:
+    """The bill at `now`: from running until shutting-down, to the second and a minute at the least, at the price at
+    purchase."""
+    return Bill(lines=tuple(_line(one, now) for one in instances if _ran(one, now)))
+
+
+def _ran(instance: Instance, now: float) -> bool:
+    return instance.running_at <= (now if instance.ended_at is None else instance.ended_at)
+
+
+def _line(instance: Instance, now: float) -> BillLine:
+    until = now if instance.ended_at is None else min(now, instance.ended_at)
+    billed_s = max(MINIMUM_BILLED_S, until - instance.running_at)
+    return BillLine(
+        instance_id=instance.instance_id,
+        instance_type=instance.machine_type.name,
+        market=instance.market,
+        zone=instance.zone,
+        price_usd_per_hour=instance.price_usd_per_hour,
+        running_at=instance.running_at,
+        ended_at=instance.ended_at,
+        billed_s=billed_s,
+        cost_usd=billed_s / 3600.0 * instance.price_usd_per_hour,
+        tags=dict(instance.tags),
+    )

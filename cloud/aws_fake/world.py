@@ -1,0 +1,207 @@
+"""What exists in the fake's account: machines, networks, images, parameters and quotas, and how time moves them.
+
+The state behind the operations; it knows no calls, no faults and no principals.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from rubberband.cloud.aws_fake.instance import Behavior, Instance, Market
+from rubberband.cloud.aws_fake.machine_types import MACHINE_TYPES, Architecture, MachineType
+from rubberband.cloud.aws_fake.quota_codes import DEFAULT_VCPUS, QUOTAS
+
+ACCOUNT = "123456789012"
+REGIONS = (
+    "ap-northeast-1",
+    "ap-south-1",
+    "ap-southeast-1",
+    "ap-southeast-2",
+    "ca-central-1",
+    "eu-central-1",
+    "eu-north-1",
+    "eu-west-1",
+    "eu-west-2",
+    "eu-west-3",
+    "sa-east-1",
+    "us-east-1",
+    "us-east-2",
+    "us-west-1",
+    "us-west-2",
+)
+"""Those that an account has without opting in."""
+Delay = float | Callable[[random.Random], float]
+"""Seconds, or what draws them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """An AMI."""
+
+    image_id: str
+    name: str
+    architecture: Architecture
+    root_device: str
+    volume_gb: int
+    owner: str = "amazon"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subnet:
+    """One of a zone; `default` where instances go that name none."""
+
+    subnet_id: str
+    vpc_id: str
+    zone: str
+    cidr: str
+    default: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """A security group. Its rules are as DescribeSecurityGroups shows them."""
+
+    group_id: str
+    name: str
+    description: str
+    vpc_id: str
+    ingress: list[dict[str, object]] = field(default_factory=list)
+    egress: list[dict[str, object]] = field(default_factory=list)
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Machines that share a limit; None stands for any."""
+
+    instance_type: str | None
+    zone: str | None
+    market: Market | None
+
+    def holds(self, instance_type: str, zone: str, market: Market) -> bool:
+        """Whether such a machine comes from this pool."""
+        mine = (self.instance_type, self.zone, self.market)
+        return all(own in (None, asked) for own, asked in zip(mine, (instance_type, zone, market), strict=True))
+
+
+def drawn(delay: Delay, rng: random.Random) -> float:
+    """The seconds of one delay."""
+    return delay(rng) if callable(delay) else delay
+
+
+class World:
+    """Mutable state; all of its methods take the time as an argument. Attributes may be changed by a test at any time.
+
+    `pending_s`, `shutting_down_s` and `visible_after_s` are drawn anew for each instance.
+    """
+
+    def __init__(self, region: str, seed: int) -> None:
+        self.region = region
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.zones = tuple(region + letter for letter in ("abcdef" if region == "us-east-1" else "abc"))
+        self.pending_s: Delay = 20.0
+        self.shutting_down_s: Delay = 30.0
+        self.visible_after_s: Delay = 0.0
+        self.ignores_spot = False
+        self.machine_types: dict[str, MachineType] = dict(MACHINE_TYPES)
+        self.quotas_vcpus: dict[str, float] = dict.fromkeys(QUOTAS, DEFAULT_VCPUS)
+        self.capacity: dict[Pool, int] = {}
+        self.profiles: dict[str, str] = {name: name for name in ("rubberband-worker", "rubberband-head")}
+        """Instance profile -> its role."""
+        self.key_pairs: set[str] = {"me"}
+        self.parameters: dict[str, dict[str, object]] = {}
+        self.images: dict[str, Image] = {}
+        self.vpcs: dict[str, str] = {}
+        """VPC -> its CIDR block; the first is the default one."""
+        self.subnets: dict[str, Subnet] = {}
+        self.groups: dict[str, Group] = {}
+        self.instances: dict[str, Instance] = {}
+        self.launched_by_token: dict[str, tuple[object, tuple[Instance, ...]]] = {}
+        """Client token -> the parameters that it came with, and what was launched."""
+        self.reads: Callable[[str], tuple[float, float]] | None = None
+        """From UserData to its lease and lifetime, in seconds: instances then power themselves off."""
+        self._living: dict[str, Instance] = {}
+        self._changes: list[tuple[str, Instance]] = []
+        self._addresses = 0
+        self._add_vpc("172.31", default=True)
+
+    def new_id(self, prefix: str) -> str:
+        """Such as `i-0a1b2c3d4e5f60718`."""
+        return f"{prefix}-{self.rng.getrandbits(68):017x}"
+
+    def offers(self, machine: MachineType, zone: str) -> bool:
+        """Whether a zone has such machines: us-east-1e has old ones only, the largest are in the first three zones."""
+        if machine.gpus and zone == "us-east-1e":
+            return False
+        return machine.family not in ("p4d", "p4de", "p5", "p3dn") or zone in self.zones[:3]
+
+    def add(self, instance: Instance) -> None:
+        """It was launched."""
+        if self.reads is not None:
+            lease_s, lifetime_s = self.reads(instance.user_data)
+            instance.lease_until = instance.running_at + lease_s
+            instance.hard_stop_at = instance.running_at + lifetime_s
+        self.instances[instance.instance_id] = self._living[instance.instance_id] = instance
+
+    def living(self) -> Iterator[Instance]:
+        """All that are pending or running, visible or not."""
+        return iter(self._living.values())
+
+    def settle(self, now: float) -> None:
+        """Let everything happen that was due by `now`."""
+        for instance in list(self._living.values()):
+            due = instance.due(now)
+            self._boot(instance, min(now, due[0]) if due else now)
+            if due is not None:
+                self.end(instance, *due)
+
+    def end(self, instance: Instance, at: float, reason: str, behavior: Behavior = "terminate") -> None:
+        """It shuts down at `at`."""
+        if self._living.pop(instance.instance_id, None) is not None:
+            self._changes.append(("end", instance))
+        instance.end(at, reason, behavior)
+
+    def changes(self) -> list[tuple[str, Instance]]:
+        """What booted (`boot`) or ended (`end`) since this was last asked, in order."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def has_capacity(self, instance_type: str, zone: str, market: Market, instances: int) -> bool:
+        """Whether every pool that such machines come from has so many left."""
+        return all(
+            taken + instances <= limit
+            for pool, limit in self.capacity.items()
+            if pool.holds(instance_type, zone, market)
+            for taken in [sum(pool.holds(one.machine_type.name, one.zone, one.market) for one in self.living())]
+        )
+
+    def add_vpc(self, prefix: str = "10.0") -> str:
+        """Another VPC, not the default one, with a subnet in each zone and its default security group; its id."""
+        return self._add_vpc(prefix, default=False)
+
+    def new_address(self, subnet: Subnet) -> str:
+        """A private address in the subnet that no instance had before."""
+        first, second, third, _ = subnet.cidr.split(".")
+        self._addresses += 1
+        third_and_fourth = int(third) * 256 + 10 + self._addresses % 4000
+        return f"{first}.{second}.{third_and_fourth // 256}.{third_and_fourth % 256}"
+
+    def _add_vpc(self, prefix: str, *, default: bool) -> str:
+        vpc_id = self.new_id("vpc")
+        self.vpcs[vpc_id] = f"{prefix}.0.0/16"
+        for index, zone in enumerate(self.zones):
+            subnet_id = self.new_id("subnet")
+            cidr = f"{prefix}.{16 * index}.0/20"
+            self.subnets[subnet_id] = Subnet(subnet_id=subnet_id, vpc_id=vpc_id, zone=zone, cidr=cidr, default=default)
+        group_id = self.new_id("sg")
+        description = "default VPC security group"
+        self.groups[group_id] = Group(group_id=group_id, name="default", description=description, vpc_id=vpc_id)
+        return vpc_id
+
+    def _boot(self, instance: Instance, by: float) -> None:
+        if not instance.booted and instance.running_at <= by:
+            instance.booted = True
+            self._changes.append(("boot", instance))
