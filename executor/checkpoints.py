@@ -11,11 +11,14 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote, urlsplit
 
 from rubberband.errors import CheckpointError, InputError
 from rubberband.executor.events import CheckpointRef
+
+if TYPE_CHECKING:
+    from rubberband.cloud.aws.s3 import S3Folder
 
 
 class CheckpointStore(Protocol):
@@ -38,22 +41,34 @@ class CheckpointStore(Protocol):
 
 
 def open_store(url: str) -> CheckpointStore:
-    """The store at a directory path or a `file://` URL; the directory is made where it is missing.
+    """The store at `s3://bucket/prefix`, a directory path or a `file://` URL; a directory is made where it is missing.
 
     Raises InputError for any other scheme, and where nothing can be written.
     """
     scheme, separator, _ = url.partition("://")
     if not separator:
         return _open_directory(Path(url))
+    if scheme == "s3":
+        return _open_s3(url)
     if scheme != "file":
         raise InputError(
-            f"the checkpoint store {url} is not supported yet: {scheme}:// is unknown; give a directory that every "
-            f"instance sees (a path, or file:///path)"
+            f"the checkpoint store {url} is not supported: {scheme}:// is unknown; give s3://bucket/prefix, or a "
+            f"directory that every instance sees (a path, or file:///path)"
         )
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
         raise InputError(f"the checkpoint store {url} names the host {parts.netloc!r}; write file:///path")
     return _open_directory(Path(unquote(parts.path)))
+
+
+def _open_s3(url: str) -> S3CheckpointStore:
+    try:
+        from rubberband.cloud.aws.s3 import S3Folder
+    except ModuleNotFoundError as error:
+        raise InputError(f"the checkpoint store {url} needs {error.name}; pip install 'rubberband[aws]'") from None
+    folder = S3Folder.parse(url)
+    folder.check()
+    return S3CheckpointStore(folder)
 
 
 def _open_directory(path: Path) -> LocalCheckpointStore:
@@ -78,8 +93,7 @@ class LocalCheckpointStore:
 
     def save(self, trial: int, iterations: int, payload: bytes) -> CheckpointRef:
         """Write a new file: temporary name, fsync, rename, fsync of the directory."""
-        # The random part keeps a late write of an abandoned attempt away from what a newer attempt acknowledged.
-        path = self.directory / f"trial-{trial:04d}-iterations-{iterations:06d}-{uuid.uuid4().hex[:12]}.ckpt"
+        path = self.directory / _file_name(trial, iterations)
         try:
             _write_durably(path, payload)
         except OSError as error:
@@ -87,8 +101,7 @@ class LocalCheckpointStore:
                 f"the checkpoint of trial {trial} after {iterations} iterations ({len(payload)} bytes) could not be "
                 f"written to {path}: {error.strerror or error}"
             ) from error
-        digest = hashlib.sha256(payload).hexdigest()
-        return CheckpointRef(url=path.as_uri(), digest=digest, size_bytes=len(payload))
+        return _reference(path.as_uri(), payload)
 
     def load(self, ref: CheckpointRef) -> bytes:
         """Read the file and compare its size and SHA-256 with the reference."""
@@ -99,18 +112,7 @@ class LocalCheckpointStore:
             raise CheckpointError(f"the checkpoint {path} is gone") from error
         except OSError as error:
             raise CheckpointError(f"the checkpoint {path} could not be read: {error.strerror or error}") from error
-        if len(payload) != ref.size_bytes:
-            raise CheckpointError(
-                f"the checkpoint {path} has {len(payload)} bytes instead of {ref.size_bytes}: "
-                f"it is not what was written"
-            )
-        digest = hashlib.sha256(payload).hexdigest()
-        if digest != ref.digest:
-            raise CheckpointError(
-                f"the checkpoint {path} has SHA-256 {digest[:12]}… instead of {ref.digest[:12]}…: "
-                f"it is not what was written"
-            )
-        return payload
+        return _checked(payload, ref, str(path))
 
     def discard(self, ref: CheckpointRef) -> None:
         """Unlink the file."""
@@ -126,6 +128,61 @@ class LocalCheckpointStore:
         if parts.scheme != "file" or path.parent != self.directory:
             raise CheckpointError(f"the checkpoint {ref.url} does not lie in the store {self.directory}")
         return path
+
+
+@dataclass(frozen=True, slots=True)
+class S3CheckpointStore:
+    """Checkpoints as objects in a folder of S3. Use `open_store`, which checks that it can be written."""
+
+    folder: S3Folder
+
+    def save(self, trial: int, iterations: int, payload: bytes) -> CheckpointRef:
+        """Put a new object, which is there whole or not at all."""
+        return _reference(self.folder.put(_file_name(trial, iterations), payload), payload)
+
+    def load(self, ref: CheckpointRef) -> bytes:
+        """Get the object and compare its size and SHA-256 with the reference."""
+        from rubberband.cloud.aws.s3 import S3Gone
+
+        try:
+            payload = self.folder.get(self._name(ref))
+        except S3Gone as error:
+            raise CheckpointError(f"the checkpoint {ref.url} is gone") from error
+        return _checked(payload, ref, ref.url)
+
+    def discard(self, ref: CheckpointRef) -> None:
+        """Delete the object."""
+        self.folder.delete(self._name(ref))
+
+    def _name(self, ref: CheckpointRef) -> str:
+        folder, _, name = ref.url.rpartition("/")
+        if folder != self.folder.url or not name:
+            raise CheckpointError(f"the checkpoint {ref.url} does not lie in the store {self.folder.url}")
+        return name
+
+
+def _file_name(trial: int, iterations: int) -> str:
+    """The random part keeps a late write of an abandoned attempt away from what a newer attempt acknowledged."""
+    return f"trial-{trial:04d}-iterations-{iterations:06d}-{uuid.uuid4().hex[:12]}.ckpt"
+
+
+def _reference(url: str, payload: bytes) -> CheckpointRef:
+    return CheckpointRef(url=url, digest=hashlib.sha256(payload).hexdigest(), size_bytes=len(payload))
+
+
+def _checked(payload: bytes, ref: CheckpointRef, place: str) -> bytes:
+    """The payload, if it is what was written. Raises CheckpointError."""
+    if len(payload) != ref.size_bytes:
+        raise CheckpointError(
+            f"the checkpoint {place} has {len(payload)} bytes instead of {ref.size_bytes}: it is not what was written"
+        )
+    digest = hashlib.sha256(payload).hexdigest()
+    if digest != ref.digest:
+        raise CheckpointError(
+            f"the checkpoint {place} has SHA-256 {digest[:12]}… instead of {ref.digest[:12]}…: "
+            f"it is not what was written"
+        )
+    return payload
 
 
 def _write_durably(path: Path, payload: bytes) -> None:

@@ -2,13 +2,16 @@
 
 import hashlib
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from boto3.s3.transfer import TransferConfig
+from moto.server import ThreadedMotoServer
 
+from rubberband.cloud.aws.s3 import _client, _open
 from rubberband.errors import CheckpointError, InputError
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 
@@ -21,8 +24,35 @@ STORES: dict[str, Opener] = {
 """Add a store here and it is held to the same promises."""
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(scope="module")
+def moto() -> Iterator[str]:
+    """The address of moto's server."""
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    yield "http://{}:{}".format(*server.get_host_and_port())
+    server.stop()
+
+
+@pytest.fixture
+def s3(moto, monkeypatch) -> str:
+    """A bucket of moto's that the environment leads to."""
+    for key, value in {
+        "AWS_ENDPOINT_URL": moto,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(key, value)
+    _open.cache_clear()
+    _client().create_bucket(Bucket="bucket")
+    return "bucket"
+
+
+@pytest.fixture(params=[*STORES, "s3"])
 def store(request, tmp_path) -> CheckpointStore:
+    if request.param == "s3":
+        return open_store(f"s3://{request.getfixturevalue('s3')}/some/prefix/")
     return STORES[request.param](tmp_path)
 
 
@@ -114,10 +144,54 @@ def test_where_nothing_can_be_written_opening_fails(tmp_path):
             open_store(url)
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/checkpoints", "http://host/x"])
-def test_another_scheme_is_not_supported_yet(url):
-    with pytest.raises(InputError, match="not supported yet"):
+@pytest.mark.parametrize("url", ["gs://bucket/checkpoints", "http://host/x"])
+def test_another_scheme_is_not_supported(url):
+    with pytest.raises(InputError, match="not supported"):
         open_store(url)
+
+
+def test_in_s3_two_experiments_do_not_mix(s3):
+    one, other = open_store(f"s3://{s3}/a"), open_store(f"s3://{s3}/b")
+    with pytest.raises(CheckpointError, match="does not lie in the store"):
+        other.load(one.save(0, 1, b"x"))
+    ref = one.save(3, 12, b"bytes")
+    assert ref.url.startswith(f"s3://{s3}/a/trial-0003-iterations-000012-")
+    assert open_store(f"s3://{s3}").folder.url == f"s3://{s3}"
+
+
+def test_a_damaged_object_is_refused(s3):
+    store = open_store(f"s3://{s3}/damaged")
+    ref = store.save(0, 1, b"good")
+    _client().put_object(Bucket=s3, Key=ref.url.removeprefix(f"s3://{s3}/"), Body=b"bits")
+    with pytest.raises(CheckpointError, match="SHA"):
+        store.load(ref)
+
+
+def test_what_is_large_is_sent_in_parts(s3, monkeypatch):
+    monkeypatch.setattr(
+        "rubberband.cloud.aws.s3._TRANSFER", TransferConfig(multipart_threshold=2**20, multipart_chunksize=5 * 2**20)
+    )
+    payload = bytes(range(256)) * 2**15
+    store = open_store(f"s3://{s3}/large")
+    assert store.load(store.save(0, 1, payload)) == payload
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [("s3://", "write s3://bucket/prefix"), ("s3://no-such-bucket/x", "no bucket no-such-bucket.*aws s3 mb")],
+)
+def test_where_s3_cannot_be_written_the_remedy_is_named(s3, url, message):
+    with pytest.raises(InputError, match=message):
+        open_store(url)
+
+
+def test_without_credentials_s3_says_so(s3, monkeypatch):
+    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(key)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+    _open.cache_clear()
+    with pytest.raises(InputError, match=r"cannot be written to s3://bucket/x.*no AWS credentials"):
+        open_store(f"s3://{s3}/x")
 
 
 def test_a_file_url_of_another_host_is_refused():
