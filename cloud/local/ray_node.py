@@ -17,7 +17,7 @@ from rubberband.cloud.cluster import INSTANCE_LABEL
 LOOPBACK = "127.0.0.1"
 _OBJECT_STORE_BYTES = 80 * 1024**2  # Ray's least; checkpoints and reports do not pass through it
 
-_SETTINGS = {
+SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_task_events_report_interval_ms": "0",  # nobody reads the history of tasks, which the head would keep
     "RAY_health_check_initial_delay_ms": "1000",
@@ -26,6 +26,7 @@ _SETTINGS = {
     "RAY_health_check_failure_threshold": "3",
     "SPT_NOENV": "1",  # or Ray's process titles overwrite the environment, and with it our tags
 }
+"""Environment of every Ray node, on this machine or another."""
 
 
 def head_command(port: int, temp_dir: str, host: str = LOOPBACK) -> tuple[str, ...]:
@@ -104,7 +105,7 @@ def environment(
 ) -> dict[str, str]:
     """The environment of a node: the driver's, less what Ray put there, plus our settings, tags and GPUs."""
     chosen = {key: value for key, value in base.items() if not key.startswith("RAY_")}
-    chosen |= _SETTINGS | authentication(token_path) | dict(tags)
+    chosen |= SETTINGS | authentication(token_path) | dict(tags)
     if devices:
         chosen["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     return chosen
