@@ -1,19 +1,32 @@
-"""The bill, and where the paid time went: reckoned from the state's instants by the offer's rules. Pure."""
+"""The bill, and where the paid time went: reckoned from the state's instants by the offer's rules. Pure.
+
+Every instance is billed at its own price at purchase; where none is known, at the offer's for the market.
+"""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rubberband.executor.state import InstanceRecord, InstanceStatus, Job, State
+from rubberband.executor.purse import Coming, Line, Purse
+from rubberband.executor.state import GONE, Allocation, InstanceRecord, InstanceStatus, Job, State
 from rubberband.offer import SECONDS_PER_HOUR, Offer
+
+
+def price_usd_per_s(record: InstanceRecord, offer: Offer) -> float:
+    """What the instance costs a second."""
+    if record.price_usd_per_hour is not None:
+        return record.price_usd_per_hour / SECONDS_PER_HOUR
+    return offer.price_usd_per_s if offer.spot is None else offer.market_price_usd_per_s(record.market)
 
 
 def instance_cost_usd(record: InstanceRecord, offer: Offer, at: float) -> float:
     """What one instance had cost by `at` (a live one as if released then), with its minimum and data."""
     if record.running_at is None or record.running_at > at:
         return 0.0
-    return offer.instance_cost_usd(held_s(record, at))
+    if offer.billing == "per_function":
+        return offer.data_usd_per_instance
+    billed_s = max(held_s(record, at), offer.minimum_billed_s)
+    return price_usd_per_s(record, offer) * billed_s + offer.data_usd_per_instance
 
 
 def held_s(record: InstanceRecord, at: float) -> float:
@@ -25,49 +38,115 @@ def held_s(record: InstanceRecord, at: float) -> float:
 
 def bill_usd(job: Job, state: State, at: float) -> float:
     """What everything had cost by `at`, in US dollars: instances, data, functions, head node."""
+    instances = sum(instance_cost_usd(record, job.offer, at) for record in state.instances.values())
+    functions = sum(_function_usd(job, state, use, _by(use.ended_at, at) - use.started_at) for use in _uses(job, state))
+    return instances + functions + job.offer.head_cost_usd(_head_s(state, at))
+
+
+def _head_s(state: State, at: float) -> float:
+    return max(0.0, _by(state.ended_at, at) - state.started_at - state.paused_s)
+
+
+def _uses(job: Job, state: State) -> list[Allocation]:
+    """The gangs' stretches that are paid for by themselves."""
+    return state.allocations if job.offer.billing == "per_function" else []
+
+
+def _function_usd(job: Job, state: State, use: Allocation, busy_s: float) -> float:
+    """What a gang costs that is busy for so long, at the price of the instance that it is on."""
     offer = job.offer
-    instances = sum(instance_cost_usd(record, offer, at) for record in state.instances.values())
-    uses = state.allocations if offer.billing == "per_function" else ()
-    functions = sum(
-        offer.function_cost_usd(len(use.gang), max(0.0, _by(use.ended_at, at) - use.started_at)) for use in uses
-    )
-    head_s = max(0.0, _by(state.ended_at, at) - state.started_at - state.paused_s)
-    return instances + functions + offer.head_cost_usd(head_s)
+    price = price_usd_per_s(state.instances[use.gang[0].instance], offer)
+    return price * len(use.gang) / offer.gpus * max(0.0, busy_s)
 
 
 def _by(ended_at: float | None, at: float) -> float:
     return at if ended_at is None else min(ended_at, at)
 
 
-def budget_ends_at(job: Job, state: State) -> float:
-    """The last instant until which everything that is held may be held without the bill passing `max_cost`.
+def purse(job: Job, state: State) -> Purse:
+    """What is paid for now, and how it grows; of a job with a cap. It is kept until the rent changes."""
+    if state.purse is None:
+        state.purse = _purse(job, state)
+    return state.purse
 
-    Infinite without a cap, or while nothing adds to the bill. Instances that are still on their way count as if they
-    ran already. The bill is piecewise linear: an instance adds to it only once its prepaid minimum is used up.
-    """
-    if job.max_cost_usd is None:
-        return math.inf
+
+def coming(job: Job, bound_s: float) -> Coming:
+    """An instance that is asked for, and ends `bound_s` after it began to run at the earliest."""
+    price = 0.0 if job.offer.billing == "per_function" else job.reserved_usd_per_hour / SECONDS_PER_HOUR
+    return Coming(
+        bound_s=max(bound_s, job.offer.minimum_billed_s),
+        reserved_usd_per_s=price,
+        data_usd=job.offer.data_usd_per_instance,
+    )
+
+
+def _purse(job: Job, state: State) -> Purse:
+    assert job.max_cost_usd is not None, "only what is spent under a cap is reckoned ahead"
     offer, now = job.offer, state.now
-    coming = [record for record in state.instances.values() if record.status is InstanceStatus.REQUESTED]
-    left_usd = job.max_cost_usd - bill_usd(job, state, now) - len(coming) * offer.instance_cost_usd(0.0)
+    settled_usd = offer.head_cost_usd(_head_s(state, now))
     rate_usd_per_s = offer.head_price_usd_per_hour / SECONDS_PER_HOUR
-    rate_usd_per_s += sum(offer.function_cost_usd(len(trial.gang), 1.0) for trial in state.running())
-    growths: list[float] = []
-    if offer.billing == "per_instance":
-        held = (record for record in state.instances.values() if record.status in _BILLED)
-        starts = [record.running_at for record in held if record.running_at is not None] + [now] * len(coming)
-        growths = sorted(max(now, start + offer.minimum_billed_s) for start in starts)
-    at = now
-    for growth in growths:
-        if rate_usd_per_s > 0 and left_usd < rate_usd_per_s * (growth - at):
-            break
-        left_usd -= rate_usd_per_s * (growth - at)
-        at = growth
-        rate_usd_per_s += offer.price_usd_per_s
-    return max(now, at + left_usd / rate_usd_per_s) if rate_usd_per_s > 0 else math.inf
+    for use in _uses(job, state):
+        settled_usd += _function_usd(job, state, use, _by(use.ended_at, now) - use.started_at)
+        rate_usd_per_s += _function_usd(job, state, use, 1.0) if use.ended_at is None else 0.0
+    lines: list[Line] = []
+    expected: list[Coming] = []
+    for record in state.instances.values():
+        if record.status in GONE:
+            settled_usd += instance_cost_usd(record, offer, now)
+        elif record.running_at is None:
+            expected.append(coming(job, record.first_lease_s or 0.0))
+        else:
+            settled_usd += offer.data_usd_per_instance
+            if offer.billing == "per_instance":
+                lines.append(_line(job, record, record.running_at))
+    return Purse(
+        cap_usd=job.max_cost_usd,
+        settled_usd=settled_usd,
+        rate_usd_per_s=rate_usd_per_s,
+        rate_since=now,
+        lines=tuple(lines),
+        coming=tuple(expected),
+    )
 
 
-_BILLED = (InstanceStatus.RUNNING, InstanceStatus.READY, InstanceStatus.RELEASING)
+def _line(job: Job, record: InstanceRecord, running_at: float) -> Line:
+    price = price_usd_per_s(record, job.offer)
+    reserved = max(price, job.reserved_usd_per_hour / SECONDS_PER_HOUR) if record.market == "spot" else price
+    unreached = record.status is not InstanceStatus.READY and record.ready_at is None
+    return Line(
+        running_at=running_at,
+        paid_until=running_at + job.offer.minimum_billed_s,
+        bound_until=running_at + (record.first_lease_s or 0.0) if unreached else running_at,
+        usd_per_s=price,
+        reserved_usd_per_s=reserved,
+    )
+
+
+def stops_at(job: Job, state: State) -> float:
+    """Until when all may be held, so that the bill stays within `max_cost` though the end takes the release margin."""
+    known = purse(job, state)
+    if known.stops_at is not None:
+        return known.stops_at
+    found = known.safe_stop_at(state.now, job.release_margin_s)
+    if not known.coming:
+        state.purse = replace(known, stops_at=found)
+    return found
+
+
+def reaches(job: Job, state: State) -> float:
+    """Until when all may be held at the reserved prices, at which it costs `max_cost` then; a little less, at times.
+
+    As time passes it moves on, where the prices are lower than the reserved ones: it is reckoned again once a
+    sixteenth of what it reached has passed.
+    """
+    known, now = purse(job, state), state.now
+    if known.holds is not None:
+        as_of, until = known.holds
+        if now - as_of <= (until - as_of) / 16.0:
+            return until
+    until = known.reaches(now)
+    state.purse = replace(known, holds=(now, until))
+    return until
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

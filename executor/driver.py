@@ -7,14 +7,15 @@ needs no planner, and a resume by a newer version repeats the decisions that wer
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 
 from rubberband.executor.backend import Backend
 from rubberband.executor.controller import Controller
-from rubberband.executor.events import CancelRequested, Command, Event, Finish, Started, Tick
+from rubberband.executor.events import CancelRequested, Command, Event, Finish, LaunchInstance, Started, Tick
 from rubberband.executor.journal import Journal
 from rubberband.executor.replanning import decide
-from rubberband.executor.state import InstanceStatus, Phase
+from rubberband.executor.state import GONE, Phase
 
 Observer = Callable[[Event, Controller], None]
 """Is shown every event after the controller has taken it in."""
@@ -45,15 +46,16 @@ def drive(
     if replay(controller, journal) == 0:
         events = [Started(occurred_at=backend.now())]
     else:
-        gone = (InstanceStatus.ENDED, InstanceStatus.REFUSED)
         records = controller.state.instances.values()
-        events = [backend.reconcile([record.instance for record in records if record.status not in gone])]
+        events = [backend.reconcile([record.instance for record in records if record.status not in GONE])]
     asked_to_stop = False
     while True:
-        commands = _take_in(events, controller, journal, observers)
+        commands, hold_until = _take_in(events, controller, journal, observers)
         if controller.state.phase is Phase.PLANNING:
             decision = decide(controller.job, controller.state, backend.now())
-            commands += _take_in([decision], controller, journal, observers)
+            more, hold_until = _take_in([decision], controller, journal, observers)
+            commands += more
+        backend.hold_until(hold_until)
         for command in commands:
             if isinstance(command, Finish):
                 return command
@@ -68,13 +70,20 @@ def drive(
 
 def _take_in(
     events: Sequence[Event], controller: Controller, journal: Journal, observers: Sequence[Observer]
-) -> list[Command]:
-    """Journal the events before anything is done about them."""
+) -> tuple[list[Command], float]:
+    """Journal the events before anything is done about them; the orders, and until when the budget reaches.
+
+    That is the least after any order to launch: a first lease is not longer than what was reserved for it.
+    """
     journal.append(events)
     commands: list[Command] = []
+    hold_until = math.inf
     for event in events:
-        commands += controller.handle(event)
+        orders = controller.handle(event)
+        commands += orders
+        if any(isinstance(order, LaunchInstance) for order in orders):
+            hold_until = min(hold_until, controller.hold_until())
         for observe in observers:
             with contextlib.suppress(OSError):  # a closed terminal or a full disk must not end what is paid for
                 observe(event, controller)
-    return commands
+    return commands, min(hold_until, controller.hold_until())

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rubberband.executor.events import Command, DriverResumed, LaunchInstance, ReleaseInstance
-from rubberband.executor.state import InstanceRecord, InstanceStatus, State
+from rubberband.executor.state import GONE, InstanceRecord, InstanceStatus, State
 
-Loss = tuple[InstanceRecord, float, str]
-"""What is gone, since when, and why."""
+Loss = tuple[InstanceRecord, float, str, bool]
+"""What is gone, since when, why, and whether the provider took it away."""
 
 
 def sort_out(state: State, event: DriverResumed) -> tuple[list[Command], list[Loss]]:
@@ -16,25 +16,35 @@ def sort_out(state: State, event: DriverResumed) -> tuple[list[Command], list[Lo
     commands: list[Command] = []
     lost: list[Loss] = []
     for record in state.instances.values():
-        if record.status in (InstanceStatus.ENDED, InstanceStatus.REFUSED):
+        if record.status in GONE:
             continue
         if record.instance in live:
-            record.running_at = live[record.instance].running_at
+            found = live[record.instance]
+            _note_running(record, found.running_at, found.price_usd_per_hour)
             commands += _adopt(record)
         elif record.instance in ended:
-            record.running_at = ended[record.instance].running_at
-            lost.append((record, ended[record.instance].ended_at, "ended while no driver watched"))
-        elif record.status is InstanceStatus.RELEASING and record.running_at is None:
-            record.status, record.reason = InstanceStatus.REFUSED, "given up before it ran"
-        elif record.running_at is None:
-            commands.append(LaunchInstance(instance=record.instance))
+            gone = ended[record.instance]
+            _note_running(record, gone.running_at, gone.price_usd_per_hour)
+            lost.append((record, gone.ended_at, "ended while no driver watched", gone.preempted))
+        elif record.running_at is not None:
+            lost.append((record, event.occurred_at, "unknown to the provider", False))
+        elif record.status is InstanceStatus.REQUESTED:
+            commands.append(LaunchInstance(instance=record.instance, market=record.market))
         else:
-            lost.append((record, event.occurred_at, "unknown to the provider"))
+            record.status, record.reason = InstanceStatus.REFUSED, "given up before it ran"
+    state.rent_changed()
     return commands, lost
 
 
+def _note_running(record: InstanceRecord, running_at: float | None, price_usd_per_hour: float | None) -> None:
+    record.running_at = running_at
+    if price_usd_per_hour is not None:
+        record.price_usd_per_hour = price_usd_per_hour
+
+
 def _adopt(record: InstanceRecord) -> list[Command]:
-    if record.status is InstanceStatus.RELEASING:
+    if record.status in (InstanceStatus.RELEASING, InstanceStatus.LEAVING):
+        record.status = InstanceStatus.RELEASING
         return [ReleaseInstance(instance=record.instance)]
     record.status = InstanceStatus.REQUESTED if record.running_at is None else InstanceStatus.RUNNING
     return []

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rubberband.executor import accounting
 from rubberband.executor.events import Gang
 from rubberband.executor.placement import place
+from rubberband.executor.purse import MONEY_SLACK_USD
 from rubberband.executor.state import InstanceStatus, Job, Phase, StageRecord, State, TrialState
 from rubberband.offer import gang_sizes, slots
 from rubberband.plan import total_iterations
@@ -18,6 +19,8 @@ SHORTEST_HANG_S = 60.0
 SHORTEST_START_S = 300.0
 """Nor one that has not made its first step, whatever the user set: its worker may have to be started, and its data be
 fetched, for the first time."""
+SMALLEST_WAIT_S = 1e-6
+"""A stop that is so near is reached: sums of instants are no more exact than that."""
 
 
 def hang_limit_s(job: Job, state: State, trial: TrialState) -> float:
@@ -29,20 +32,37 @@ def hang_limit_s(job: Job, state: State, trial: TrialState) -> float:
     return max(SHORTEST_HANG_S, 10.0 * state.profile.iteration_s(len(trial.gang)))
 
 
+def due_at(job: Job, state: State, trial: TrialState) -> float:
+    """When a running trial is taken to hang, unless it reports before."""
+    return trial.progress_at + hang_limit_s(job, state, trial)
+
+
 def stop_at(job: Job, state: State) -> float:
-    """When everything must be given back for the bill to stay within max_cost."""
-    return accounting.budget_ends_at(job, state) - job.release_margin_s
+    """When everything must be given back for the bill to stay within max_cost; infinite without a cap."""
+    return math.inf if job.max_cost_usd is None else accounting.stops_at(job, state)
+
+
+def hold_until(job: Job, state: State) -> float:
+    """The instant at which whatever is still held ends itself, driver or not: how far the budget reaches.
+
+    Half of the release margin before max_cost is reached at the reserved prices: the driver's own stop comes first, and
+    a machine takes a while to notice that its lease is over. Infinite without a cap.
+    """
+    if job.max_cost_usd is None:
+        return math.inf
+    return max(state.now, accounting.reaches(job, state) - job.release_margin_s / 2.0)
 
 
 def wake_at(job: Job, state: State) -> float | None:
     """When a Tick is due, if no other event comes before: a hang, a retry, or the end of the budget."""
     if state.phase in (Phase.NEW, Phase.FINISHED, Phase.ENDING):
         return None
-    instants = [trial.progress_at + hang_limit_s(job, state, trial) for trial in state.running()]
-    if state.relaunch_at > state.now:
-        instants.append(state.relaunch_at)
-    earliest = min([*instants, stop_at(job, state)])
-    return earliest if math.isfinite(earliest) else None
+    earliest = min((trial.due_at for trial in state.running()), default=math.inf)
+    if state.now < state.relaunch_at < earliest:
+        earliest = state.relaunch_at
+    if job.max_cost_usd is not None:
+        earliest = min(earliest, max(state.now, stop_at(job, state)))
+    return earliest if earliest < math.inf else None
 
 
 def over_budget(job: Job, state: State, ticked: bool) -> str | None:
@@ -51,22 +71,23 @@ def over_budget(job: Job, state: State, ticked: bool) -> str | None:
     At the cap's very instant other events (the last SYNC of a plan that costs just the cap) go before the Tick; but
     where events come thick and fast, the cap does not wait for one.
     """
-    if job.max_cost_usd is None:
+    if job.max_cost_usd is None or state.now + SMALLEST_WAIT_S < stop_at(job, state):
         return None
-    spent_usd = accounting.bill_usd(job, state, state.now)
-    if spent_usd <= job.max_cost_usd + 1e-9 and not (ticked and state.now >= stop_at(job, state)):
+    spent_usd = accounting.purse(job, state).spent_usd(state.now)
+    if spent_usd <= job.max_cost_usd + MONEY_SLACK_USD and not ticked:
         return None
     return f"max_cost={format_usd(job.max_cost_usd)} is reached ({format_usd(spent_usd)} spent)"
 
 
 def affordable(job: Job, state: State) -> bool:
-    """Whether one more instance may be asked for: its minimum fits beside all that is committed."""
+    """Whether one more instance may be asked for: all that is held, and it, can be given back within max_cost.
+
+    However dear it turns out to be, and however soon it begins to run.
+    """
     if job.max_cost_usd is None:
         return True
-    new_usd = job.offer.instance_cost_usd(0.0)
-    requested = sum(record.status is InstanceStatus.REQUESTED for record in state.instances.values())
-    committed_usd = accounting.bill_usd(job, state, state.now) + requested * new_usd
-    return committed_usd + new_usd <= job.max_cost_usd + 1e-9
+    more = accounting.purse(job, state).with_another(accounting.coming(job, 0.0))
+    return more.reaches(state.now) >= state.now + job.release_margin_s
 
 
 def gang_size(job: Job, state: State) -> int:
@@ -85,28 +106,49 @@ def target_iterations(job: Job, state: State) -> int:
     return total_iterations(job.stages[: state.stages[-1].stage + 1])
 
 
-def missing(state: State) -> int:
-    """Instances that the current stage still lacks."""
-    return max(0, state.chosen().instances - len(state.live()))
+def missing(job: Job, state: State) -> int:
+    """Instances that the current stage still lacks, and may ask for beside those that are taken away soon."""
+    lacking = state.chosen().instances - len(state.live())
+    if lacking <= 0:
+        return 0
+    return max(0, min(lacking, job.offer.max_instances - len(state.live()) - len(state.leaving())))
 
 
-def awaited(state: State) -> bool:
+def awaited(job: Job, state: State) -> bool:
     """Whether an instance of this stage may still come before its trials start."""
     waiting = any(record.status is not InstanceStatus.READY for record in state.live())
-    asked_again = missing(state) > 0 and state.launches_left > 0 and state.relaunch_at > state.now
+    asked_again = state.launches_left > 0 and state.relaunch_at > state.now and missing(job, state) > 0
     return waiting or asked_again
 
 
-def starts(job: Job, state: State, size: int) -> Mapping[int, Gang]:
-    """Trial -> its gang, for the queued trials (in order) for which slots of `size` GPUs are free."""
-    running = {trial.trial: trial.gang for trial in state.running()}
+def starts(job: Job, state: State) -> Mapping[int, Gang]:
+    """Trial -> its gang, for the queued trials (in order) for which slots are free."""
+    return _starts(job, state, state.queued(), state.running())
+
+
+def moves(job: Job, state: State, trial: TrialState) -> bool:
+    """Whether a running trial is to leave an instance that is taken away soon, since there is room on those that stay.
+
+    Where there is none, it may as well go on.
+    """
+    if state.queued() or all(
+        state.instances[slot.instance].status is not InstanceStatus.LEAVING for slot in trial.gang
+    ):
+        return False
+    others = [other for other in state.running() if other is not trial]
+    return trial.trial in _starts(job, state, [trial], others)
+
+
+def _starts(job: Job, state: State, waiting: Sequence[TrialState], running: Sequence[TrialState]) -> Mapping[int, Gang]:
     gpus = {record.instance: job.offer.gpus for record in state.ready()}
-    free_gpus = sum(gpus.values()) - sum(len(gang) for gang in running.values())
-    waiting = state.queued()[: free_gpus // size]
-    if not waiting:
+    held = {trial.trial: tuple(slot for slot in trial.gang if slot.instance in gpus) for trial in running}
+    free_gpus = sum(gpus.values()) - sum(len(gang) for gang in held.values())
+    if free_gpus <= 0 or not waiting or (size := gang_size(job, state)) == 0:
         return {}
-    allocation = {trial: len(gang) for trial, gang in running.items()} | {t.trial: size for t in waiting}
-    placed = place(allocation, running | {t.trial: t.gang for t in waiting}, gpus, locked=running)
+    waiting = waiting[: free_gpus // size]
+    held = {trial: gang for trial, gang in held.items() if gang}
+    allocation = {trial: len(gang) for trial, gang in held.items()} | {t.trial: size for t in waiting}
+    placed = place(allocation, held | {t.trial: t.gang for t in waiting}, gpus, locked=held)
     return {trial.trial: placed[trial.trial] for trial in waiting if trial.trial in placed}
 
 

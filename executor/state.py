@@ -10,8 +10,9 @@ from typing import Literal
 
 from rubberband.adaptive import BatchUse
 from rubberband.executor.events import CheckpointRef, FailureKind, Gang, Outcome, RestPlanned
+from rubberband.executor.purse import Purse
 from rubberband.offer import Offer
-from rubberband.plan import Plan, Prediction, Stage, StagePlan, StagePrediction
+from rubberband.plan import Market, Plan, Prediction, Stage, StagePlan, StagePrediction
 from rubberband.profile import Profile
 
 
@@ -48,6 +49,15 @@ class Job:
     """Of a replan. None: the most that the plan gives."""
     confidence: float = 0.95
     """With which a replan keeps the limits, where times vary."""
+    dearest_usd_per_hour: float | None = None
+    """The most that an instance may turn out to cost, where dearer types may stand in. None: the offer's price."""
+    lease_s: float | None = None
+    """How long an instance may outlive the driver at most. None: not at all, as far as the budget is concerned."""
+
+    @property
+    def reserved_usd_per_hour(self) -> float:
+        """What an instance is reserved at until its price is known, and on the spot market also after that."""
+        return max(self.offer.price_usd_per_hour, self.dearest_usd_per_hour or 0.0)
 
 
 class TrialStatus(StrEnum):
@@ -94,6 +104,8 @@ class TrialState:
     """Index of its latest stretch on a gang in `State.allocations`."""
     progress_at: float = 0.0
     """When it was started, or last reported."""
+    due_at: float = math.inf
+    """When it is taken to hang, unless it tells of progress before."""
     last_stage: int = 0
 
     def metric(self, name: str) -> float | None:
@@ -108,6 +120,8 @@ class InstanceStatus(StrEnum):
     RUNNING = "running"
     """Billed, its workers not yet warm."""
     READY = "ready"
+    LEAVING = "leaving"
+    """It was interrupted, and is taken away soon: trials on it go on until their next report, and no other starts."""
     RELEASING = "releasing"
     ENDED = "ended"
     REFUSED = "refused"
@@ -115,6 +129,8 @@ class InstanceStatus(StrEnum):
 
 LIVE = frozenset({InstanceStatus.REQUESTED, InstanceStatus.RUNNING, InstanceStatus.READY})
 """An instance that is held, or on its way."""
+GONE = frozenset({InstanceStatus.ENDED, InstanceStatus.REFUSED})
+"""An instance that costs nothing any more."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,6 +144,18 @@ class InstanceRecord:
     ready_at: float | None = None
     ended_at: float | None = None
     reason: str = ""
+    market: Market = "on_demand"
+    instance_type: str = ""
+    """What was bought; empty: the offer's."""
+    zone: str = ""
+    price_usd_per_hour: float | None = None
+    """At purchase; None: the offer's, for the market."""
+    first_lease_s: float | None = None
+    """How long it may live, once it runs, before the driver can shorten its lease; None: the driver can at once."""
+    interrupted_at: float | None = None
+    """When the provider gave notice that it takes the instance away."""
+    preempted: bool = False
+    """Whether it ended because the provider took it away."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,6 +171,8 @@ class Allocation:
     training_at: float | None = None
     """The first step."""
     ended_at: float | None = None
+    preempted: bool = False
+    """Whether it ended because the provider took an instance of the gang away, or was about to."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -205,30 +235,62 @@ class State:
     launches_left: int = 0
     relaunch_at: float = 0.0
     """Not before this instant is a refused launch tried again."""
+    purse: Purse | None = field(default=None, init=False, repr=False, compare=False)
+    """What is known of the bill since it last took another course; None: to be reckoned again."""
+    _live: list[InstanceRecord] | None = field(default=None, init=False, repr=False, compare=False)
+    _leaving: list[InstanceRecord] | None = field(default=None, init=False, repr=False, compare=False)
+    _running: list[TrialState] | None = field(default=None, init=False, repr=False, compare=False)
+    _queued: list[TrialState] | None = field(default=None, init=False, repr=False, compare=False)
+
+    # Whoever changes a trial's status or an instance's record says so, since views of them are kept.
+
+    def put(self, trial: TrialState, status: TrialStatus) -> None:
+        """Give a trial its status."""
+        trial.status = status
+        self._running = self._queued = None
+
+    def rent_changed(self) -> None:
+        """Something about an instance, or about what is paid for, is not as it was."""
+        self.purse = self._live = self._leaving = None
 
     def live(self) -> list[InstanceRecord]:
-        """Instances that are held or on their way, longest billed first."""
-        held = [record for record in self.instances.values() if record.status in LIVE]
-        return sorted(
-            held, key=lambda record: (math.inf if record.running_at is None else record.running_at, record.instance)
-        )
+        """Instances that are held or on their way, longest billed first; not those that are taken away soon."""
+        if self._live is None:
+            found = [record for record in self.instances.values() if record.status in LIVE]
+            found.sort(key=lambda record: (_or_never(record.running_at), record.instance))
+            self._live = found
+        return self._live
+
+    def leaving(self) -> list[InstanceRecord]:
+        """Instances that are taken away soon."""
+        if self._leaving is None:
+            self._leaving = [r for r in self.instances.values() if r.status is InstanceStatus.LEAVING]
+        return self._leaving
 
     def chosen(self) -> StagePlan:
         """What the plan in force gives the current stage."""
         return self.plan.stages[self.stages[-1].stage]
 
     def ready(self) -> list[InstanceRecord]:
-        """Instances that trials can run on."""
+        """Instances that trials can start on."""
         return [record for record in self.live() if record.status is InstanceStatus.READY]
 
     def running(self) -> list[TrialState]:
         """Trials that train now."""
-        return [trial for trial in self.trials if trial.status is TrialStatus.RUNNING]
+        if self._running is None:
+            self._running = [trial for trial in self.trials if trial.status is TrialStatus.RUNNING]
+        return self._running
+
+    def queued(self) -> list[TrialState]:
+        """Trials of the current stage that wait for a slot, in the order in which they get one."""
+        if self._queued is None:
+            self._queued = [trial for trial in self.trials if trial.status is TrialStatus.QUEUED]
+        return self._queued
 
     def allocation(self, trial: TrialState) -> Allocation:
         """The trial's latest stretch on a gang; it has had one."""
         return self.allocations[trial.allocation]
 
-    def queued(self) -> list[TrialState]:
-        """Trials of the current stage that wait for a slot, in the order in which they get one."""
-        return [trial for trial in self.trials if trial.status is TrialStatus.QUEUED]
+
+def _or_never(instant: float | None) -> float:
+    return math.inf if instant is None else instant

@@ -1,0 +1,95 @@
+"""What becomes of a trial's attempts: started, reporting, moved, failed, stopped. Writes the state, returns orders."""
+
+from __future__ import annotations
+
+from rubberband.executor import rules
+from rubberband.executor.events import Command, DiscardCheckpoint, FailureKind, Gang, StartTrial, StopTrial
+from rubberband.executor.events import TrialReported as Reported
+from rubberband.executor.state import Allocation, Job, Report, State, TrialState, TrialStatus
+
+FINAL_FAILURES: frozenset[FailureKind] = frozenset({"not_a_number", "no_metric"})
+"""Failures that another try would only repeat."""
+
+
+def start(job: Job, state: State, trial: TrialState, gang: Gang) -> StartTrial:
+    """Order a queued trial to train on `gang`, until the current stage's end."""
+    state.put(trial, TrialStatus.RUNNING)
+    trial.gang = gang
+    trial.attempt += 1
+    trial.allocation = len(state.allocations)
+    state.allocations.append(
+        Allocation(trial=trial.trial, attempt=trial.attempt, stage=trial.last_stage, gang=gang, started_at=state.now)
+    )
+    note_progress(job, state, trial, state.now)
+    _function_changed(job, state)
+    return StartTrial(
+        trial=trial.trial,
+        attempt=trial.attempt,
+        gang=gang,
+        from_iterations=trial.iterations,
+        until_iterations=rules.target_iterations(job, state),
+        checkpoint=trial.checkpoint,
+    )
+
+
+def note_progress(job: Job, state: State, trial: TrialState, at: float) -> None:
+    """The trial did something: it is not taken to hang for a while."""
+    trial.progress_at = at
+    trial.due_at = rules.due_at(job, state, trial)
+
+
+def note_started(job: Job, state: State, trial: TrialState, at: float) -> None:
+    """The gang is up, and its first step begins."""
+    state.allocation(trial).training_at = at
+    note_progress(job, state, trial, at)
+
+
+def note_report(job: Job, state: State, trial: TrialState, event: Reported) -> list[Command]:
+    """One more iteration is done: pause at the stage's end, and leave an instance that is taken away soon."""
+    replaced, at = trial.checkpoint, event.occurred_at
+    trial.iterations, trial.checkpoint = event.iterations, event.checkpoint
+    note_progress(job, state, trial, at)
+    trial.reports.append(
+        Report(
+            reported_at=at,
+            iterations=event.iterations,
+            metrics=event.metrics,
+            stage=state.stages[-1].stage,
+            batches=event.batches,
+        )
+    )
+    orders: list[Command] = [] if replaced is None else [DiscardCheckpoint(checkpoint=replaced)]
+    if trial.iterations >= rules.target_iterations(job, state):
+        free(job, state, trial)
+        state.put(trial, TrialStatus.PAUSED)
+    elif state.leaving() and rules.moves(job, state, trial):
+        orders.append(stop(job, state, trial, preempted=True))
+    return orders
+
+
+def free(job: Job, state: State, trial: TrialState, *, at: float | None = None, preempted: bool = False) -> None:
+    """The trial's stretch on its gang is over."""
+    use = state.allocation(trial)
+    use.ended_at, use.preempted = state.now if at is None else at, preempted
+    _function_changed(job, state)
+
+
+def stop(job: Job, state: State, trial: TrialState, *, preempted: bool = False) -> StopTrial:
+    """End the attempt at once; the trial waits for another, which goes on from its checkpoint."""
+    free(job, state, trial, preempted=preempted)
+    state.put(trial, TrialStatus.QUEUED)
+    return StopTrial(trial=trial.trial, attempt=trial.attempt)
+
+
+def note_failure(job: Job, state: State, trial: TrialState, kind: FailureKind, message: str) -> None:
+    """The attempt ended in a failure of the trial's own: try again, or give the trial up."""
+    free(job, state, trial)
+    trial.failures += 1
+    trial.failure = (kind, message)
+    final = kind in FINAL_FAILURES or trial.failures > job.max_failures
+    state.put(trial, TrialStatus.FAILED if final else TrialStatus.QUEUED)
+
+
+def _function_changed(job: Job, state: State) -> None:
+    if job.offer.billing == "per_function":
+        state.rent_changed()

@@ -1,0 +1,108 @@
+"""The purse: how the bill grows from here, as long as nothing is launched, released or lost. Plain values and sums.
+
+It knows two courses of the bill: what it will be at the prices of purchase, and what is reserved, at the prices that
+may still come (spot up to its highest bid, an instance that is not bought yet up to the dearest that may stand in).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+MONEY_SLACK_USD = 1e-9
+"""Sums of the same parts in another order may differ by this much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One instance that runs."""
+
+    running_at: float
+    paid_until: float
+    """Billed until then whatever happens: the minimum."""
+    bound_until: float
+    """The earliest instant at which it surely ends, if the driver wants it to."""
+    usd_per_s: float
+    reserved_usd_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coming:
+    """One instance that is asked for, and may begin to run at any moment."""
+
+    bound_s: float
+    """It is billed for so long at least, once it runs."""
+    reserved_usd_per_s: float
+    data_usd: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purse:
+    """All that is paid for, and all that may be."""
+
+    cap_usd: float
+    settled_usd: float
+    """What has ended, and what was paid at once (data)."""
+    rate_usd_per_s: float
+    """Of what grows all the time (the head, functions)."""
+    rate_since: float
+    """`settled_usd` holds what grows all the time up to then."""
+    lines: tuple[Line, ...]
+    coming: tuple[Coming, ...]
+    stops_at: float | None = None
+    """Kept where it does not move with time."""
+    holds: tuple[float, float] | None = None
+    """(as of, until): the latest answer to how far the budget reaches."""
+
+    def spent_usd(self, now: float) -> float:
+        """The bill, at the prices of purchase."""
+        spent = self.settled_usd + self.rate_usd_per_s * (now - self.rate_since)
+        for line in self.lines:
+            spent += line.usd_per_s * (max(now, line.paid_until) - line.running_at)
+        return spent
+
+    def with_another(self, coming: Coming) -> Purse:
+        """The purse if one more instance were asked for."""
+        return replace(self, coming=(*self.coming, coming), stops_at=None, holds=None)
+
+    def reaches(self, now: float) -> float:
+        """Until when all may be held at the reserved prices; before `now` if that is not even now."""
+        return self._reaches(now, [(line, line.reserved_usd_per_s) for line in self.lines], 0.0)
+
+    def safe_stop_at(self, now: float, margin_s: float) -> float:
+        """Until when all may be held at the prices of purchase, `margin_s` being left for the end at the reserved ones.
+
+        As time passes it does not move, but for what may come.
+        """
+        surcharge = sum(line.reserved_usd_per_s - line.usd_per_s for line in self.lines) * margin_s
+        return self._reaches(now, [(line, line.usd_per_s) for line in self.lines], surcharge) - margin_s
+
+    def _reaches(self, now: float, lines: Iterable[tuple[Line, float]], set_aside_usd: float) -> float:
+        left_usd = self.cap_usd - self.spent_usd(now) - set_aside_usd
+        rate_usd_per_s = self.rate_usd_per_s
+        growths: list[tuple[float, float]] = []
+        for line, usd_per_s in lines:
+            paid_until = max(now, line.paid_until)
+            if line.bound_until > paid_until:
+                left_usd -= line.reserved_usd_per_s * (line.bound_until - paid_until)
+                paid_until = line.bound_until
+            growths.append((paid_until, usd_per_s))
+        for coming in self.coming:
+            left_usd -= coming.reserved_usd_per_s * coming.bound_s + coming.data_usd
+            growths.append((now + coming.bound_s, coming.reserved_usd_per_s))
+        if left_usd < -MONEY_SLACK_USD:
+            return -math.inf
+        return _exhausted_at(now, max(0.0, left_usd), rate_usd_per_s, sorted(growths))
+
+
+def _exhausted_at(now: float, left_usd: float, rate_usd_per_s: float, growths: list[tuple[float, float]]) -> float:
+    """When `left_usd` is used up, at a rate that grows at each of `growths`: (instant, by how much)."""
+    at = now
+    for growth_at, growth in growths:
+        if rate_usd_per_s > 0 and left_usd < rate_usd_per_s * (growth_at - at):
+            break
+        left_usd -= rate_usd_per_s * (growth_at - at)
+        at = growth_at
+        rate_usd_per_s += growth
+    return at + left_usd / rate_usd_per_s if rate_usd_per_s > 0 else math.inf

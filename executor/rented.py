@@ -1,0 +1,144 @@
+"""What becomes of instances: asked for, running, interrupted, lost, given back. Writes the state, returns orders."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from rubberband.executor import rules
+from rubberband.executor.attempts import stop
+from rubberband.executor.events import (
+    Command,
+    InstanceInterrupted,
+    InstanceLost,
+    InstanceReady,
+    InstanceRefused,
+    InstanceReleased,
+    InstanceRunning,
+    LaunchInstance,
+    ReleaseInstance,
+)
+from rubberband.executor.state import GONE, InstanceRecord, InstanceStatus, Job, State
+
+RETRY_DELAY_S = 10.0
+"""Before a refused launch is tried again; doubled each time."""
+
+InstanceEvent = (
+    InstanceRunning | InstanceReady | InstanceRefused | InstanceInterrupted | InstanceLost | InstanceReleased
+)
+INSTANCE_EVENTS = get_args(InstanceEvent)
+
+
+def note(job: Job, state: State, event: InstanceEvent) -> list[Command]:
+    """Take in what happened to an instance. What is gone stays gone, whatever is told of it later."""
+    record = state.instances[event.instance]
+    if record.status in GONE:
+        return []
+    state.rent_changed()
+    match event:
+        case InstanceRunning():
+            _note_running(record, event)
+        case InstanceReady():
+            if record.ready_at is None:
+                record.ready_at = event.occurred_at
+            if record.status is InstanceStatus.RUNNING:
+                record.status = InstanceStatus.READY
+        case InstanceRefused():
+            record.status, record.reason = InstanceStatus.REFUSED, event.reason
+            rounds = job.launch_attempts - state.launches_left
+            state.relaunch_at = event.occurred_at + RETRY_DELAY_S * 2 ** max(0, rounds - 1)
+        case InstanceInterrupted():
+            _note_interrupted(record, event)
+        case InstanceLost():
+            return lose(job, state, record, event.ended_at, event.reason, preempted=event.preempted)
+        case InstanceReleased():
+            record.status, record.ended_at = InstanceStatus.ENDED, event.ended_at
+            if record.running_at is None:
+                record.running_at = event.running_at
+    return []
+
+
+def _note_running(record: InstanceRecord, event: InstanceRunning) -> None:
+    record.running_at = event.running_at
+    record.price_usd_per_hour = event.price_usd_per_hour
+    record.instance_type, record.zone = event.instance_type, event.zone
+    if record.status is InstanceStatus.REQUESTED:
+        record.status = InstanceStatus.RUNNING
+
+
+def _note_interrupted(record: InstanceRecord, event: InstanceInterrupted) -> None:
+    if record.interrupted_at is None:
+        record.interrupted_at = event.occurred_at
+    if record.status is not InstanceStatus.RELEASING:
+        record.status = InstanceStatus.LEAVING
+
+
+def lose(
+    job: Job, state: State, record: InstanceRecord, ended_at: float, reason: str, *, preempted: bool = False
+) -> list[Command]:
+    """The instance is gone; its trials go on from their checkpoints, elsewhere, and none of them has failed."""
+    record.status, record.ended_at, record.reason = InstanceStatus.ENDED, ended_at, reason
+    record.preempted = preempted
+    if preempted:
+        state.launches_left = min(job.launch_attempts, state.launches_left + 1)
+    state.rent_changed()
+    hit = [trial for trial in state.running() if any(slot.instance == record.instance for slot in trial.gang)]
+    return [stop(job, state, trial, preempted=preempted) for trial in hit]
+
+
+def launch_missing(job: Job, state: State) -> list[Command]:
+    """Ask for the instances that the stage still lacks, as far as the budget allows."""
+    if state.now < state.relaunch_at or state.launches_left <= 0 or (missing := rules.missing(job, state)) == 0:
+        return []
+    state.launches_left -= 1
+    launches: list[Command] = []
+    for _ in range(missing):
+        if not rules.affordable(job, state):
+            break
+        name, market = f"i-{len(state.instances) + 1:03d}", state.chosen().market
+        state.instances[name] = InstanceRecord(instance=name, requested_at=state.now, market=market)
+        state.rent_changed()
+        launches.append(LaunchInstance(instance=name, market=market))
+    bind_leases(job, state)
+    stage = state.stages[-1]
+    stage.widest = max(stage.widest, len(state.live()))
+    return launches
+
+
+def bind_leases(job: Job, state: State, *, again: bool = False) -> None:
+    """Note how long the first leases of what is asked for now may be: the budget covers them, driver or not.
+
+    With `again`, also of what was asked for before and is asked for again.
+    """
+    if job.lease_s is None or job.max_cost_usd is None:
+        return
+    lease_s = min(job.lease_s, rules.hold_until(job, state) - state.now)
+    for record in state.instances.values():
+        if record.status is InstanceStatus.REQUESTED and (again or record.first_lease_s is None):
+            record.first_lease_s = max(record.first_lease_s or 0.0, lease_s)
+    state.rent_changed()
+
+
+def release(state: State, record: InstanceRecord) -> ReleaseInstance:
+    """Give an instance back."""
+    record.status = InstanceStatus.RELEASING
+    state.rent_changed()
+    return ReleaseInstance(instance=record.instance)
+
+
+def release_left(state: State) -> list[Command]:
+    """Give back what is taken away soon and has no trial on it any more."""
+    leaving = state.leaving()
+    if not leaving:
+        return []
+    used = {slot.instance for trial in state.running() for slot in trial.gang}
+    return [release(state, record) for record in leaving if record.instance not in used]
+
+
+def release_surplus(state: State) -> list[Command]:
+    """Give back what the stage that begins does not need: those billed longest, and all of another market."""
+    chosen = state.chosen()
+    ours = [record for record in state.live() if record.market == chosen.market]
+    others = [record for record in state.live() if record.market != chosen.market]
+    unbilled_first = sorted(ours, key=lambda record: record.running_at is not None)
+    surplus = max(0, len(ours) - chosen.instances)
+    return [release(state, record) for record in [*others, *unbilled_first[:surplus]]]
