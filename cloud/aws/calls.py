@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -85,7 +86,7 @@ def _spot_options(choice: Choice) -> dict[str, str]:
     return options
 
 
-def tags_in(machine: dict[str, Any]) -> dict[str, str]:
+def tags_in(machine: Mapping[str, Any]) -> dict[str, str]:
     """The tags of an instance as `describe_instances` shows it."""
     return {tag["Key"]: tag["Value"] for tag in machine.get("Tags", ())}
 
@@ -95,7 +96,7 @@ def by_tags(**tags: str) -> list[dict[str, Any]]:
     return [{"Name": f"tag:rubberband:{name}", "Values": [value]} for name, value in tags.items()]
 
 
-def amiss(machine: dict[str, Any], choice: Choice) -> str:
+def amiss(machine: Mapping[str, Any], choice: Choice) -> str:
     """How a described instance differs from what was asked for, in words; empty if it does not."""
     bought_type = machine.get("InstanceType", choice.instance_type)
     if bought_type != choice.instance_type:

@@ -12,15 +12,15 @@ from botocore import exceptions as boto
 
 Verdict = Literal["unknown", "throttled", "capacity", "quota", "absent", "mismatch", "refused"]
 """What an error says of the request. `unknown`: it may have taken effect, or yet take effect; `throttled`: it was not
-looked at, ask again later; `capacity`: not in this zone, of this type, on this market; `quota`: the account's limit;
-`absent`: what it names is not there (or not yet visible); `mismatch`: its token was used with other parameters;
-`refused`: not as it stands."""
+looked at this time, ask again later; `capacity`: not in this zone, of this type, on this market; `quota`: the account
+has no more; `absent`: what it names is not there, or not yet visible; `mismatch`: its token has been used, and the
+instance can be found by it; `refused`: not as it stands."""
 
 _UNKNOWN = frozenset(
     {
         "InternalError", "InternalFailure", "InternalServerError", "InternalServiceError", "ServerInternal",
         "ServiceUnavailable", "ServiceUnavailableException", "Unavailable", "RequestTimeout",
-        "RequestTimeoutException", "IdempotentInstanceTerminated",
+        "RequestTimeoutException",
     }
 )  # fmt: skip
 _THROTTLED = frozenset(
@@ -52,6 +52,9 @@ _KEYS = frozenset(
 )  # fmt: skip
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
 
+FAILURES = (boto.ClientError, boto.BotoCoreError, OSError)
+"""What a client raises."""
+
 _ACTION = re.compile(r"not authorized to perform:? ([A-Za-z0-9-]+:[A-Za-z]+)")
 _WHO = re.compile(r"User: (\S+) is not authorized")
 _SECRET_TAIL = re.compile(r"\s*Encoded authorization failure message:.*", re.DOTALL)
@@ -68,8 +71,6 @@ def verdict(error: BaseException) -> Verdict:
     """What a failed request came to."""
     if isinstance(error, boto.ClientError):
         return _verdict_of_answer(error)
-    if isinstance(error, boto.EndpointConnectionError | boto.ConnectTimeoutError | boto.ProxyConnectionError):
-        return "throttled"
     if isinstance(error, boto.HTTPClientError | boto.ResponseStreamingError | boto.ConnectionError | OSError):
         return "unknown"
     return "refused"
@@ -87,7 +88,7 @@ def _verdict_of_answer(error: boto.ClientError) -> Verdict:
     for codes, meaning in known:
         if code in codes:
             return meaning
-    if code == "IdempotentParameterMismatch":
+    if code in ("IdempotentParameterMismatch", "IdempotentInstanceTerminated"):
         return "mismatch"
     if code.startswith("InvalidInstanceID."):
         return "absent"
@@ -150,8 +151,8 @@ def _explain_answer(error: boto.ClientError) -> str:
         return f"EC2 has no room ({code}: {said}); add subnets of other zones (resources.aws.subnets) or other types"
     if meaning == "quota":
         return (
-            f"the account's quota is used up ({code}: {said}); ask for more under Service Quotas > Amazon EC2, or lower "
-            "resources.max_instances"
+            f"the account's quota is used up ({code}: {said}); ask for more under Service Quotas > Amazon EC2, or "
+            "lower resources.max_instances"
         )
     if meaning in ("throttled", "unknown"):
         return f"AWS is busy or broken ({code}: {said}); ask again later"

@@ -1,0 +1,419 @@
+"""The instances of one run, as EC2 shows them, held against what was asked for; and how they are ended.
+
+It never launches. EC2 is eventually consistent: what is not shown is only believed to be absent after two looks and
+after the visibility window; what is shown and was not asked for (or has been given up) is ended at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from rubberband.cloud.aws import calls
+from rubberband.cloud.aws.errors import FAILURES, explain, verdict
+from rubberband.cloud.aws.intents import Attempt, Intent, Intents
+from rubberband.cloud.aws.machines import Session
+from rubberband.cloud.aws.pages import pages
+from rubberband.errors import ProviderError
+
+_log = logging.getLogger(__name__)
+
+VISIBILITY_S = 300.0
+"""After so long EC2 shows what exists."""
+LOOK_S = 5.0
+PATIENCE_S = 60.0
+"""For so long an order to end an instance is repeated before the caller hears that EC2 does not obey."""
+_LONGEST_PAUSE_S = 20.0
+_SHUTDOWN_S = 90.0
+"""From the end of a lease until the machine is off, at most."""
+_ALIVE = frozenset({"pending", "running", "stopping", "stopped"})
+_NEVER_RAN = (
+    "Server.InsufficientInstanceCapacity",
+    "Client.VolumeLimitExceeded",
+    "Client.InvalidSnapshot",
+    "Client.InternalError",
+)
+_TRANSITION = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
+
+
+class Fleet:
+    """What there is of one run. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        session: Session,
+        experiment: str,
+        run: str,
+        intents: Intents,
+        *,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+        look_s: float = LOOK_S,
+    ) -> None:
+        """`clock` is Unix time."""
+        self.experiment = experiment
+        self.run = run
+        self.intents = intents
+        self.look_s = look_s
+        self.clock = clock
+        self.sleep = sleep
+        self.launching: set[str] = set()
+        """Names that a launch is at work on: it, not a look, settles them."""
+        self.session = session
+        self._random = random.Random(f"{experiment}/{run}")
+        self._looking = threading.RLock()
+        self._looked_at: float | None = None
+        self._pending_at: dict[str, float] = {}
+        self._missed: dict[str, tuple[int, float]] = {}
+        self._met: set[str] = set()
+        self._former_until = self._recall_until()
+        self._latest_until = 0.0
+
+    @property
+    def ec2(self) -> Any:
+        """The client."""
+        return self.session.client("ec2")
+
+    def pauses(self) -> Iterator[float]:
+        """How long to wait before each repetition of a request, in seconds."""
+        ceiling_s = 1.0
+        while True:
+            yield self._random.uniform(0.5, 1.0) * ceiling_s
+            ceiling_s = min(2.0 * ceiling_s, _LONGEST_PAUSE_S)
+
+    def keep_until(self, until: float) -> None:
+        """Remember how far any lease reaches: nothing of this run lives much longer."""
+        if until > self._latest_until:
+            self._latest_until = until
+            with suppress(OSError):
+                self.intents.directory.mkdir(parents=True, exist_ok=True)
+                self._until_path.touch()
+                os.utime(self._until_path, (until, until))
+
+    @property
+    def _until_path(self) -> Any:
+        return self.intents.directory / "until"
+
+    def _recall_until(self) -> float:
+        try:
+            return float(self._until_path.stat().st_mtime)
+        except OSError:
+            return 0.0
+
+    def look(self, *, fresh: bool = False) -> None:
+        """Bring the intents up to date, at most every `look_s`, or now if `fresh`.
+
+        Raises ProviderError if EC2 does not answer: then all is as it was known last.
+        """
+        with self._looking:
+            at = self.clock()
+            if not fresh and self._looked_at is not None and at - self._looked_at < self.look_s:
+                return
+            before = self.intents.living()
+            shown = self._shown()
+            self._looked_at = at
+            found = {self._take_in(machine, at) for machine in shown}
+            for intent in before:
+                if intent.instance not in found:
+                    self._miss(intent, at)
+
+    def _shown(self) -> list[dict[str, Any]]:
+        return self.describe(calls.by_tags(experiment=self.experiment, run=self.run, role="worker"))
+
+    def describe(self, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The instances that pass the filters. Raises ProviderError."""
+        try:
+            reservations = pages(self.ec2.describe_instances, "Reservations", Filters=wanted)
+            return [machine for reservation in reservations for machine in reservation["Instances"]]
+        except FAILURES as error:
+            raise ProviderError(f"EC2 does not say what there is of {self.experiment}: {explain(error)}") from error
+
+    def _take_in(self, machine: Mapping[str, Any], at: float) -> str | None:
+        """Learn from an instance that EC2 shows; the name whose instance it is, or None for a stray."""
+        name = calls.tags_in(machine).get(calls.INSTANCE_TAG, "")
+        intent = self.intents.get(name)
+        attempt = None if intent is None else intent.attempt_of(machine)
+        given_up = intent is None or attempt is None or not intent.lives or attempt is not intent.last
+        if intent is None or attempt is None or given_up or attempt.outcome == "refused":
+            self._end_stray(machine)
+            return None
+        if attempt.outcome == "unknown":
+            self.accept(name, machine)
+        elif attempt.instance_id != machine["InstanceId"]:
+            self._end_stray(machine)
+            return None
+        self._missed.pop(name, None)
+        self._follow(name, machine, at)
+        return name
+
+    def accept(self, name: str, machine: Mapping[str, Any]) -> None:
+        """The last attempt of `name` is answered: this instance."""
+        self._met.add(name)
+        self.intents.change_last(name, outcome="accepted", instance_id=machine["InstanceId"])
+
+    def _follow(self, name: str, machine: Mapping[str, Any], at: float) -> None:
+        state = machine["State"]["Name"]
+        if state in _ALIVE:
+            self._met.add(name)
+        if state == "pending":
+            self._pending_at[name] = at
+        elif state == "running":
+            self._runs(name, machine, at)
+        elif state in ("stopping", "stopped"):
+            self._runs(name, machine, at)
+            self.end_soon(name, "it was stopped, and an instance of rubberband is used once")
+        else:
+            self._ended(name, machine, at)
+        intent = self.intents.get(name)
+        if intent is None or not intent.lives or intent.last is None:
+            return
+        wrong = calls.amiss(machine, intent.last.choice)
+        if wrong:
+            self.end_soon(name, f"not what was asked for: {wrong}")
+        elif intent.ending is not None:
+            self.end_soon(name, intent.ending)
+
+    def _runs(self, name: str, machine: Mapping[str, Any], at: float) -> None:
+        self.intents.change(
+            name, lambda i: i if i.running_at is not None else replace(i, running_at=self._billed_from(i, machine, at))
+        )
+
+    def _billed_from(self, intent: Intent, machine: Mapping[str, Any], at: float) -> float:
+        """The earliest that it can have begun to run: a bill is never underestimated.
+
+        EC2 bills from `running`, and tells only when the launch was. A look may show a state that is out of date.
+        """
+        launched_at = _instant(machine.get("LaunchTime")) or intent.requested_at
+        pending_at = self._pending_at.get(intent.instance, launched_at) - LOOK_S
+        return max(intent.requested_at, min(at, max(launched_at, pending_at)))
+
+    def _ended(self, name: str, machine: Mapping[str, Any], at: float) -> None:
+        code = machine.get("StateReason", {}).get("Code", "")
+        if not code.startswith(_NEVER_RAN):
+            self._runs(name, machine, at)
+        told_at = _transition_at(machine)
+        ended_at = min(at, self._latest_end(name) if told_at is None else told_at + 1.0)
+        self._finish(name, ended_at, self._why(machine, ended_at), preempted=code.startswith("Server.Spot"))
+
+    def _latest_end(self, name: str) -> float:
+        """When an instance has surely ended itself, whatever became of the driver: with its lease."""
+        intent = self.intents.get(name)
+        if intent is None or intent.last is None:
+            return math.inf
+        began_at = intent.last.asked_at if intent.running_at is None else intent.running_at
+        until = self._latest_until if name in self._met else self._former_until
+        return max(until, began_at + intent.last.lease_s) + _SHUTDOWN_S
+
+    def _why(self, machine: Mapping[str, Any], ended_at: float) -> str:
+        code = machine.get("StateReason", {}).get("Code", "")
+        said = machine.get("StateReason", {}).get("Message", "") or machine.get("StateTransitionReason", "")
+        if code.startswith("Server.Spot"):
+            return "EC2 took the spot instance back"
+        if code == "Client.InstanceInitiatedShutdown":
+            if ended_at >= self._latest_until - self.look_s:
+                return "lease expired"
+            identity = machine["InstanceId"]
+            return (
+                "it powered itself off: its lease expired, its boot script failed, or Ray ended there; see `aws ec2 "
+                f"get-console-output --latest --instance-id {identity}`"
+            )
+        if code == "Client.UserInitiatedShutdown":
+            return "terminated by somebody else"
+        return f"EC2 ended it ({said or 'it does not say why'})"
+
+    def _finish(self, name: str, ended_at: float, reason: str, *, preempted: bool = False) -> Intent:
+        def finished(intent: Intent) -> Intent:
+            ours = intent.ending if intent.ending is not None and not preempted else reason
+            ended = ended_at if intent.running_at is None else max(ended_at, intent.running_at)
+            return replace(intent, ended_at=ended, reason=ours, preempted=preempted)
+
+        return self.intents.change(name, finished)
+
+    def _miss(self, seen: Intent, at: float) -> None:
+        """EC2 does not show what was asked for."""
+        name, intent = seen.instance, self.intents.get(seen.instance)
+        if intent is None or not intent.lives or name in self.launching:
+            return
+        last = intent.last
+        if last is None or last.outcome == "refused":
+            self._finish(name, at, "the driver was cut off while it was asked for")
+            return
+        count, first_at = self._missed.get(name, (0, at))
+        self._missed[name] = (count + 1, first_at)
+        if count < 1 or at - last.asked_at < VISIBILITY_S:
+            return
+        if last.outcome == "accepted":
+            self._vanished(name, first_at)
+        else:
+            self._finish(name, at, "the request was cut off, and no instance came of it")
+
+    def _vanished(self, name: str, at: float) -> None:
+        """It was accepted, or even seen, and EC2 forgot it: it ended, at the latest when its lease did."""
+        self._runs(name, {}, at)
+        self._finish(name, min(at, self._latest_end(name)), "EC2 does not show it any more")
+
+    def _end_stray(self, machine: Mapping[str, Any]) -> None:
+        """An instance of this run that nothing refers to: a request that was given up took effect after all."""
+        if machine["State"]["Name"] in _ALIVE:
+            _log.warning("ending %s, which was given up and runs all the same", machine["InstanceId"])
+            with suppress(*FAILURES):  # it is ended at the next look
+                self.ec2.terminate_instances(InstanceIds=[machine["InstanceId"]])
+
+    def end_soon(self, name: str, reason: str) -> None:
+        """Order the end of an instance once, without waiting; a look that still finds it is to order it again."""
+        intent = self.intents.change(name, lambda i: replace(i, ending=reason if i.ending is None else i.ending))
+        if intent.lives and intent.last is not None and intent.last.outcome == "accepted":
+            with suppress(*FAILURES):
+                self._terminate_once(name, intent.last)
+
+    def end(self, name: str, reason: str = "") -> Intent:
+        """End the instance, and return once EC2 has accepted that; idempotent. Settles first what was not answered.
+
+        Raises ProviderError if EC2 cannot be made to: it may still run then, until its lease ends.
+        """
+        intent = self.intents.change(name, lambda i: replace(i, ending=reason if i.ending is None else i.ending))
+        if not intent.lives:
+            return intent
+        last = intent.last
+        if last is None or last.outcome == "refused":
+            return self._finish(name, self.clock(), reason)
+        if last.outcome == "unknown" and self.settle(name) is None:
+            return self._finish(name, self.clock(), reason)
+        return self._end_accepted(name)
+
+    def _end_accepted(self, name: str) -> Intent:
+        began_at, pauses = self.clock(), self.pauses()
+        while True:
+            intent = self.intents.get(name)
+            assert intent is not None
+            assert intent.last is not None
+            if not intent.lives:
+                return intent
+            try:
+                return self._terminate_once(name, intent.last)
+            except FAILURES as error:
+                meaning = verdict(error)
+                if meaning == "absent" and self.clock() - intent.last.asked_at >= VISIBILITY_S:
+                    self._vanished(name, self.clock())
+                    continue
+                patient = meaning == "absent" or self.clock() - began_at < PATIENCE_S
+                if meaning not in ("absent", "unknown", "throttled") or not patient:
+                    raise ProviderError(
+                        f"instance {name} ({intent.last.instance_id}) is not given back yet: {explain(error)}"
+                    ) from error
+            self.sleep(next(pauses))
+
+    def _terminate_once(self, name: str, attempt: Attempt) -> Intent:
+        answer = self.ec2.terminate_instances(InstanceIds=[attempt.instance_id])
+        at = self.clock()
+        before = answer["TerminatingInstances"][0]["PreviousState"]["Name"]
+        if before in ("shutting-down", "terminated"):  # by itself, or by an order whose answer was lost
+            shown = [m for m in self._by_id(attempt.instance_id) if m["State"]["Name"] not in _ALIVE]
+            for machine in shown:
+                self._ended(name, machine, at)
+        elif before != "pending":
+            self._runs(name, {}, at)
+        return self._finish(name, at, "")
+
+    def _by_id(self, identity: str) -> list[dict[str, Any]]:
+        try:
+            return self.describe([{"Name": "instance-id", "Values": [identity]}])
+        except ProviderError:
+            return []
+
+    def settle(self, name: str) -> dict[str, Any] | None:
+        """Find out, without asking for it, whether an instance came of an unanswered request; None if not.
+
+        Looks by its token until the visibility window is over. Raises ProviderError if EC2 does not answer.
+        """
+        intent = self.intents.get(name)
+        assert intent is not None
+        assert intent.last is not None
+        machine = self.find(intent.last)
+        if machine is None:
+            self.intents.change_last(name, outcome="refused", reason="no instance came of it")
+        else:
+            self.accept(name, machine)
+        return machine
+
+    def find(self, attempt: Attempt) -> dict[str, Any] | None:
+        """The instance that came of an attempt, looked for until the visibility window is over."""
+        looks = 0
+        while True:
+            looks += 1
+            found = self.find_now(attempt)
+            if found is not None:
+                return found
+            if looks >= 2 and self.clock() - attempt.asked_at >= VISIBILITY_S:
+                return None
+            self.sleep(self.look_s)
+
+    def find_now(self, attempt: Attempt) -> dict[str, Any] | None:
+        """The instance that carries an attempt's token, if EC2 shows it."""
+        return next(iter(self.describe([{"Name": "client-token", "Values": [attempt.token]}])), None)
+
+    def end_all(self, end: Callable[[str], object] | None = None) -> list[Intent]:
+        """End everything, strays included, each by `end` (by default this fleet's), and return what this ended.
+
+        Raises ProviderError, after all that could be ended was, if something may still run.
+        """
+        before = sorted(self.intents.living(), key=lambda i: i.last is not None and i.last.outcome == "unknown")
+        troubles = []
+        for intent in before:  # those first that surely cost money
+            try:
+                (end or self.end)(intent.instance)
+            except ProviderError as error:
+                troubles.append(str(error))
+        if any(intent.attempts for intent in self.intents.all()):
+            self._end_strays(troubles)
+        if troubles:
+            raise ProviderError(
+                f"{'; '.join(troubles)}. What still runs ends itself with its lease; `rubberband sweep` ends it now"
+            )
+        return [ended for intent in before if (ended := self.intents.get(intent.instance)) and not ended.lives]
+
+    def _end_strays(self, troubles: list[str]) -> None:
+        """Look until nothing is left, nor can appear of requests that were never answered."""
+        pauses, began_at = self.pauses(), self.clock()
+        while True:
+            try:
+                alive = self._strays()
+            except ProviderError as error:
+                if self.clock() - began_at >= PATIENCE_S:
+                    troubles.append(str(error))
+                    return
+            else:
+                doubts = [i.doubtful_at for i in self.intents.all() if i.doubtful_at is not None]
+                if not alive and all(self.clock() - asked_at >= VISIBILITY_S for asked_at in doubts):
+                    return
+                if alive and troubles:
+                    return
+            self.sleep(max(self.look_s, next(pauses)))
+
+    def _strays(self) -> list[dict[str, Any]]:
+        alive = [machine for machine in self._shown() if machine["State"]["Name"] in _ALIVE]
+        for machine in alive:
+            self._end_stray(machine)
+        return alive
+
+
+def _instant(value: object) -> float | None:
+    return value.timestamp() if isinstance(value, datetime) else None
+
+
+def _transition_at(machine: Mapping[str, Any]) -> float | None:
+    """The instant that EC2 tells of a state's beginning, to the second."""
+    found = _TRANSITION.search(machine.get("StateTransitionReason", "") or "")
+    if found is None:
+        return None
+    return datetime.strptime(found.group(1), "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()

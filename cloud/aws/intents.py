@@ -1,0 +1,212 @@
+"""What was asked of EC2, written down before it is asked, and what became of it: one small file for each instance.
+
+The files are the truth of what this driver did; EC2 is the truth of what exists. Terminated instances vanish from EC2
+after an hour, so their ends are kept here. An end is final: nothing that EC2 shows later revives an instance.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from rubberband.cloud.aws.calls import Choice
+from rubberband.cloud.provider import InstanceState, InstanceStatus
+from rubberband.errors import ProviderError
+from rubberband.plan import Market
+
+Outcome = Literal["unknown", "accepted", "refused"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One request with its own client token: a type, a zone, a market."""
+
+    token: str
+    choice: Choice
+    request: Mapping[str, Any]
+    """The exact parameters: the same token must come with the same."""
+    lease_s: float
+    """What its UserData arms: it ends itself so long after booting."""
+    asked_at: float
+    """When it was asked last."""
+    outcome: Outcome = "unknown"
+    doubtful: bool = False
+    """Whether it was once asked without an answer: an instance may then appear even after a refusal."""
+    instance_id: str = ""
+    reason: str = ""
+    """Why it was refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intent:
+    """An instance that was wanted under a name, from before the first request to its end."""
+
+    instance: str
+    experiment: str
+    market: Market
+    requested_at: float
+    attempts: tuple[Attempt, ...] = ()
+    refused: str = ""
+    """Set if every attempt was refused: nothing was rented under this name, nor will be."""
+    ending: str | None = None
+    """Set while (and after) it is ended by us: the reason, empty for a release."""
+    running_at: float | None = None
+    ended_at: float | None = None
+    reason: str = ""
+    preempted: bool = False
+
+    @property
+    def last(self) -> Attempt | None:
+        """The attempt that counts: earlier ones were refused."""
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def lives(self) -> bool:
+        """Whether something of it may still cost money, as far as is known."""
+        return self.ended_at is None and not self.refused
+
+    @property
+    def doubtful_at(self) -> float | None:
+        """When a refused attempt was asked last of which an instance may yet appear; None without one."""
+        asked = [a.asked_at for a in self.attempts if a.doubtful and a.outcome == "refused"]
+        return max(asked, default=None)
+
+    def attempt_of(self, machine: Mapping[str, Any]) -> Attempt | None:
+        """The attempt that a described instance comes from; None for a stranger."""
+        for attempt in self.attempts:
+            if machine["InstanceId"] == attempt.instance_id or machine.get("ClientToken") == attempt.token:
+                return attempt
+        return None
+
+    def status(self) -> InstanceStatus:
+        """As the provider shows it."""
+        state: InstanceState = "pending" if self.running_at is None else "running"
+        last = self.last
+        return InstanceStatus(
+            instance=self.instance,
+            experiment=self.experiment,
+            state="terminated" if self.ended_at is not None else state,
+            requested_at=self.requested_at,
+            running_at=self.running_at,
+            ended_at=self.ended_at,
+            reason=self.reason,
+            market=self.market,
+            instance_type="" if last is None else last.choice.instance_type,
+            zone="" if last is None else last.choice.zone,
+            price_usd_per_hour=None if last is None else last.choice.price_usd_per_hour,
+            preempted=self.preempted,
+        )
+
+
+@dataclass
+class Intents:
+    """The intents of one run, in memory and in `directory`. Safe to use from several threads."""
+
+    directory: Path
+    _known: dict[str, Intent] = field(default_factory=dict)
+    _mutex: threading.RLock = field(default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        """Read what is there. Raises ProviderError if a file cannot be read."""
+        for path in sorted(self.directory.glob("*.json")):
+            try:
+                intent = _from_json(json.loads(path.read_text()))
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise ProviderError(
+                    f"{path} cannot be read ({error}); it says which EC2 instance was asked for: restore it, or end "
+                    "the experiment's instances by hand and delete it"
+                ) from error
+            self._known[intent.instance] = intent
+
+    def get(self, instance: str) -> Intent | None:
+        """The intent of a name."""
+        with self._mutex:
+            return self._known.get(instance)
+
+    def all(self) -> list[Intent]:
+        """Every intent, in the order of their requests."""
+        with self._mutex:
+            return sorted(self._known.values(), key=lambda intent: (intent.requested_at, intent.instance))
+
+    def living(self) -> list[Intent]:
+        """Those that may cost money."""
+        return [intent for intent in self.all() if intent.lives]
+
+    def write(self, intent: Intent) -> Intent:
+        """Write an intent for good, before it is acted on. Raises ProviderError if that fails: do not act then."""
+        with self._mutex:
+            try:
+                self._save(intent)
+            except OSError as error:
+                raise ProviderError(
+                    f"{error.filename or self.directory} cannot be written ({error.strerror or error}), and nothing is "
+                    "rented that is not written down first; make room or give access"
+                ) from error
+            self._known[intent.instance] = intent
+            return intent
+
+    def add_attempt(self, instance: str, attempt: Attempt) -> None:
+        """Write the next attempt for good. Raises ProviderError if that fails, or if the instance has ended."""
+        with self._mutex:
+            intent = self._known[instance]
+            if not intent.lives or intent.ending is not None:
+                raise ProviderError(f"instance {instance} was released while it was asked for")
+            self.write(replace(intent, attempts=(*intent.attempts, attempt)))
+
+    def change(self, instance: str, change: Callable[[Intent], Intent]) -> Intent:
+        """Replace an intent by what `change` makes of it; one that has ended stays as it is."""
+        with self._mutex:
+            intent = self._known[instance]
+            changed = intent if intent.ended_at is not None else change(intent)
+            if changed != intent:
+                with contextlib.suppress(OSError):  # a full disk: memory has it, and EC2 can be asked again
+                    self._save(changed)
+                self._known[instance] = changed
+            return changed
+
+    def change_last(self, instance: str, **changes: Any) -> Attempt:
+        """Replace fields of an intent's last attempt."""
+
+        def changed(intent: Intent) -> Intent:
+            assert intent.last is not None, "an attempt was written before it was asked"
+            return replace(intent, attempts=(*intent.attempts[:-1], replace(intent.last, **changes)))
+
+        last = self.change(instance, changed).last
+        assert last is not None
+        return last
+
+    def _save(self, intent: Intent) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=self.directory, prefix=".intent-")
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                json.dump(asdict(intent), file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.directory / f"{intent.instance}.json")
+            _sync(self.directory)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+
+def _sync(directory: Path) -> None:
+    """Make a rename survive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _from_json(plain: dict[str, Any]) -> Intent:
+    attempts = [Attempt(**{**attempt, "choice": Choice(**attempt["choice"])}) for attempt in plain.pop("attempts")]
+    return Intent(**plain, attempts=tuple(attempts))

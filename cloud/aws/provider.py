@@ -1,0 +1,224 @@
+"""EC2 as a provider: instances that join the driver's Ray head, whose lives and prices are known and end for certain.
+
+What was asked for is written below `directory` before it is asked (see `intents`); what exists is what EC2 shows (see
+`fleet`). One driver at a time holds a directory: the head sees to that.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, Protocol
+
+from rubberband.cloud.aws.fleet import LOOK_S, PATIENCE_S, Fleet
+from rubberband.cloud.aws.intents import Intent, Intents
+from rubberband.cloud.aws.launching import Launcher, Order, Ware
+from rubberband.cloud.aws.machines import Machines, Session
+from rubberband.cloud.cluster import Head
+from rubberband.cloud.provider import InstanceStatus
+from rubberband.errors import ProviderError
+from rubberband.plan import Market
+
+LIFETIME_S = 7 * 24 * 3600.0
+"""The hard stop: an instance ends itself so long after booting although its lease is renewed."""
+LEAST_LEASE_S = 60.0
+"""An instance that the budget lets live for less is of no use: it boots for about that long, and is billed for it."""
+
+
+class ClusterHead(Protocol):
+    """The head that instances join; see `rubberband.cloud.ray_head.RayHead`."""
+
+    def living(self) -> Head | None:
+        """The head, if it lives."""
+        ...
+
+    def ensure(self) -> Head:
+        """The living head, started if need be."""
+        ...
+
+    def renew_lease(self, until: float) -> None:
+        """Let it live until then."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+class AwsProvider:
+    """Implements `rubberband.cloud.cluster.ClusterProvider` on EC2, for one run of one experiment."""
+
+    def __init__(
+        self,
+        experiment: str,
+        directory: Path,
+        session: Session,
+        machines: Machines,
+        head: ClusterHead,
+        *,
+        run: str,
+        wares: Sequence[Ware],
+        gpus: int,
+        lease_s: float = 600.0,
+        device: Literal["cpu", "cuda"] = "cuda",
+        lifetime_s: float = LIFETIME_S,
+        least_lease_s: float = LEAST_LEASE_S,
+        look_s: float = LOOK_S,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`wares` are the types that will do, the planned one first, each with `gpus` slots. `run` sets this run apart
+        from others of the same name. Until `renew_lease` is called, leases reach `lease_s` from now.
+
+        Raises ProviderError if what an earlier driver wrote cannot be read.
+        """
+        self._head = head
+        self._device = device
+        self._intents = Intents(directory / "ec2")
+        self._fleet = Fleet(session, experiment, run, self._intents, clock=clock, sleep=sleep, look_s=look_s)
+        self._launcher = Launcher(
+            self._fleet, machines, wares, gpus=gpus, lifetime_s=lifetime_s, least_lease_s=least_lease_s
+        )
+        self._names: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
+        self._mutex = threading.Lock()
+        self._unwanted: set[str] = set()
+        self._closed = False
+        self._until = clock() + lease_s
+        self._fleet.keep_until(self._until)
+
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        """What trials run on."""
+        return self._device
+
+    @property
+    def remote(self) -> bool:
+        """Instances are other machines."""
+        return True
+
+    @property
+    def look_s(self) -> float:
+        """EC2 throttles who asks much oftener."""
+        return self._fleet.look_s
+
+    def head(self) -> Head | None:
+        """The living head, or None."""
+        return self._head.living()
+
+    def ensure_head(self) -> Head:
+        """The living head, which is started on this machine if there is none. Raises ProviderError."""
+        return self._head.ensure()
+
+    def launch(self, instance: str, market: Market = "on_demand") -> None:
+        """Buy an instance under the name `instance`; asking twice buys once.
+
+        Zones are tried in order (on the spot market the cheapest first), then other types if there are any. What is
+        not answered is asked again until it is, for as long as it takes, unless the instance is released meanwhile.
+
+        Raises ProviderError if nothing is to be had, with the reason of every zone, or if the budget does not reach.
+        """
+        with self._at_work_on(instance, launching=True):
+            self._require_open()
+            address = self._head.ensure().address
+            self._launcher.launch(self._order(instance, market, address, lambda: self._given_up(instance)))
+
+    def describe(self) -> Sequence[InstanceStatus]:
+        """Every instance of this run that lives or has ended, in the order of their launch, as of `look_s` ago.
+
+        Raises ProviderError if EC2 does not answer.
+        """
+        if self._intents.living() or (self._intents.all() and not self._closed):
+            self._fleet.look()
+            self._end_what_has_no_head()
+        return [intent.status() for intent in self._intents.all() if not intent.refused]
+
+    def _end_what_has_no_head(self) -> None:
+        living = [intent.instance for intent in self._intents.living() if intent.instance not in self._fleet.launching]
+        if living and self._head.living() is None:
+            for instance in living:
+                self._fleet.end_soon(instance, "the Ray head ended")
+
+    def release(self, instance: str) -> InstanceStatus:
+        """End the instance and return its final status; idempotent. EC2 has accepted that, and bills it no longer.
+
+        Raises ProviderError if there never was such an instance, or if EC2 cannot be made to end it yet.
+        """
+        self._unwanted.add(instance)
+        with self._at_work_on(instance):
+            intent = self._intents.get(instance)
+            if intent is None or intent.refused:
+                self._unwanted.discard(instance)
+                raise ProviderError(f"instance {instance} was never launched by this run; nothing to release")
+            return self._end(intent).status()
+
+    def _end(self, intent: Intent) -> Intent:
+        began_at = self._fleet.clock()
+        unanswered = f"EC2 has not told yet whether there is an instance {intent.instance}; ask again"
+
+        def impatient() -> str:
+            return unanswered if self._fleet.clock() - began_at >= PATIENCE_S else ""
+
+        self._launcher.settle(self._order(intent.instance, intent.market, "", impatient))
+        return self._fleet.end(intent.instance)
+
+    def renew_lease(self, until: float) -> None:
+        """Let head and instances live until `until` (Unix time), and no longer.
+
+        Instances hear of it from the driver's worker on them; here it is the bound of those that are launched.
+        """
+        self._until = until
+        self._fleet.keep_until(until)
+        self._head.renew_lease(until)
+
+    def close(self) -> None:
+        """End every instance of this run, what was never answered included, and the head. Idempotent.
+
+        Raises ProviderError, after all that could be ended was, if something may still run.
+        """
+        with self._mutex:
+            closed, self._closed = self._closed, True
+        try:
+            if not closed or self._intents.living():
+                self._fleet.end_all(self._give_back)
+        finally:
+            self._head.close()
+
+    def _give_back(self, instance: str) -> None:
+        with self._at_work_on(instance):
+            intent = self._intents.get(instance)
+            if intent is not None and intent.lives:
+                self._end(intent)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ProviderError(f"the provider of experiment {self._fleet.experiment} is closed; open a new one")
+
+    def _given_up(self, instance: str) -> str:
+        gone = self._closed or instance in self._unwanted
+        return f"instance {instance} was released while it was asked for" if gone else ""
+
+    def _order(self, instance: str, market: Market, head_address: str, given_up: Callable[[], str]) -> Order:
+        return Order(
+            instance=instance,
+            market=market,
+            head_address=head_address,
+            reach_s=lambda: self._until - self._fleet.clock(),
+            given_up=given_up,
+        )
+
+    @contextmanager
+    def _at_work_on(self, instance: str, *, launching: bool = False) -> Iterator[None]:
+        """One at a time works on a name."""
+        with self._mutex:
+            lock = self._names[instance]
+        with lock:
+            if launching:
+                self._fleet.launching.add(instance)
+            try:
+                yield
+            finally:
+                self._fleet.launching.discard(instance)
