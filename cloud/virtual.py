@@ -1,15 +1,23 @@
-"""A provider on a virtual clock: instances appear after their delay and cost nothing real. With faults, for tests.
+"""A provider on a virtual clock: instances come, end and are billed as EC2's are, and cost nothing real.
 
-It bills like a real one and says what it has billed, so that a test can hold the controller's ledger against it.
+What becomes of each instance is its `Fate`, which nobody else knows beforehand. By default nothing goes wrong. It bills
+from running to the end, with the minimum, at the price of purchase, and says what it has billed: so that a test can
+hold the controller's ledger, and its promises, against it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from rubberband.cloud.provider import InstanceStatus
+from rubberband.cloud.provider import InstanceState, InstanceStatus
 from rubberband.errors import ProviderError
+from rubberband.offer import SECONDS_PER_HOUR, Offer
+from rubberband.plan import Market
+
+LEASE_S = 600.0
+"""For how long an instance lives on without its driver."""
 
 
 class VirtualClock:
@@ -27,39 +35,185 @@ class VirtualClock:
         self._now = max(self._now, instant)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What becomes of one instance. Seconds; infinite: never."""
+
+    refused: str = ""
+    """Why it is refused for good; empty: it is not."""
+    provision_s: float | None = None
+    """From the request until it runs; None: as long as the offer says."""
+    stillborn_after_s: float = math.inf
+    """From the request until it ends without having run, if it does not run by then."""
+    init_s: float | None = None
+    """From running until its workers are warm, before which no renewal of its lease reaches it; None: as long as the
+    offer says."""
+    ends_after_s: float = math.inf
+    """From running until it dies, or is taken away."""
+    preempted: bool = False
+    """Whether that is the provider's doing (spot)."""
+    notice_s: float | None = None
+    """How long before it is taken away the provider says so; None: not at all."""
+    price_usd_per_hour: float | None = None
+    """At purchase; None: that of the offer for its market."""
+
+
+NOTHING_WRONG = Fate()
+
+FateOf = Callable[[str, Market], Fate]
+"""(instance, market) -> its fate; asked once."""
+
+
+def nothing_goes_wrong(_instance: str, _market: Market) -> Fate:
+    """The fate of every instance by default."""
+    return NOTHING_WRONG
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What will become of an instance that lives; instants, infinite: never."""
+
+    running_at: float
+    """Now, if it runs already."""
+    init_s: float
+    """From when a driver sees it run until its workers are warm."""
+    notice_at: float
+    taken_at: float
+    """When it ends of itself."""
+    lease_until: float
+    """When it ends if no renewal reaches it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Machine:
+    """One instance as it really is, whoever looks."""
+
+    instance: str
+    market: Market
+    fate: Fate
+    requested_at: float
+    runs_at: float
+    """Infinite if it never runs."""
+    taken_at: float
+    """When it ends of itself, infinite if it does not."""
+    own_lease_until: float | None
+    """Its first lease, or the last one that it heard of; None: renewals reach it."""
+    hears_from: float
+    price_usd_per_s: float
+    ended_at: float = math.inf
+    reason: str = ""
+    preempted: bool = False
+
+    def end(self, at: float, reason: str, *, preempted: bool = False) -> None:
+        self.ended_at, self.reason, self.preempted = at, reason, preempted
+
+
 class VirtualProvider:
     """Implements `rubberband.cloud.provider.Provider` on a `VirtualClock`."""
 
     def __init__(
-        self, experiment: str, clock: VirtualClock, *, provision_delay_s: float = 0.0, refuse: Collection[str] = ()
+        self,
+        experiment: str,
+        clock: VirtualClock,
+        *,
+        provision_delay_s: float = 0.0,
+        offer: Offer | None = None,
+        lease_s: float = LEASE_S,
+        fate_of: FateOf = nothing_goes_wrong,
     ) -> None:
+        """Instances cost what `offer` says (None: nothing), and come after its delays; None: `provision_delay_s`."""
         self._experiment = experiment
         self._clock = clock
-        self._provision_delay_s = provision_delay_s
-        self._refuse = frozenset(refuse)
-        self._instances: dict[str, InstanceStatus] = {}
-        self.lease_renewed_at = clock.now()
+        self._offer = offer
+        self._provision_delay_s = provision_delay_s if offer is None else offer.provision_delay_s
+        self._init_delay_s = 0.0 if offer is None else offer.init_delay_s
+        self._fate_of = fate_of
+        self._machines: dict[str, _Machine] = {}
+        self._unreached: dict[str, _Machine] = {}
+        """Those that no renewal has reached yet."""
+        self.lease_until = clock.now() + lease_s
+        """When instances end themselves, those that hear of it, unless it is put off."""
+        self._head_usd = 0.0
+        """What earlier heads cost."""
+        self._head_since: float | None = clock.now()
 
-    def launch(self, instance: str) -> None:
-        """Ask for an instance; those in `refuse` are refused."""
-        if instance in self._refuse:
-            raise ProviderError(f"no capacity for {instance}")
-        if instance not in self._instances:
-            self._instances[instance] = InstanceStatus(
-                instance=instance, experiment=self._experiment, state="pending", requested_at=self._clock.now()
-            )
+    def launch(self, instance: str, market: Market = "on_demand") -> None:
+        """Ask for an instance. Raises ProviderError if its fate is to be refused."""
+        if instance in self._machines:
+            return
+        fate, now = self._fate_of(instance, market), self._clock.now()
+        if fate.refused:
+            raise ProviderError(fate.refused)
+        provision_s = self._provision_delay_s if fate.provision_s is None else fate.provision_s
+        runs = provision_s < math.inf and provision_s <= fate.stillborn_after_s
+        runs_at = now + provision_s if runs else math.inf
+        machine = _Machine(
+            instance=instance,
+            market=market,
+            fate=fate,
+            requested_at=now,
+            runs_at=runs_at,
+            taken_at=runs_at + fate.ends_after_s if runs else now + fate.stillborn_after_s,
+            own_lease_until=runs_at + max(0.0, self.lease_until - now),
+            hears_from=runs_at + self._init_s(fate),
+            price_usd_per_s=self._price_usd_per_s(fate, market),
+        )
+        self._machines[instance] = self._unreached[instance] = machine
+
+    def _price_usd_per_s(self, fate: Fate, market: Market) -> float:
+        if fate.price_usd_per_hour is not None:
+            return fate.price_usd_per_hour / SECONDS_PER_HOUR
+        return 0.0 if self._offer is None else self._offer.market_price_usd_per_s(market)
 
     def describe(self) -> Sequence[InstanceStatus]:
         """Every instance as of the clock's now."""
-        return [self._current(instance) for instance in self._instances]
+        return [self.status(instance) for instance in self._machines]
 
-    def _current(self, instance: str) -> InstanceStatus:
-        status = self._instances[instance]
-        running_at = status.requested_at + self._provision_delay_s
-        if status.state == "pending" and running_at <= self._clock.now():
-            status = replace(status, state="running", running_at=running_at)
-            self._instances[instance] = status
-        return status
+    def status(self, instance: str) -> InstanceStatus:
+        """One instance as of the clock's now. Raises ProviderError if it was never launched."""
+        machine, now = self._settled(instance), self._clock.now()
+        fate = machine.fate
+        running_at = machine.runs_at if machine.runs_at <= min(now, machine.ended_at) else None
+        ended = machine.ended_at <= now
+        state: InstanceState = "terminated" if ended else "pending" if running_at is None else "running"
+        notice_at = math.inf if fate.notice_s is None else max(machine.runs_at, machine.taken_at - fate.notice_s)
+        return InstanceStatus(
+            instance=instance,
+            experiment=self._experiment,
+            state=state,
+            requested_at=machine.requested_at,
+            running_at=running_at,
+            ended_at=machine.ended_at if ended else None,
+            reason=machine.reason,
+            market=machine.market,
+            price_usd_per_hour=fate.price_usd_per_hour,
+            interrupted_at=notice_at if notice_at <= min(now, machine.ended_at) else None,
+            preempted=machine.preempted,
+        )
+
+    def _settled(self, instance: str) -> _Machine:
+        """The machine, ended if its time has come."""
+        machine = self._machines.get(instance)
+        if machine is None:
+            raise ProviderError(f"no instance {instance} was ever launched for {self._experiment}")
+        end_at = self._ends_at(machine)
+        if machine.ended_at == math.inf and end_at <= self._clock.now():
+            if end_at < machine.taken_at:
+                machine.end(end_at, "lease expired")
+            else:
+                reason = "taken away by the provider" if machine.fate.preempted else "lost"
+                reason = reason if machine.runs_at < math.inf else "it did not start"
+                machine.end(end_at, reason, preempted=machine.fate.preempted)
+        return machine
+
+    def _ends_at(self, machine: _Machine) -> float:
+        """When the machine ends if nobody does anything any more."""
+        lease_until = self.lease_until if machine.own_lease_until is None else machine.own_lease_until
+        return min(machine.ended_at, machine.taken_at, max(machine.runs_at, lease_until))
+
+    def ends_at(self, instance: str) -> float:
+        """When the instance ends, or ended, if nobody does anything any more; infinite: never."""
+        return self._ends_at(self._settled(instance))
 
     def release(self, instance: str) -> InstanceStatus:
         """End the instance now."""
@@ -70,19 +224,84 @@ class VirtualProvider:
         return self._end(instance, reason)
 
     def _end(self, instance: str, reason: str) -> InstanceStatus:
-        if instance not in self._instances:
-            raise ProviderError(f"no instance {instance} was ever launched for {self._experiment}")
-        status = self._current(instance)
-        if status.state != "terminated":
-            status = replace(status, state="terminated", ended_at=self._clock.now(), reason=reason)
-            self._instances[instance] = status
-        return status
+        machine = self._settled(instance)
+        if machine.ended_at == math.inf:
+            machine.end(self._clock.now(), reason)
+            self._unreached.pop(instance, None)
+        return self.status(instance)
 
-    def renew_lease(self) -> None:
-        """Note that the driver lives."""
-        self.lease_renewed_at = self._clock.now()
+    def renew_lease(self, until: float) -> None:
+        """Instances end themselves at `until`; those that are not warm yet do not hear of it."""
+        now = self._clock.now()
+        if self._head_since is None or now > self.lease_until:
+            self._start_head(now)
+        self.lease_until = until
+        for machine in [machine for machine in self._unreached.values() if machine.hears_from <= now]:
+            self._settled(machine.instance)
+            machine.own_lease_until = None
+            del self._unreached[machine.instance]
+
+    def _start_head(self, now: float) -> None:
+        """The head outlived its lease: what had joined it is of no use, and a new one begins."""
+        for machine in self._machines.values():
+            self._settled(machine.instance)
+            if machine.ended_at == math.inf:
+                machine.end(now, "the Ray head ended")
+        self._unreached.clear()
+        self._end_head(now)
+        self._head_since = now
+
+    def _end_head(self, now: float) -> None:
+        self._head_usd = self._head_bill_usd(now)
+        self._head_since = None
+
+    def change_driver(self) -> None:
+        """A new driver takes over: the old one's workers, through which renewals reached instances, are gone."""
+        now = self._clock.now()
+        if self._head_since is None or now > self.lease_until:
+            self._start_head(now)
+        for machine in self._machines.values():
+            if self._settled(machine.instance).ended_at == math.inf and machine.own_lease_until is None:
+                machine.own_lease_until = self.lease_until
+                machine.hears_from = now + self._init_s(machine.fate)
+                self._unreached[machine.instance] = machine
+
+    def course(self, instance: str) -> Course:
+        """What will become of an instance that lives, as of now."""
+        machine = self._settled(instance)
+        notice_s = machine.fate.notice_s
+        return Course(
+            running_at=max(machine.runs_at, self._clock.now()),
+            init_s=self._init_s(machine.fate),
+            notice_at=math.inf if notice_s is None else max(machine.runs_at, machine.taken_at - notice_s),
+            taken_at=machine.taken_at,
+            lease_until=self.lease_until if machine.own_lease_until is None else machine.own_lease_until,
+        )
+
+    def _init_s(self, fate: Fate) -> float:
+        return self._init_delay_s if fate.init_s is None else fate.init_s
+
+    def bill_usd(self, at: float) -> float:
+        """What everything has cost by `at`; for a coming instant, if nobody does anything any more until then."""
+        return self._head_bill_usd(at) + math.fsum(self._cost_usd(machine, at) for machine in self._machines.values())
+
+    def _cost_usd(self, machine: _Machine, at: float) -> float:
+        if self._offer is None or machine.runs_at > min(at, machine.ended_at):
+            return 0.0
+        if self._offer.billing == "per_function":
+            return self._offer.data_usd_per_instance
+        held_s = min(self._ends_at(machine), at) - machine.runs_at
+        billed_s = max(held_s, self._offer.minimum_billed_s)
+        return machine.price_usd_per_s * billed_s + self._offer.data_usd_per_instance
+
+    def _head_bill_usd(self, at: float) -> float:
+        if self._offer is None or self._head_since is None or not self._offer.head_price_usd_per_hour:
+            return self._head_usd
+        return self._head_usd + self._offer.head_cost_usd(max(0.0, min(at, self.lease_until) - self._head_since))
 
     def close(self) -> None:
-        """Release everything."""
-        for instance in self._instances:
+        """Release everything, and the head."""
+        for instance in self._machines:
             self.release(instance)
+        if self._head_since is not None:
+            self._end_head(self._clock.now())

@@ -1,36 +1,25 @@
 """The virtual backend: the same controller on a clock that jumps. Thousands of runs with faults are a unit test.
 
-It is also the check on the planner: with deterministic times a virtual run takes and costs what was predicted.
+It is also the check on the planner: with deterministic times a virtual run takes and costs what was predicted. What the
+real backend promises holds here too, and nothing more (see `rubberband.executor.fortune` for what may go wrong).
 """
 
 from __future__ import annotations
 
-import contextlib
-import heapq
-import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from rubberband.adaptive import BatchUse
-from rubberband.cloud.provider import InstanceStatus
-from rubberband.cloud.virtual import VirtualClock, VirtualProvider
-from rubberband.errors import ProviderError
+from rubberband.cloud.virtual import LEASE_S, VirtualClock, VirtualProvider
 from rubberband.executor.events import (
     CheckpointRef,
     Command,
     DriverResumed,
-    EndedInstance,
     Event,
     FailureKind,
-    Finish,
     Gang,
-    InstanceLost,
-    InstanceReady,
-    InstanceRefused,
-    InstanceReleased,
-    InstanceRunning,
     LaunchInstance,
-    LiveInstance,
     ReleaseInstance,
     StartTrial,
     StopTrial,
@@ -38,20 +27,12 @@ from rubberband.executor.events import (
     TrialReported,
     TrialStarted,
 )
+from rubberband.executor.fortune import AttemptFate, Faults, Fortune
+from rubberband.executor.virtual_fleet import Agenda, VirtualFleet
 from rubberband.offer import Offer
 from rubberband.profile import Profile
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Faults:
-    """What goes wrong in a virtual run; nothing by default."""
-
-    refused: Collection[str] = ()
-    """Instances that the provider refuses."""
-    lost_after_s: Mapping[str, float] = field(default_factory=dict)
-    """Instance -> seconds after it began to run at which it dies."""
-    failures: Mapping[tuple[int, int], FailureKind] = field(default_factory=dict)
-    """(trial, attempt) -> how the attempt ends, in place of its first report; 'hung' means silence."""
+__all__ = ["BatchesOf", "Faults", "VirtualBackend", "by_trial", "fixed_batch"]
 
 
 def by_trial(trial: int, iterations: int) -> float:
@@ -67,6 +48,22 @@ def fixed_batch(trial: int, iterations: int, gang: Gang, iteration_s: float) -> 
     return ()
 
 
+def steady(trial: int) -> float:
+    """Every trial is as fast as the profile says."""
+    return 1.0
+
+
+@dataclass(slots=True)
+class _Run:
+    """One attempt under way."""
+
+    start: StartTrial
+    fate: AttemptFate
+    iteration_s: float
+    began_at: float | None = None
+    done: int = 0
+
+
 class VirtualBackend:
     """Implements `rubberband.executor.backend.Backend` with times from the profile and the offer."""
 
@@ -78,32 +75,36 @@ class VirtualBackend:
         *,
         metric: str,
         metric_of: Callable[[int, int], float] = by_trial,
-        faults: Faults | None = None,
+        faults: Fortune | None = None,
         clock: VirtualClock | None = None,
         slowdown: float = 1.0,
-        pace_of: Callable[[int], float] = lambda trial: 1.0,
+        pace_of: Callable[[int], float] = steady,
         batches_of: BatchesOf = fixed_batch,
+        lease_s: float | None = None,
+        ready_timeout_s: float = math.inf,
     ) -> None:
         """`metric_of(trial, iterations)` is what a trial reports.
 
         `slowdown` multiplies the profile's iterations of all trials, `pace_of(trial)` those of one.
-        `batches_of(trial, iterations, gang, iteration_s)` are the batch sizes that a report tells of.
+        `batches_of(trial, iterations, gang, iteration_s)` are the batch sizes that a report tells of. Leases are of
+        `lease_s` (None: ten minutes, or twice what an instance takes to be ready); an instance whose workers are not
+        warm `ready_timeout_s` after the driver saw it run is given up as lost.
         """
-        self._offer = offer
         self._profile = profile
         self._metric = metric
         self._metric_of = metric_of
-        self._faults = faults or Faults()
+        self._fortune: Fortune = faults or Faults()
         self._clock = clock or VirtualClock()
         self._slowdown = slowdown
         self._pace_of = pace_of
         self._batches_of = batches_of
-        self.provider = VirtualProvider(
-            name, self._clock, provision_delay_s=offer.provision_delay_s, refuse=self._faults.refused
+        lease_s = max(LEASE_S, 2.0 * offer.init_delay_s) if lease_s is None else lease_s
+        self.provider = VirtualProvider(name, self._clock, offer=offer, lease_s=lease_s, fate_of=self._fortune.instance)
+        self._agenda = Agenda()
+        self._fleet = VirtualFleet(
+            self.provider, self._clock, self._agenda, self._fortune, lease_s=lease_s, ready_timeout_s=ready_timeout_s
         )
-        self._agenda: list[tuple[float, int, Callable[[float], Event | None]]] = []
-        self._order = itertools.count()
-        self._attempts: dict[int, int] = {}
+        self._runs: dict[int, _Run] = {}
 
     def now(self) -> float:
         """Seconds on the virtual clock."""
@@ -112,128 +113,123 @@ class VirtualBackend:
     def execute(self, command: Command) -> None:
         """Put what will come of the command on the agenda."""
         match command:
-            case LaunchInstance():
-                self._launch(command.instance)
-            case ReleaseInstance():
-                with contextlib.suppress(ProviderError):  # refused, which the controller has yet to hear
-                    status = self.provider.release(command.instance)
-                    self._at(self.now(), lambda now: self._released(status))
             case StartTrial():
-                self._attempts[command.trial] = command.attempt
-                self._at(self.now() + self._profile.trial_startup_s, lambda now: self._begin(command, now))
+                self._start(command)
             case StopTrial():
-                self._attempts.pop(command.trial, None)
-            case Finish():
+                self._stop(command)
+            case LaunchInstance():
+                self._fleet.launch(command.instance, command.market)
+            case ReleaseInstance():
+                self._fleet.release(command.instance)
+            case _:
                 pass
+
+    def hold_until(self, instant: float) -> None:
+        """Leases never reach beyond `instant`."""
+        if instant != self._fleet.hold_until:
+            self._fleet.hold_until = instant
+            self._fleet.renew(self.now())
 
     def next_events(self, wake_at: float | None) -> Sequence[Event]:
         """Jump to the next event, or to `wake_at` if that comes first; an event due at `wake_at` goes before it."""
-        while self._agenda:
-            at, _, happen = self._agenda[0]
-            if wake_at is not None and wake_at < at:
-                break
-            heapq.heappop(self._agenda)
-            self._clock.advance_to(at)
-            event = happen(at)
+        agenda = self._agenda
+        while True:
+            next_at = agenda.next_at()
+            until = next_at if wake_at is None else min(next_at, wake_at)
+            assert until < math.inf, "the controller waits for an event that will never come"
+            if self._fleet.hold_until < until and self._end_of_budget():
+                continue
+            self._advance(until)
+            if until < next_at:
+                return []
+            event = agenda.pop()(self._clock.now())
             if event is not None:
                 return [event]
-        assert wake_at is not None, "the controller waits for an event that will never come"
-        self._clock.advance_to(wake_at)
-        return []
+
+    def _end_of_budget(self) -> bool:
+        """Go on to where it ends; whether an instance has ended itself there."""
+        self._advance(self._fleet.hold_until)
+        return self._fleet.notice_ends()
+
+    def _advance(self, instant: float) -> None:
+        """Go on to `instant`; the leases are renewed all the way."""
+        if instant > self._clock.now():
+            self._fleet.renew(instant)
+            self._clock.advance_to(instant)
+
+    def sleep(self, seconds: float) -> None:
+        """The machine sleeps, and its instances with it, as those of the local provider do."""
+        self._agenda.postpone(seconds)
+        self._advance(self.now() + seconds)
+
+    def stall(self, seconds: float) -> None:
+        """The driver's machine sleeps: the world goes on, no lease is renewed, and every message comes late."""
+        self._clock.advance_to(self.now() + seconds)
+        self._fleet.renew(self.now())
 
     def reconcile(self, known: Collection[str]) -> DriverResumed:
         """Say what lives and what ended; forget every worker, as if the driver's death had taken them along."""
         self._agenda.clear()
-        self._attempts.clear()
-        live: list[LiveInstance] = []
-        ended: list[EndedInstance] = []
-        for status in self.provider.describe():
-            if status.instance not in known and status.state != "terminated":
-                self.provider.release(status.instance)
-            elif status.state == "terminated" and status.running_at is not None and status.ended_at is not None:
-                ended.append(
-                    EndedInstance(instance=status.instance, running_at=status.running_at, ended_at=status.ended_at)
-                )
-            elif status.state != "terminated":
-                live.append(LiveInstance(instance=status.instance, running_at=status.running_at))
-                self._bring_up(status)
-        return DriverResumed(occurred_at=self.now(), live=tuple(live), ended=tuple(ended))
+        self._runs.clear()
+        return self._fleet.reconcile(known)
 
     def close(self) -> None:
         """Release everything."""
         self._agenda.clear()
-        self.provider.close()
+        self._fleet.close()
 
-    # What happens, and when
+    # Trials
 
-    def _at(self, instant: float, happen: Callable[[float], Event | None]) -> None:
-        heapq.heappush(self._agenda, (instant, next(self._order), happen))
+    def _start(self, start: StartTrial) -> None:
+        fate = self._fortune.attempt(start.trial, start.attempt)
+        iteration_s = self._profile.iteration_s(len(start.gang)) * self._slowdown * self._pace_of(start.trial)
+        run = self._runs[start.trial] = _Run(start, fate, iteration_s * fate.pace)
+        startup_s = self._profile.trial_startup_s * fate.startup
+        self._agenda.add(self.now() + startup_s, lambda now: self._begin(run, now))
 
-    def _launch(self, instance: str) -> None:
-        try:
-            self.provider.launch(instance)
-        except ProviderError as error:
-            reason = str(error)
-            self._at(self.now(), lambda now: InstanceRefused(occurred_at=now, instance=instance, reason=reason))
-            return
-        self._bring_up(self._status(instance))
+    def _stop(self, stop: StopTrial) -> None:
+        run = self._runs.get(stop.trial)
+        if run is not None and run.start.attempt == stop.attempt:
+            del self._runs[stop.trial]
+            if run.fate.outlives_stop and run.began_at is not None:
+                self._agenda.add(self.now(), lambda now: self._as_report(run, run.done + 1, now))
 
-    def _status(self, instance: str) -> InstanceStatus:
-        return next(status for status in self.provider.describe() if status.instance == instance)
+    def _lives(self, run: _Run) -> bool:
+        """Whether the attempt goes on: not stopped, and none of its machines gone."""
+        if self._runs.get(run.start.trial) is not run:
+            return False
+        gone = self._fleet.gone
+        return not gone or not any(slot.instance in gone for slot in run.start.gang)
 
-    def _bring_up(self, status: InstanceStatus) -> None:
-        instance = status.instance
-        running_at = status.requested_at + self._offer.provision_delay_s
-        self._at(
-            max(running_at, self.now()),
-            lambda now: self._if_alive(
-                instance, InstanceRunning(occurred_at=now, instance=instance, running_at=running_at)
-            ),
-        )
-        ready_at = max(running_at, self.now()) + self._offer.init_delay_s
-        self._at(ready_at, lambda now: self._if_alive(instance, InstanceReady(occurred_at=now, instance=instance)))
-        if instance in self._faults.lost_after_s:
-            self._at(running_at + self._faults.lost_after_s[instance], lambda now: self._lose(instance, now))
-
-    def _if_alive(self, instance: str, event: Event) -> Event | None:
-        return event if self._status(instance).state == "running" else None
-
-    def _lose(self, instance: str, now: float) -> Event | None:
-        if self._status(instance).state == "terminated":
+    def _begin(self, run: _Run, now: float) -> Event | None:
+        if not self._lives(run):
             return None
-        self.provider.lose(instance)
-        return InstanceLost(occurred_at=now, instance=instance, ended_at=now, reason="lost")
+        run.began_at = now
+        self._expect_report(run, now)
+        return TrialStarted(occurred_at=now, trial=run.start.trial, attempt=run.start.attempt)
 
-    def _released(self, status: InstanceStatus) -> Event:
-        ended_at = status.ended_at if status.ended_at is not None else self.now()
-        return InstanceReleased(
-            occurred_at=self.now(), instance=status.instance, ended_at=ended_at, running_at=status.running_at
-        )
+    def _expect_report(self, run: _Run, began_at: float) -> None:
+        if run.start.from_iterations + run.done < run.start.until_iterations:
+            self._agenda.add(began_at + (run.done + 1) * run.iteration_s, lambda now: self._report(run, began_at, now))
 
-    def _begin(self, start: StartTrial, now: float) -> Event | None:
-        if self._attempts.get(start.trial) != start.attempt:
+    def _report(self, run: _Run, began_at: float, now: float) -> Event | None:
+        if not self._lives(run):
             return None
-        self._report_next(start, now, done=0)
-        return TrialStarted(occurred_at=now, trial=start.trial, attempt=start.attempt)
+        if run.fate.failure is not None and run.done >= run.fate.after_reports:
+            return self._fail(run, run.fate.failure, now)
+        run.done += 1
+        self._expect_report(run, began_at)
+        return self._as_report(run, run.done, now)
 
-    def _report_next(self, start: StartTrial, began_at: float, done: int) -> None:
-        if start.from_iterations + done < start.until_iterations:
-            due = began_at + (done + 1) * self._iteration_s(start)
-            self._at(due, lambda now: self._report(start, began_at, done + 1, now))
-
-    def _iteration_s(self, start: StartTrial) -> float:
-        return self._profile.iteration_s(len(start.gang)) * self._slowdown * self._pace_of(start.trial)
-
-    def _report(self, start: StartTrial, began_at: float, done: int, now: float) -> Event | None:
-        if self._attempts.get(start.trial) != start.attempt:
-            return None
-        kind = self._faults.failures.get((start.trial, start.attempt))
+    def _fail(self, run: _Run, kind: FailureKind, now: float) -> Event | None:
         if kind == "hung":
             return None
-        if kind is not None:
-            del self._attempts[start.trial]
-            return TrialFailed(occurred_at=now, trial=start.trial, attempt=start.attempt, kind=kind, message="fault")
-        self._report_next(start, began_at, done)
+        start = run.start
+        del self._runs[start.trial]
+        return TrialFailed(occurred_at=now, trial=start.trial, attempt=start.attempt, kind=kind, message="fault")
+
+    def _as_report(self, run: _Run, done: int, now: float) -> Event:
+        start = run.start
         iterations = start.from_iterations + done
         return TrialReported(
             occurred_at=now,
@@ -242,5 +238,5 @@ class VirtualBackend:
             iterations=iterations,
             metrics={self._metric: self._metric_of(start.trial, iterations)},
             checkpoint=CheckpointRef(url=f"virtual:{start.trial}/{iterations}", digest="", size_bytes=0),
-            batches=self._batches_of(start.trial, iterations, start.gang, self._iteration_s(start)),
+            batches=self._batches_of(start.trial, iterations, start.gang, run.iteration_s),
         )

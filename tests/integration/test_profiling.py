@@ -157,8 +157,7 @@ class Sleepy(VirtualBackend):
         events = super().next_events(wake_at)
         if not self.slept and any(isinstance(event, TrialStarted) for event in events):
             self.slept = True
-            self._clock.advance_to(self.now() + 3600.0)
-            self._agenda = [(at + 3600.0, order, happen) for at, order, happen in self._agenda]
+            self.sleep(3600.0)
         return events
 
 

@@ -121,7 +121,7 @@ def test_they_are_shown_in_the_order_of_their_launch(rental: Rental) -> None:
 def test_close_ends_everything_and_is_idempotent(rental: Rental) -> None:
     for instance in ("a", "b"):
         rental.provider.launch(instance)
-    rental.provider.renew_lease()
+    rental.provider.renew_lease(time.time() + 30.0)
     rental.provider.close()
     rental.provider.close()
     assert [status.state for status in rental.provider.describe()] == ["terminated", "terminated"]
