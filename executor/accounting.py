@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from rubberband.executor.purse import Coming, Line, Purse
 from rubberband.executor.state import GONE, Allocation, InstanceRecord, InstanceStatus, Job, State
 from rubberband.offer import SECONDS_PER_HOUR, Offer
+from rubberband.plan import Market
 
 
 def price_usd_per_s(record: InstanceRecord, offer: Offer) -> float:
     """What the instance costs a second."""
     if record.price_usd_per_hour is not None:
         return record.price_usd_per_hour / SECONDS_PER_HOUR
-    return offer.price_usd_per_s if offer.spot is None else offer.market_price_usd_per_s(record.market)
+    return market_usd_per_s(offer, record.market)
 
 
 def instance_cost_usd(record: InstanceRecord, offer: Offer, at: float) -> float:
@@ -27,6 +28,18 @@ def instance_cost_usd(record: InstanceRecord, offer: Offer, at: float) -> float:
         return offer.data_usd_per_instance
     billed_s = max(held_s(record, at), offer.minimum_billed_s)
     return price_usd_per_s(record, offer) * billed_s + offer.data_usd_per_instance
+
+
+def new_instance_usd(offer: Offer, market: Market, held_s: float) -> float:
+    """What an instance that is still to be bought will cost by the offer, its minimum and its data included."""
+    if offer.billing == "per_function":
+        return offer.data_usd_per_instance
+    return market_usd_per_s(offer, market) * max(held_s, offer.minimum_billed_s) + offer.data_usd_per_instance
+
+
+def market_usd_per_s(offer: Offer, market: Market) -> float:
+    """The offer's price on a market; on demand where it has no other."""
+    return offer.price_usd_per_s if offer.spot is None else offer.market_price_usd_per_s(market)
 
 
 def held_s(record: InstanceRecord, at: float) -> float:

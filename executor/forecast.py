@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from rubberband.executor.accounting import bill_usd, instance_cost_usd
+from rubberband.executor.accounting import bill_usd, instance_cost_usd, market_usd_per_s, new_instance_usd
 from rubberband.executor.state import Job, Phase, State, TrialState
 from rubberband.offer import slots
 from rubberband.plan import total_iterations
@@ -52,19 +52,20 @@ def _stage_left_usd(job: Job, state: State, now: float, left_s: float) -> float:
     offer, end = job.offer, now + left_s
     if offer.billing == "per_function":
         return _functions_left_usd(job, state, now)
-    held = [record for record in state.live() if record.running_at is not None]
+    held = [record for record in [*state.live(), *state.leaving()] if record.running_at is not None]
     growth_usd = sum(instance_cost_usd(record, offer, end) - instance_cost_usd(record, offer, now) for record in held)
     stage = state.stages[-1]
-    coming = max(0, state.chosen().instances - len(held))
+    coming = max(0, state.chosen().instances - sum(record.running_at is not None for record in state.live()))
     running_in_s = max(0.0, stage.started_at + offer.provision_delay_s - now)
-    return growth_usd + coming * offer.instance_cost_usd(max(0.0, left_s - running_in_s))
+    return growth_usd + coming * new_instance_usd(offer, state.chosen().market, max(0.0, left_s - running_in_s))
 
 
 def _functions_left_usd(job: Job, state: State, now: float) -> float:
     chosen = state.chosen()
     coming = max(0, chosen.instances - sum(record.running_at is not None for record in state.live()))
     left_s = _running_left_s(job, state, now) + [_trial_left_s(job, state, trial) for trial in state.queued()]
-    return job.offer.function_cost_usd(chosen.gpus_per_trial, sum(left_s)) + coming * job.offer.instance_cost_usd(0.0)
+    usd_per_s = market_usd_per_s(job.offer, chosen.market) * chosen.gpus_per_trial / job.offer.gpus
+    return usd_per_s * sum(left_s) + coming * new_instance_usd(job.offer, chosen.market, 0.0)
 
 
 def _stage_left_s(job: Job, state: State, now: float) -> float:

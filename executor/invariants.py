@@ -5,7 +5,7 @@ from __future__ import annotations
 from rubberband.executor import accounting
 from rubberband.executor.controller import Controller
 from rubberband.executor.events import Slot
-from rubberband.executor.state import InstanceStatus, Phase, TrialStatus
+from rubberband.executor.state import GONE, InstanceStatus, Phase, TrialStatus
 
 
 def validate(controller: Controller) -> None:
@@ -17,11 +17,14 @@ def validate(controller: Controller) -> None:
             assert slot not in owner, f"{slot} is given to trials {owner[slot]} and {trial.trial}"
             owner[slot] = trial.trial
             status = state.instances[slot.instance].status
-            assert status is InstanceStatus.READY, f"trial {trial.trial} runs on {slot.instance}, which is {status}"
-        held = {slot.instance for slot in trial.gang}
-        whole = len(trial.gang) == len(held) * job.offer.gpus
-        assert len(held) == 1 or whole, f"trial {trial.trial} is spread over {held} without owning them"
-    assert len(state.live()) <= job.offer.max_instances, f"{len(state.live())} instances are held"
+            assert status in _USABLE, f"trial {trial.trial} runs on {slot.instance}, which is {status}"
+        spread = {slot.instance for slot in trial.gang}
+        whole = len(trial.gang) == len(spread) * job.offer.gpus
+        assert len(spread) == 1 or whole, f"trial {trial.trial} is spread over {spread} without owning them"
+    held = len(state.live()) + len(state.leaving())
+    assert held <= job.offer.max_instances, f"{held} instances are held"
+    markets = {record.market for record in state.live()}
+    assert len(markets) <= 1, f"instances of {markets} are held at once"
     open_uses = [use for use in state.allocations if use.ended_at is None]
     assert sorted(use.trial for use in open_uses) == sorted(t.trial for t in state.running()), "an allocation leaks"
     for trial in state.trials:
@@ -33,11 +36,11 @@ def validate(controller: Controller) -> None:
         spent_usd = accounting.bill_usd(job, state, state.now)
         assert spent_usd <= job.max_cost_usd + 1e-6, f"{spent_usd} USD spent of {job.max_cost_usd}"
     if state.phase is Phase.FINISHED:
-        held_still = [r.instance for r in state.instances.values() if r.status not in _GONE]
+        held_still = [r.instance for r in state.instances.values() if r.status not in GONE]
         assert not held_still, f"finished with {held_still} held"
         if state.outcome == "done":
             ranked = state.stages[-1].ranking
             assert all(state.trials[t].status is TrialStatus.COMPLETED for t in ranked), "a winner is not complete"
 
 
-_GONE = (InstanceStatus.ENDED, InstanceStatus.REFUSED)
+_USABLE = (InstanceStatus.READY, InstanceStatus.LEAVING)

@@ -85,11 +85,11 @@ def held(state: State, now: float) -> list[Cohort]:
     """The instances that run, by how long they have been billed.
 
     One that was asked for and does not run yet is not held: it costs and delays a plan just as a new one does, and
-    nothing if it is given up.
+    nothing if it is given up. Nor is one that is taken away soon. All are of one market, the stage's.
     """
-    ages = Counter(held_s(record, now) for record in state.live() if record.running_at is not None)
-    market = state.chosen().market
-    return [Cohort(instances=count, held_s=age_s, market=market) for age_s, count in sorted(ages.items())]
+    running = [record for record in state.live() if record.running_at is not None]
+    cohorts = Counter((held_s(record, now), record.market) for record in running)
+    return [Cohort(instances=count, held_s=age_s, market=market) for (age_s, market), count in sorted(cohorts.items())]
 
 
 def _losses(state: State) -> str:

@@ -11,12 +11,13 @@ from typing import Any, Literal
 
 from rubberband.adaptive import GoodputProfile
 from rubberband.executor import rules
-from rubberband.executor.accounting import PaidTime, bill_usd, instance_cost_usd, paid_time
+from rubberband.executor.accounting import PaidTime, bill_usd, instance_cost_usd, paid_time, price_usd_per_s
 from rubberband.executor.batch_history import BatchStretch, batch_history
 from rubberband.executor.events import CheckpointRef, RestPlanned
 from rubberband.executor.ranking import best_trial
-from rubberband.executor.state import Job, Phase, State
-from rubberband.plan import Plan
+from rubberband.executor.state import Allocation, InstanceRecord, Job, Phase, State
+from rubberband.offer import SECONDS_PER_HOUR
+from rubberband.plan import Market, Plan
 
 SCHEMA = "rubberband.report/1"
 
@@ -94,6 +95,17 @@ class InstanceResult:
     ended_s: float | None
     cost_usd: float
     reason: str
+    market: Market
+    instance_type: str
+    """What was bought."""
+    zone: str
+    """Empty where there are none."""
+    price_usd_per_hour: float
+    """At purchase."""
+    interrupted_s: float | None
+    """When the provider gave notice that it takes it away; None without a notice."""
+    preempted: bool
+    """Whether the provider took it away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +151,10 @@ class Result:
     """Spent on measuring a profile before the start; it counts against the deadline."""
     profiling_cost_usd: float
     """Likewise, and against max_cost; not part of `actual_cost_usd`."""
+    interruptions: int = 0
+    """Instances that the provider took away, or said that it would."""
+    redone_iterations: int = 0
+    """Iterations that interruptions cut off and that were begun again: at most one for a trial each time."""
     goodput: GoodputProfile | None = None
     """What adaptive training was planned with, as of the latest replan; None where no model was measured."""
 
@@ -196,8 +212,22 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         resumes=state.resumes,
         profiling_s=setup.get("profiling_s", 0.0),
         profiling_cost_usd=setup.get("profiling_cost_usd", 0.0),
+        interruptions=sum(was_interrupted(record) for record in state.instances.values()),
+        redone_iterations=sum(_was_cut_off(state, use) for use in state.allocations),
         goodput=state.profile.goodput,
     )
+
+
+def was_interrupted(record: InstanceRecord) -> bool:
+    """Whether the provider took the instance away, or said that it would."""
+    return record.preempted or record.interrupted_at is not None
+
+
+def _was_cut_off(state: State, use: Allocation) -> bool:
+    """Whether an interruption ended the gang's stretch amid an iteration."""
+    if not use.preempted or use.training_at is None or use.ended_at is None:
+        return False
+    return all(report.reported_at != use.ended_at for report in reversed(state.trials[use.trial].reports))
 
 
 def _jct_s(state: State, at: float) -> float:
@@ -277,6 +307,12 @@ def _instances(job: Job, state: State, at: float) -> list[InstanceResult]:
             ended_s=since_start(record.ended_at),
             cost_usd=instance_cost_usd(record, job.offer, at),
             reason=record.reason,
+            market=record.market,
+            instance_type=record.instance_type or job.offer.instance_type,
+            zone=record.zone,
+            price_usd_per_hour=price_usd_per_s(record, job.offer) * SECONDS_PER_HOUR,
+            interrupted_s=since_start(record.interrupted_at),
+            preempted=record.preempted,
         )
         for record in state.instances.values()
     ]
