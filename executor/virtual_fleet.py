@@ -1,0 +1,316 @@
+"""The instances of a virtual run as its driver sees them: what happens to each, and when it is told.
+
+It keeps to what `rubberband.executor.ray.fleet` promises: the last event of an instance is that it was refused, lost or
+released; a launch that is given up is answered by its release; nothing is told of what the driver has given up.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from rubberband.cloud.provider import InstanceStatus
+from rubberband.cloud.virtual import VirtualClock, VirtualProvider
+from rubberband.errors import ProviderError
+from rubberband.executor.events import (
+    DriverResumed,
+    EndedInstance,
+    Event,
+    InstanceInterrupted,
+    InstanceLost,
+    InstanceReady,
+    InstanceRefused,
+    InstanceReleased,
+    InstanceRunning,
+    LiveInstance,
+)
+from rubberband.executor.fortune import Fortune, Messages
+from rubberband.plan import Market
+
+Happening = Callable[[float], Event | None]
+"""What happens at an instant, and what is told of it."""
+
+
+class Agenda:
+    """What is going to happen, in order."""
+
+    def __init__(self) -> None:
+        self._items: list[tuple[float, int, Happening]] = []
+        self._order = itertools.count()
+
+    def add(self, instant: float, happening: Happening) -> None:
+        """At the same instant, what was added first comes first."""
+        heapq.heappush(self._items, (instant, next(self._order), happening))
+
+    def next_at(self) -> float:
+        """When the next thing happens; infinite if nothing will."""
+        return self._items[0][0] if self._items else math.inf
+
+    def pop(self) -> Happening:
+        """The next thing."""
+        return heapq.heappop(self._items)[2]
+
+    def postpone(self, seconds: float) -> None:
+        """Everything happens so much later."""
+        self._items = [(at + seconds, order, happening) for at, order, happening in self._items]
+
+    def clear(self) -> None:
+        """Nothing happens any more."""
+        self._items.clear()
+
+
+@dataclass(slots=True)
+class _Hold:
+    """One instance as the driver sees it, from the order to launch it to its end."""
+
+    messages: Messages
+    answered_at: float
+    launched: bool = False
+    running: bool = False
+    interrupted: bool = False
+    over: bool = False
+    """Released (or about to be), refused or lost: its next event is its last, or was."""
+
+
+class VirtualFleet:
+    """Instances of a `VirtualProvider`; what happens to them goes on the agenda."""
+
+    def __init__(
+        self,
+        provider: VirtualProvider,
+        clock: VirtualClock,
+        agenda: Agenda,
+        fortune: Fortune,
+        *,
+        lease_s: float,
+        ready_timeout_s: float,
+    ) -> None:
+        """Leases are of `lease_s`; what is not warm `ready_timeout_s` after it was seen to run is given up as lost."""
+        self._provider = provider
+        self._clock = clock
+        self._agenda = agenda
+        self._fortune = fortune
+        self._lease_s = lease_s
+        self._ready_timeout_s = ready_timeout_s
+        self._holds: dict[str, _Hold] = {}
+        self.gone: set[str] = set()
+        """Instances that no worker lives on, whether the driver knows it or not."""
+        self.hold_until = math.inf
+        """Leases never reach beyond it."""
+
+    # Leases
+
+    def renew(self, at: float) -> None:
+        """The driver lives at least until `at`, which is now or later."""
+        lapsed = self._clock.now() > self._provider.lease_until
+        self._provider.renew_lease(min(at + self._lease_s, self.hold_until))
+        if lapsed:
+            self.notice_ends()
+
+    def notice_ends(self) -> bool:
+        """Put the ends of instances, of which nobody has been told, on the agenda; whether there are any."""
+        found = False
+        for instance, hold in self._holds.items():
+            if hold.launched and instance not in self.gone:
+                ends_at = self._provider.ends_at(instance)
+                if ends_at <= self._clock.now():
+                    self.gone.add(instance)
+                    self._agenda.add(ends_at + hold.messages.seen_after_s, self._ending(instance, hold))
+                    found = True
+        return found
+
+    # Launch
+
+    def launch(self, instance: str, market: Market) -> None:
+        """Rent an instance; its events follow. Harmless when repeated."""
+        if instance in self._holds:
+            return
+        messages = self._fortune.messages(instance)
+        hold = self._holds[instance] = _Hold(messages, self._clock.now() + messages.answer_s)
+        if messages.arrives:
+            self._ask(instance, market, hold)
+        else:
+            self._agenda.add(hold.answered_at, lambda now: None if hold.over else self._ask(instance, market, hold))
+
+    def _ask(self, instance: str, market: Market, hold: _Hold) -> None:
+        try:
+            self._provider.launch(instance, market)
+        except ProviderError as error:
+            reason = str(error)
+            self._agenda.add(hold.answered_at, lambda now: self._refused(instance, hold, reason, now))
+        else:
+            hold.launched = True
+            self._follow(instance, hold)
+
+    def _refused(self, instance: str, hold: _Hold, reason: str, now: float) -> Event | None:
+        if hold.over:
+            return None
+        hold.over = True
+        return InstanceRefused(occurred_at=now, instance=instance, reason=reason)
+
+    def _follow(self, instance: str, hold: _Hold) -> None:
+        """Put on the agenda what will become of an instance that is asked for."""
+        course, late_s = self._provider.course(instance), hold.messages.seen_after_s
+        seen_at = max(course.running_at + late_s, hold.answered_at)
+        if course.running_at < math.inf:
+            self._agenda.add(seen_at, lambda now: self._running(instance, hold, now))
+            self._agenda.add(course.lease_until, lambda now: self._end(instance, hold))
+            if course.init_s > self._ready_timeout_s:
+                self._agenda.add(seen_at + self._ready_timeout_s, lambda now: self._give_up(instance, hold, now))
+            elif course.init_s < math.inf:
+                self._agenda.add(seen_at + course.init_s, lambda now: self._ready(instance, hold, now))
+        if course.notice_at < math.inf:
+            noticed_at = max(course.notice_at + late_s, seen_at)
+            self._agenda.add(noticed_at, lambda now: self._interrupted(instance, hold, now))
+        if course.taken_at < math.inf:
+            self._agenda.add(course.taken_at, lambda now: self._end(instance, hold))
+
+    # What the driver sees
+
+    def _running(self, instance: str, hold: _Hold, now: float) -> Event | None:
+        if hold.over or hold.running:
+            return None
+        status = self._provider.status(instance)
+        if status.running_at is None:  # it ended before, and that is told
+            return None
+        hold.running = True
+        return InstanceRunning(
+            occurred_at=now,
+            instance=instance,
+            running_at=status.running_at,
+            price_usd_per_hour=status.price_usd_per_hour,
+        )
+
+    def _ready(self, instance: str, hold: _Hold, now: float) -> Event | None:
+        if hold.over or instance in self.gone:
+            return None
+        self.renew(now)
+        return InstanceReady(occurred_at=now, instance=instance)
+
+    def _interrupted(self, instance: str, hold: _Hold, now: float) -> Event | None:
+        if hold.over or hold.interrupted or instance in self.gone:
+            return None
+        hold.interrupted = True
+        return InstanceInterrupted(occurred_at=now, instance=instance)
+
+    def _give_up(self, instance: str, hold: _Hold, now: float) -> Event | None:
+        """An instance that is of no use is given back, and called lost."""
+        if hold.over or instance in self.gone:
+            return None
+        hold.over = True
+        self.gone.add(instance)
+        return _lost(self._provider.lose(instance, "its workers did not become warm"), now)
+
+    def _end(self, instance: str, hold: _Hold) -> Event | None:
+        """The machine may have ended of itself; the driver sees it later."""
+        now = self._clock.now()
+        if instance not in self.gone and self._provider.ends_at(instance) <= now:
+            self.gone.add(instance)
+            self._agenda.add(now + hold.messages.seen_after_s, self._ending(instance, hold))
+        return None
+
+    def _ending(self, instance: str, hold: _Hold) -> Happening:
+        """What the driver sees of an end: that it ran, if it has not seen that before, and that it is gone."""
+
+        def seen(now: float) -> Event | None:
+            if hold.over:
+                return None
+            status = self._provider.status(instance)
+            if status.running_at is None:
+                return self._refused(instance, hold, status.reason, now)
+            if not hold.running:
+                self._agenda.add(now, seen)
+                return self._running(instance, hold, now)
+            hold.over = True
+            return _lost(status, now)
+
+        return seen
+
+    # Release
+
+    def release(self, instance: str) -> None:
+        """Give an instance back; InstanceReleased follows. Harmless when repeated."""
+        now = self._clock.now()
+        hold = self._holds.get(instance)
+        if hold is None:
+            hold = self._holds[instance] = _Hold(self._fortune.messages(instance), now)
+        elif hold.over:
+            return
+        hold.over = True
+        self.gone.add(instance)
+        obeyed_at = max(now, hold.answered_at) + hold.messages.release_s
+        if obeyed_at > now:
+            self._agenda.add(obeyed_at, lambda then: self._released(instance, then))
+        else:
+            released = self._released(instance, now)
+            self._agenda.add(now, lambda _: released)
+
+    def _released(self, instance: str, now: float) -> Event:
+        try:
+            status = self._provider.release(instance)
+        except ProviderError:  # it was refused, or never asked for
+            return InstanceReleased(occurred_at=now, instance=instance, ended_at=now)
+        ended_at = now if status.ended_at is None else status.ended_at
+        return InstanceReleased(occurred_at=now, instance=instance, ended_at=ended_at, running_at=status.running_at)
+
+    # A new driver
+
+    def reconcile(self, known: Collection[str]) -> DriverResumed:
+        """Say what lives and what ended, adopt the `known`, release the others."""
+        self._holds.clear()
+        self.gone.clear()
+        self.hold_until = math.inf
+        self._provider.change_driver()
+        live: list[LiveInstance] = []
+        ended: list[EndedInstance] = []
+        for status in self._provider.describe():
+            if status.instance not in known and status.state != "terminated":
+                status = self._provider.release(status.instance)
+            if status.state != "terminated":
+                live.append(_living(status))
+                self._adopt(status)
+            elif status.running_at is not None:
+                ended.append(_ended(status))
+        return DriverResumed(occurred_at=self._clock.now(), live=tuple(live), ended=tuple(ended))
+
+    def _adopt(self, status: InstanceStatus) -> None:
+        hold = _Hold(self._fortune.messages(status.instance), self._clock.now())
+        hold.launched, hold.running = True, status.running_at is not None
+        self._holds[status.instance] = hold
+        self._follow(status.instance, hold)
+
+    def close(self) -> None:
+        """Release everything."""
+        self._holds.clear()
+        self._provider.close()
+
+
+def _lost(status: InstanceStatus, now: float) -> InstanceLost:
+    return InstanceLost(
+        occurred_at=now,
+        instance=status.instance,
+        ended_at=now if status.ended_at is None else status.ended_at,
+        reason=status.reason,
+        preempted=status.preempted,
+    )
+
+
+def _living(status: InstanceStatus) -> LiveInstance:
+    return LiveInstance(
+        instance=status.instance, running_at=status.running_at, price_usd_per_hour=status.price_usd_per_hour
+    )
+
+
+def _ended(status: InstanceStatus) -> EndedInstance:
+    assert status.running_at is not None
+    assert status.ended_at is not None
+    return EndedInstance(
+        instance=status.instance,
+        running_at=status.running_at,
+        ended_at=status.ended_at,
+        price_usd_per_hour=status.price_usd_per_hour,
+        preempted=status.preempted,
+    )
