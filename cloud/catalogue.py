@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
 from rubberband.chance import FIXED, Spread
 from rubberband.cloud.instance_types import InstanceType, catalogue, load_table, nearest_types
@@ -15,7 +16,7 @@ from rubberband.errors import InputError, ProfileMissingError
 from rubberband.offer import Offer, Spot
 from rubberband.profile import Profile
 from rubberband.resources import Delay, Resources, delay_of
-from rubberband.units import nearest, shown
+from rubberband.units import format_instant, nearest, shown
 
 LOCAL_TYPE = "local"
 """The instance type of provider local where none is named: one GPU, free of charge."""
@@ -33,13 +34,16 @@ def offer(
     *,
     instance_type: str | None = None,
     environment: Mapping[str, str] = os.environ,
+    table: Table | None = None,
 ) -> Offer:
     """What the planner reckons with, of the one type that `resources` names, or of `instance_type` among its several.
+
+    `table` is that with live prices (`rubberband.cloud.prices`), where there is one.
 
     Raises InputError for a type that the table lacks and the file does not describe, for a price that is not known in
     the region, and where it is not told which of several types is meant.
     """
-    types = _types(resources)
+    types = types_of(resources)
     if instance_type is None and len(types) > 1:
         raise InputError(
             f"resources.instance_types: one type is needed here and {len(types)} are given; choose one of "
@@ -48,7 +52,7 @@ def offer(
     name = types[0] if instance_type is None else instance_type
     if name not in types:
         raise InputError(f"resources.instance_type: {shown(name)} is not asked for; {nearest(name, types)}")
-    return _offer(resources, profile, name, table_of(resources, environment))
+    return _offer(resources, profile, name, table_of(resources, environment, table))
 
 
 def offers(
@@ -56,36 +60,82 @@ def offers(
     profiles: Profile | Mapping[str, Profile] | None = None,
     *,
     environment: Mapping[str, str] = os.environ,
+    table: Table | None = None,
 ) -> tuple[Offer, ...]:
     """The offer of every type that `resources` names, in that order; `profiles` is one for all, or type -> profile.
+
+    `table` is that with live prices (`rubberband.cloud.prices`), where there is one.
 
     Raises InputError as `offer` does, and where one profile cannot hold for all types since their GPUs differ or are
     not known; ProfileMissingError for a type without a profile.
     """
-    types, table = _types(resources), table_of(resources, environment)
+    types, table = types_of(resources), table_of(resources, environment, table)
     if isinstance(profiles, Profile) and len(types) > 1:
         _check_same_gpus(types, table)
     return tuple(_offer(resources, _profile_of(profiles, name), name, table) for name in types)
 
 
-def table_of(resources: Resources, environment: Mapping[str, str] = os.environ) -> Table:
-    """The table of instance types that an experiment plans with. Raises InputError if it cannot be read."""
+def table_of(resources: Resources, environment: Mapping[str, str] = os.environ, table: Table | None = None) -> Table:
+    """The table of instance types that an experiment plans with: `table`, if there is one already.
+
+    Raises InputError if it cannot be read.
+    """
+    if table is not None:
+        return table
     path = resources.catalogue or environment.get(ENVIRONMENT_VARIABLE)
     return load_table(path) if path else catalogue()
 
 
-def price_source(resources: Resources, instance_type: str, *, environment: Mapping[str, str] = os.environ) -> str:
-    """Where the on-demand price of a type comes from, for a report: `the file`, or the table with region and date."""
-    row = table_of(resources, environment).get(instance_type)
+def price_source(
+    resources: Resources,
+    instance_type: str,
+    *,
+    environment: Mapping[str, str] = os.environ,
+    table: Table | None = None,
+) -> str:
+    """Where the on-demand price of a type comes from, for a report: the file, or the table (see `row_source`)."""
+    row = table_of(resources, environment, table).get(instance_type)
     if resources.price_usd_per_hour is not None:
         return "the file"
     if row is None:
         return "free of charge"
+    return row_source(row, resources.region)
+
+
+def row_source(row: InstanceType, region: str) -> str:
+    """Where the on-demand price of a table's row comes from: AWS with the time, or the catalogue with its date."""
+    live = row.live.get(region)
+    if live is not None and live.on_demand_at is not None:
+        return f"AWS, {region}, {instant(live.on_demand_at)}"
     dated = f" of {row.priced_on}" if row.priced_on else ""
-    return f"the catalogue{dated}, {resources.region}{', approximate' if resources.region in row.approximate else ''}"
+    return f"the catalogue{dated}, {region}{', approximate' if region in row.approximate else ''}"
 
 
-def _types(resources: Resources) -> tuple[str, ...]:
+def spot_source(
+    resources: Resources,
+    instance_type: str,
+    *,
+    environment: Mapping[str, str] = os.environ,
+    table: Table | None = None,
+) -> str:
+    """Where the spot price of a type comes from, for a report: `the file`, AWS with zone and date, or the table."""
+    row = table_of(resources, environment, table).get(instance_type)
+    live = row.live.get(resources.region) if row is not None else None
+    if resources.spot.price_usd_per_hour is not None:
+        return "the file"
+    if live is None or not live.spot_usd_per_hour or live.spot_at is None:
+        return "the catalogue, indicative"
+    zone = min(live.spot_usd_per_hour, key=lambda zone: live.spot_usd_per_hour[zone])
+    return f"AWS, {zone} (the lowest of {len(live.spot_usd_per_hour)} zones), {instant(live.spot_at)}"
+
+
+def instant(at: float) -> str:
+    """Unix time for people, to the minute: 2026-11-21T20:00Z."""
+    return format_instant(datetime.fromtimestamp(at // 60 * 60, UTC)).replace(":00Z", "Z")
+
+
+def types_of(resources: Resources) -> tuple[str, ...]:
+    """The types that an experiment names. Raises InputError if its provider needs one and it names none."""
     if resources.instance_types is not None:
         return resources.instance_types
     if resources.instance_type is not None:
@@ -142,7 +192,7 @@ def _offer(resources: Resources, profile: Profile | None, name: str, table: Tabl
         billing=resources.billing,
         minimum_billed_s=resources.minimum_billed_s,
         data_usd_per_instance=resources.dataset_gb * resources.data_price_usd_per_gb,
-        head_price_usd_per_hour=resources.head_price_usd_per_hour,
+        head_price_usd_per_hour=_head_price_usd_per_hour(resources, table),
         spot=_spot(resources, name, row, price_usd_per_hour, restart_s) if resources.market == "spot" else None,
     )
 
@@ -157,8 +207,13 @@ def _delay(asked: Delay | None, measured: tuple[float | None, Spread], default_s
 def _gpus(resources: Resources, name: str, row: InstanceType | None, table: Table) -> int:
     if resources.gpus_per_instance is not None:
         return resources.gpus_per_instance
-    if row is not None:
+    if row is not None and row.gpus:
         return row.gpus
+    if row is not None:
+        raise InputError(
+            f"resources.instance_type: {name} has no GPUs; give gpus_per_instance (how many workers train on one's "
+            "CPUs), or choose a type with GPUs (`rubberband prices` lists them)"
+        )
     if name == LOCAL_TYPE and resources.provider == "local":
         return 1
     raise InputError(
@@ -174,6 +229,10 @@ def _price_usd_per_hour(resources: Resources, name: str, row: InstanceType | Non
         if resources.provider == "local":
             return 0.0
         raise InputError(f"resources.price_per_hour: {shown(name)} is not in the catalogue; give its price per hour")
+    if resources.region in row.live and not row.live[resources.region].offered:
+        raise InputError(
+            f"resources.instance_type: AWS has no {name} in {resources.region}; choose another type or region"
+        )
     if resources.region not in row.prices_usd_per_hour:
         known = ", ".join(row.prices_usd_per_hour) or "no region"
         raise InputError(
@@ -183,9 +242,22 @@ def _price_usd_per_hour(resources: Resources, name: str, row: InstanceType | Non
     return row.prices_usd_per_hour[resources.region]
 
 
+def _head_price_usd_per_hour(resources: Resources, table: Table) -> float:
+    """As the file says, or what AWS tells of the head's type; what is only in the shipped table does not count."""
+    if resources.provider != "aws" or "head_price_usd_per_hour" in resources.model_fields_set:
+        return resources.head_price_usd_per_hour
+    row = table.get(resources.aws.head_instance_type)
+    live = row.live.get(resources.region) if row is not None else None
+    if row is None or live is None or live.on_demand_at is None:
+        return resources.head_price_usd_per_hour
+    return row.prices_usd_per_hour[resources.region]
+
+
 def _spot(resources: Resources, name: str, row: InstanceType | None, on_demand: float, restart_s: float) -> Spot:
     asked = resources.spot
     price_usd_per_hour = asked.price_usd_per_hour
+    if price_usd_per_hour is None and row is not None and row.live_spot_usd_per_hour(resources.region) is not None:
+        price_usd_per_hour = row.live_spot_usd_per_hour(resources.region)
     if price_usd_per_hour is None:
         if row is None or row.spot_share is None:
             raise InputError(

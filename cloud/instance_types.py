@@ -21,7 +21,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
@@ -38,11 +38,24 @@ _NAME = re.compile(r"[^\s,]{1,100}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """What AWS told of a type in one region, and when (Unix time; None: it did not)."""
+
+    offered: bool = True
+    """Whether the type can be had in the region at all."""
+    on_demand_at: float | None = None
+    spot_usd_per_hour: Mapping[str, float] = field(default_factory=dict)
+    """Zone -> price; empty where it is not sold on spot, or not asked for."""
+    spot_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceType:
     """A row of the table; None is not known."""
 
     instance_type: str
     gpus: int
+    """0 only of types that AWS told of: a table of the user's has types with GPUs."""
     gpu: str = ""
     gpu_memory_gib: float | None = None
     """Memory of one GPU."""
@@ -57,12 +70,19 @@ class InstanceType:
     """Region -> on-demand price; only known ones."""
     approximate: frozenset[str] = frozenset()
     """Regions whose price is approximate."""
+    live: Mapping[str, Live] = field(default_factory=dict)
+    """Region -> what AWS told; its price on demand is then the one above. Empty in what was read from a file."""
 
     @property
     def gpu_model(self) -> str:
         """Model and memory of its GPUs, such as `A100 (40 GiB)`; empty if not known."""
         memory = f" ({self.gpu_memory_gib:g} GiB)" if self.gpu_memory_gib is not None else ""
         return f"{self.gpu}{memory}" if self.gpu else ""
+
+    def live_spot_usd_per_hour(self, region: str) -> float | None:
+        """The price on spot that AWS told, in the region's cheapest zone; None if it told none."""
+        live = self.live.get(region)
+        return min(live.spot_usd_per_hour.values(), default=None) if live is not None else None
 
 
 @cache

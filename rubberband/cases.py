@@ -6,36 +6,69 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rubberband.adaptive import AdaptiveBatch, GoodputProfile
-from rubberband.cloud.catalogue import offers
+from rubberband.cloud.catalogue import Table, offers
 from rubberband.errors import InputError
 from rubberband.experiment import Experiment
 from rubberband.offer import Offer, gang_sizes
-from rubberband.plan import Constraints
+from rubberband.plan import Constraints, Market
 from rubberband.planner.adapting import adapted, limits_within
 from rubberband.planner.estimate import Case
 from rubberband.profile import Profile
 
+MARKETS: tuple[Market, Market] = ("on_demand", "spot")
 POOR_FIT = 0.1
 """A model that is off by more over its own points is worth a remark."""
 
 
-def cases(experiment: Experiment, profiles: Profile | Mapping[str, Profile], now: float) -> tuple[Case, ...]:
+Room = Mapping[str, Mapping[Market, int]]
+"""Instance type -> market -> how many instances the provider lets one hold; what is not named is not known."""
+
+
+def cases(
+    experiment: Experiment,
+    profiles: Profile | Mapping[str, Profile],
+    now: float,
+    *,
+    table: Table | None = None,
+    room: Room | None = None,
+) -> tuple[Case, ...]:
     """A case for each instance type of the experiment, in its order, if it starts at `now` (Unix time).
 
     `profiles` is one for all types, or type -> profile. Where trials adapt their batch and the profile has a model of
-    that, the case's profile has the times of adapting trials; only then does it keep the model.
+    that, the case's profile has the times of adapting trials; only then does it keep the model. `table` is that with
+    live prices, where there is one. With `room`, types of which none may be held are left out (unless that is all),
+    and so is a spot market on which none may be.
 
     Raises InputError for what no plan can be made on.
     """
+    resources = experiment.resources
+    limited = [_within(offer, room or {}) for offer in offers(resources, profiles, table=table)]
     return tuple(
         _case(
             experiment.batch.to_plain(),
             offer,
             profiles if isinstance(profiles, Profile) else profiles[offer.instance_type],
-            experiment.planning_constraints(now, offer.gpus),
+            _with_instances(experiment, offer.max_instances).planning_constraints(now, offer.gpus),
         )
-        for offer in offers(experiment.resources, profiles)
+        for offer in [found for found in limited if found.max_instances] or limited
     )
+
+
+def _within(offer: Offer, room: Room) -> Offer:
+    """An offer of no more instances than may be held, on the markets on which any may be."""
+    markets = room.get(offer.instance_type, {})
+    on_demand, spot = (min(offer.max_instances, markets.get(m, offer.max_instances)) for m in MARKETS)
+    if offer.spot is None or not spot:
+        return replace(offer, max_instances=on_demand, spot=None)
+    return replace(offer, max_instances=min(on_demand, spot) or spot)
+
+
+def _with_instances(experiment: Experiment, max_instances: int) -> Experiment:
+    resources = experiment.resources
+    if resources.max_instances == max_instances:
+        return experiment
+    fewer = resources.model_copy(update={"max_instances": max_instances})
+    return experiment.model_copy(update={"resources": fewer})
 
 
 def _case(batch: AdaptiveBatch | None, offer: Offer, profile: Profile, constraints: Constraints) -> Case:

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import rubberband
-from rubberband.commands import estimate, profile, report, run, sweep
+from rubberband.commands import estimate, plan, prices, profile, report, run, sweep
 from rubberband.errors import RubberbandError
 
 app = typer.Typer(
@@ -27,6 +27,8 @@ app = typer.Typer(
 )
 for _command in (
     estimate.estimate,
+    plan.plan,
+    prices.prices,
     profile.profile,
     run.run,
     run.resume,

@@ -26,6 +26,7 @@ from rubberband.executor.session import (
 from rubberband.executor.state import Job
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.experiment import Experiment
+from rubberband.home import default_home as default_home
 from rubberband.measuring import Announce, MeasuredProfile, Spent, make_setup, measure_profile
 from rubberband.plan import Constraints
 from rubberband.planner.estimate import Case, estimate
@@ -35,14 +36,6 @@ from rubberband.profile import Profile
 from rubberband.units import format_duration, format_usd
 
 View = Callable[[Job, Callable[[], float], ExitStack], Sequence[Observer]]
-
-
-def default_home(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where experiments are kept: RUBBERBAND_HOME, or `~/.rubberband`. Raises InputError where there is no `~`."""
-    try:
-        return Path(environment.get("RUBBERBAND_HOME") or Path.home() / ".rubberband").expanduser().resolve()
-    except RuntimeError as error:
-        raise InputError(f"this user has no home folder ({error}); set RUBBERBAND_HOME to a folder") from None
 
 
 def tune(entrypoint: Any = None, /, *, home: str | os.PathLike[str] | None = None, **words: Any) -> Result:

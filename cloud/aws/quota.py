@@ -12,8 +12,10 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from rubberband.cloud.aws.errors import explain
 from rubberband.cloud.aws.machines import Session
 from rubberband.cloud.aws.pages import pages
+from rubberband.errors import ProviderError
 from rubberband.plan import Market
 
 _STANDARD = "Standard (A, C, D, H, I, M, R, T, Z)"
@@ -58,7 +60,7 @@ _CODES: Mapping[str, Mapping[Market, tuple[str, str]]] = {
 }
 """Family -> market -> code and name of its quota, as Service Quotas has them under `ec2`. The quota for p6 on spot is
 not known here."""
-_FAMILIES = {"g": "g", "gr": "g", "vt": "g", "p": "p", **{letter: "standard" for letter in "acdhimrtz"}}
+_FAMILIES = {"g": "g", "gr": "g", "vt": "g", "p": "p", **dict.fromkeys("acdhimrtz", "standard")}
 _FAMILIES |= {"im": "standard", "is": "standard", **{family: family for family in ("trn", "inf", "dl", "f", "x")}}
 _LIVING = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
 
@@ -101,10 +103,10 @@ class Room:
         return int(self.quota.left_vcpus // self.vcpus)
 
     def note(self) -> str:
-        """For people: `quota: 8 more g5.xlarge on demand (32 vCPUs of "…", L-…, 0 in use)`."""
+        """For people, without a full stop: how many there may be, by which quota."""
         return (
-            f"quota: {self.instances} more {self.instance_type} {_MARKET[self.market]} ({self.quota.vcpus:g} vCPUs of "
-            f"'{self.quota.name}' in {self.quota.region}, {_used(self.quota)})"
+            f"quota: {self.instances} more {self.instance_type} {_MARKET[self.market]} in {self.quota.region} "
+            f"({self.quota.vcpus:g} vCPUs of '{self.quota.name}', {self.quota.code}, {_used(self.quota)})"
         )
 
     def refusal(self, instances: int) -> str:
@@ -147,8 +149,15 @@ def quota_code(instance_type: str, market: Market) -> tuple[str, str] | None:
 def quotas(session: Session, types: Sequence[str], markets: Sequence[Market]) -> tuple[Room, ...]:
     """The room for each type on each market; none for a type that EC2 does not know or whose family has no known quota.
 
-    Raises botocore's errors where the quotas may not be read; what runs now is left out where it may not be seen.
+    Raises ProviderError where the quotas cannot be read; what runs now is left out where it may not be seen.
     """
+    try:
+        return _rooms(session, types, markets)
+    except (ClientError, BotoCoreError) as error:
+        raise ProviderError(explain(error)) from error
+
+
+def _rooms(session: Session, types: Sequence[str], markets: Sequence[Market]) -> tuple[Room, ...]:
     wanted = {(name, market): quota_code(name, market) for name in dict.fromkeys(types) for market in markets}
     codes = {code: market for (_, market), code in wanted.items() if code is not None}
     if not codes:
@@ -169,8 +178,8 @@ def quotas(session: Session, types: Sequence[str], markets: Sequence[Market]) ->
 
 def vcpus_of(session: Session, types: Sequence[str]) -> dict[str, int]:
     """Type -> its vCPUs; those that EC2 does not know are left out."""
-    words = {"Filters": [{"Name": "instance-type", "Values": list(types)}]}
-    described = pages(session.client("ec2").describe_instance_types, "InstanceTypes", **words)
+    named: list[Mapping[str, Any]] = [{"Name": "instance-type", "Values": list(types)}]
+    described = pages(session.client("ec2").describe_instance_types, "InstanceTypes", Filters=named)
     return {one["InstanceType"]: int(one["VCpuInfo"]["DefaultVCpus"]) for one in described}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from rubberband.commands.estimate_compare import Saved
+    from rubberband.commands.estimate_inputs import Terms
     from rubberband.experiment import Experiment
     from rubberband.plan import Plan
     from rubberband.planner.assumptions import Assumption
@@ -37,6 +39,8 @@ class Policy(StrEnum):
     naive_elastic = "naive_elastic"
 
 
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment file.", show_default=False)]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Print tables or JSON.")]
 PolicyOption = Annotated[
     Policy,
     typer.Option(
@@ -45,48 +49,66 @@ PolicyOption = Annotated[
         "size; naive_elastic: the same GPUs per trial throughout; greedy: the search of the RubberBand paper.",
     ),
 ]
+PlanOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--plan",
+        metavar="FILE",
+        help='Predict this plan, a JSON file: {"stages": [{"instances": 4, "gpus_per_trial": 1}, ...]}.',
+        show_default=False,
+    ),
+]
+FrontierOption = Annotated[
+    bool,
+    typer.Option("--frontier", help="With -o json: all of cost against deadline; tables and pages always have it."),
+]
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="Write a page with charts to FILE as well.", show_default=False),
+]
+CompareOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--compare-to",
+        metavar="FILE",
+        help="Tell what is different from an estimate saved before with -o json.",
+        show_default=False,
+    ),
+]
+SeedOption = Annotated[
+    int,
+    typer.Option("--seed", min=0, help="Seed of the samples, where times vary; the same one gives the same figures."),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override a value of the file; repeats.", show_default=False),
 ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the command line asks for."""
+
+    file: Path
+    output: Output
+    policy: Policy
+    plan: Path | None
+    frontier: bool
+    html: Path | None
+    compare_to: Path | None
+    seed: int
+    overrides: list[str]
+
+
 def estimate(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The experiment file.", show_default=False)],
-    output: Annotated[Output, typer.Option("--output", "-o", help="Print tables or JSON.")] = Output.table,
+    file: FileArgument,
+    output: OutputOption = Output.table,
     policy: PolicyOption = Policy.optimal,
-    plan: Annotated[
-        Path | None,
-        typer.Option(
-            "--plan",
-            metavar="FILE",
-            help='Predict this plan, a JSON file: {"stages": [{"instances": 4, "gpus_per_trial": 1}, ...]}.',
-            show_default=False,
-        ),
-    ] = None,
-    frontier: Annotated[
-        bool,
-        typer.Option("--frontier", help="With -o json: all of cost against deadline; tables and pages always have it."),
-    ] = False,
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", metavar="FILE", help="Write a page with charts to FILE as well.", show_default=False),
-    ] = None,
-    compare_to: Annotated[
-        Path | None,
-        typer.Option(
-            "--compare-to",
-            metavar="FILE",
-            help="Tell what is different from an estimate saved before with -o json.",
-            show_default=False,
-        ),
-    ] = None,
-    seed: Annotated[
-        int,
-        typer.Option(
-            "--seed", min=0, help="Seed of the samples, where times vary; the same one gives the same figures."
-        ),
-    ] = 0,
+    plan: PlanOption = None,
+    frontier: FrontierOption = False,
+    html: HtmlOption = None,
+    compare_to: CompareOption = None,
+    seed: SeedOption = 0,
     overrides: Overrides = None,
 ) -> None:
     """Predict what an experiment takes and costs, and spend nothing.
@@ -95,30 +117,49 @@ def estimate(
     shows what else could be done, what other deadlines would cost, and what the figures rest on. Exit code 3: no plan
     is within the limits; the nearest one is told.
     """
+    from rubberband.commands.estimate_inputs import Terms
+
+    asked = Asked(
+        file=file,
+        output=output,
+        policy=policy,
+        plan=plan,
+        frontier=frontier,
+        html=html,
+        compare_to=compare_to,
+        seed=seed,
+        overrides=overrides or [],
+    )
+    show_estimate(asked, lambda _: Terms())
+
+
+def show_estimate(asked: Asked, terms_of: Callable[[Experiment], Terms]) -> None:
+    """Plan an experiment on the terms that it has, and print the estimate. Raises InfeasibleError without a plan."""
     from rubberband.commands.estimate_inputs import bases, notes_of, profiles_of, read_plan
     from rubberband.files import load_experiment
     from rubberband.planner.assumptions import assumptions
 
-    experiment = load_experiment(file, overrides or [])
-    profiles = profiles_of(experiment, file)
-    given = read_plan(plan) if plan else None
-    before = _read_saved(compare_to)
-    full = frontier or output is Output.table or html is not None
-    answer = _estimate(experiment, profiles, policy, given, seed, full)
+    experiment = load_experiment(asked.file, asked.overrides)
+    profiles = profiles_of(experiment, asked.file)
+    given = read_plan(asked.plan) if asked.plan else None
+    before = _read_saved(asked.compare_to)
+    full = asked.frontier or asked.output is Output.table or asked.html is not None
+    terms = terms_of(experiment)
+    answer = _estimate(experiment, profiles, terms, asked, given, full)
     known = assumptions(answer, bases(experiment, answer.profile, answer.offer.instance_type))
-    notes = notes_of(experiment, answer.case)
+    notes = [*notes_of(experiment, answer.case, terms.table), *terms.notes]
     compared = _compare(answer, before)
-    if html is not None:
+    if asked.html is not None:
         from rubberband.commands.show import write_text
         from rubberband.views.estimate_html import render_estimate
 
-        write_text(html, render_estimate(answer, *_document(answer, known, notes, compared, compare_to)))
-    if output is Output.json:
+        write_text(asked.html, render_estimate(answer, *_document(answer, known, notes, compared, asked.compare_to)))
+    if asked.output is Output.json:
         _print_json(answer, known, notes, compared)
     else:
         from rubberband.views.report_text import print_document
 
-        print_document(*_document(answer, known, notes, compared, compare_to), ("bold", "", "bold green"))
+        print_document(*_document(answer, known, notes, compared, asked.compare_to), ("bold", "", "bold green"))
     if not answer.feasible:
         raise _infeasible(answer)
 
@@ -126,9 +167,9 @@ def estimate(
 def _estimate(
     experiment: Experiment,
     profiles: Profile | Mapping[str, Profile],
-    policy: Policy,
+    terms: Terms,
+    asked: Asked,
     plan: Plan | None,
-    seed: int,
     full: bool,
 ) -> Estimate:
     """With the whole frontier if the estimate is to be `full`: that takes longer than all the rest."""
@@ -137,19 +178,20 @@ def _estimate(
     from rubberband.planner.estimate import estimate as estimate_best
     from rubberband.planner.estimate import estimate_plan
 
-    found, brackets, name = cases(experiment, profiles, time.time()), experiment.brackets(), experiment.name
+    found = cases(experiment, profiles, time.time(), table=terms.table, room=terms.room)
+    brackets, name = experiment.brackets(), experiment.name
     if plan is not None:
         case = case_of_plan(found, brackets)
-        return estimate_plan(brackets[0], plan, case, name, with_frontier=full, seed=seed)
+        return estimate_plan(brackets[0], plan, case, name, with_frontier=full, seed=asked.seed)
     return estimate_best(
         brackets,
         found,
-        policy.value,
+        asked.policy.value,
         name,
         clock=time.perf_counter,
         objective=experiment.constraints.objective,
         with_frontier=full,
-        seed=seed,
+        seed=asked.seed,
     )
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rubberband.cases import batch_notes
-from rubberband.cloud.catalogue import price_source
+from rubberband.cases import Room, batch_notes
+from rubberband.cloud.catalogue import Table, price_source, row_source, spot_source
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.experiment import Experiment, ProfilesByType
+from rubberband.offer import Offer
 from rubberband.plan import Plan, Stage
 from rubberband.planner.assumptions import Basis, Name
 from rubberband.planner.estimate import Case
@@ -20,6 +22,18 @@ from rubberband.profile_file import InlineProfile
 
 MAX_BYTES = 64 << 20
 """Largest JSON file that is read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What an estimate reckons with besides the file and its profile."""
+
+    table: Table | None = None
+    """Of instance types; None: that of the experiment."""
+    room: Room | None = None
+    """How many instances may be held; None: as many as the file says."""
+    notes: tuple[str, ...] = ()
+    """What is worth knowing of these."""
 
 
 def profiles_of(experiment: Experiment, file: Path) -> Profile | dict[str, Profile]:
@@ -93,14 +107,28 @@ def bases(experiment: Experiment, profile: Profile, instance_type: str) -> dict[
     return found
 
 
-def notes_of(experiment: Experiment, case: Case) -> list[str]:
-    """Where the price comes from, if not from the file, and what is worth knowing of the profile and the batches."""
-    name = case.offer.instance_type
-    source = price_source(experiment.resources, name)
-    price = [] if source == "the file" else [f"price: {name} is {source}."]
-    if source not in ("the file", "free of charge"):
-        price = [f"price: that of {name} is from {source}; check it, or write resources.price_per_hour."]
-    return [*price, *batch_notes(experiment, case.profile.goodput), *(case.fixed or case.profile).notes()]
+def notes_of(experiment: Experiment, case: Case, table: Table | None = None) -> list[str]:
+    """Where the prices come from, if not from the file, and what is worth knowing of the profile and the batches."""
+    prices = _price_notes(experiment, case.offer, table)
+    return [*prices, *batch_notes(experiment, case.profile.goodput), *(case.fixed or case.profile).notes()]
+
+
+def _price_notes(experiment: Experiment, offer: Offer, table: Table | None) -> list[str]:
+    resources, name = experiment.resources, offer.instance_type
+    source = price_source(resources, name, table=table)
+    notes = []
+    if source == "free of charge":
+        notes.append(f"price: {name} is {source}.")
+    elif source.startswith("AWS"):
+        notes.append(f"price: that of {name} is from {source}.")
+    elif source != "the file":
+        notes.append(f"price: that of {name} is from {source}; check it, or write resources.price_per_hour.")
+    if offer.spot is not None and (spot := spot_source(resources, name, table=table)).startswith("AWS"):
+        notes.append(f"price on spot: that of {name} is from {spot}.")
+    if table is not None and offer.head_price_usd_per_hour != resources.head_price_usd_per_hour:
+        head = resources.aws.head_instance_type
+        notes.append(f"price of the head: that of {head} is from {row_source(table[head], resources.region)}.")
+    return notes
 
 
 def _delay(asked: object, measured_s: float | None) -> Basis:

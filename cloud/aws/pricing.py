@@ -1,0 +1,194 @@
+"""What AWS asks for its instance types: facts and spot prices from EC2, on-demand prices from the price list.
+
+Linux, shared tenancy, US dollars. Parts that the role may not read, or that do not come in time, are left out and told.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from rubberband.cloud.aws.errors import explain, lacks_rights
+from rubberband.cloud.aws.machines import Session
+from rubberband.cloud.aws.pages import pages
+from rubberband.cloud.price_cache import ALL_PARTS, Facts, Part, Quote
+
+T = TypeVar("T")
+
+GPU_TYPES = ("g*", "p*")
+"""Patterns of the names of types with GPUs (and some others)."""
+PATIENCE_S = 45.0
+"""How long all the asking may take; what is missing then is left out."""
+AT_ONCE = 8
+"""Requests to the price list at the same time; it has one page for each type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What AWS told."""
+
+    quotes: Mapping[str, Quote]
+    """Of every type that was asked for (of all types with GPUs, if none was); a part that failed has no instant."""
+    problems: tuple[str, ...] = ()
+    """Why parts are missing, a line each, with the remedy."""
+
+
+def fetch(
+    session: Session,
+    types: Sequence[str] | None,
+    parts: Collection[Part] = ALL_PARTS,
+    *,
+    clock: Callable[[], float] = time.time,
+) -> Answer:
+    """Facts and prices of `types`, or of all types with GPUs. Raises nothing of AWS's: see `Answer.problems`.
+
+    Without the part `facts`, the types must be given.
+    """
+    now = clock()
+    asking = _Asking(lambda: clock() < now + PATIENCE_S)
+    facts = None
+    if "facts" in parts:
+        facts = asking.ask(lambda: facts_of(session, types, asking.in_time))
+    names = list(dict.fromkeys(facts or () if types is None else types))
+    known = [name for name in names if facts is None or name in facts]
+    spot, on_demand = None, None
+    if "spot" in parts and known:
+        spot = asking.ask(lambda: spot_prices(session, known, now, asking.in_time))
+    if "on_demand" in parts and known:
+        on_demand = asking.ask(lambda: _on_demand_prices(session, known, asking.in_time))
+    quotes = {
+        name: Quote(
+            facts=None if facts is None else facts.get(name),
+            facts_at=None if facts is None else now,
+            on_demand_usd_per_hour=None if on_demand is None else on_demand.get(name),
+            on_demand_at=None if on_demand is None else now,
+            spot_usd_per_hour={} if spot is None else spot.get(name, {}),
+            spot_at=None if spot is None else now,
+        )
+        for name in names
+    }
+    return Answer(quotes=quotes, problems=tuple(asking.problems))
+
+
+def facts_of(
+    session: Session, types: Sequence[str] | None, in_time: Callable[[], bool] = lambda: True
+) -> dict[str, Facts]:
+    """Type -> what it has, of the types that the region offers, or of all with GPUs. Raises botocore's errors."""
+    names = list(GPU_TYPES if types is None else types)
+    described = pages(
+        session.client("ec2").describe_instance_types,
+        "InstanceTypes",
+        in_time=in_time,
+        Filters=[{"Name": "instance-type", "Values": names}],
+    )
+    found = {one["InstanceType"]: _facts(one) for one in described}
+    return {name: facts for name, facts in found.items() if types is not None or facts.gpus}
+
+
+def spot_prices(
+    session: Session, types: Sequence[str], now: float, in_time: Callable[[], bool] = lambda: True
+) -> dict[str, dict[str, float]]:
+    """Type -> zone -> the price on spot at `now` (Unix time), in USD per hour. Raises botocore's errors."""
+    latest: dict[tuple[str, str], tuple[datetime, float]] = {}
+    history = pages(
+        session.client("ec2").describe_spot_price_history,
+        "SpotPriceHistory",
+        in_time=in_time,
+        InstanceTypes=list(types),
+        ProductDescriptions=["Linux/UNIX"],
+        StartTime=datetime.fromtimestamp(now, UTC),
+    )
+    for one in history:
+        place, told = (one["InstanceType"], one["AvailabilityZone"]), (one["Timestamp"], float(one["SpotPrice"]))
+        if place not in latest or latest[place][0] < told[0]:
+            latest[place] = told
+    found: dict[str, dict[str, float]] = {}
+    for (name, zone), (_, price_usd) in sorted(latest.items()):
+        found.setdefault(name, {})[zone] = price_usd
+    return found
+
+
+def on_demand_price(session: Session, instance_type: str, in_time: Callable[[], bool] = lambda: True) -> float | None:
+    """USD per hour in the session's region; None if it is not sold by the hour. Raises botocore's errors."""
+    wanted = {
+        "instanceType": instance_type,
+        "regionCode": session.region,
+        "operatingSystem": "Linux",
+        "tenancy": "Shared",
+        "preInstalledSw": "NA",
+        "capacitystatus": "Used",
+    }
+    products = pages(
+        session.client("pricing").get_products,
+        "PriceList",
+        in_time=in_time,
+        ServiceCode="AmazonEC2",
+        Filters=[{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in wanted.items()],
+    )
+    prices_usd = [price for product in products for price in _hourly(json.loads(product))]
+    return min(prices_usd, default=None)
+
+
+def _on_demand_prices(session: Session, types: Sequence[str], in_time: Callable[[], bool]) -> dict[str, float]:
+    # The first one alone: where it is refused the others would be as well.
+    first, *rest = types
+    found = {first: on_demand_price(session, first, in_time)}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        try:
+            found |= zip(rest, pool.map(lambda name: on_demand_price(session, name, in_time), rest), strict=True)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+    return {name: price for name, price in found.items() if price is not None}
+
+
+def _hourly(product: Any) -> Iterable[float]:
+    """The prices on demand of a product: none for capacity blocks, which are sold ahead."""
+    if product["product"].get("attributes", {}).get("marketoption", "OnDemand") != "OnDemand":
+        return
+    for term in product.get("terms", {}).get("OnDemand", {}).values():
+        for dimension in term["priceDimensions"].values():
+            price_usd = float(dimension["pricePerUnit"].get("USD", 0.0))
+            if dimension["unit"] == "Hrs" and price_usd > 0.0:
+                yield price_usd
+
+
+def _facts(described: Any) -> Facts:
+    gpus = described.get("GpuInfo", {}).get("Gpus", ())
+    cards = described.get("NetworkInfo", {}).get("NetworkCards", ())
+    network_gbps = sum(float(card.get("BaselineBandwidthInGbps", 0.0)) for card in cards)
+    memory_mib = next((float(gpu["MemoryInfo"]["SizeInMiB"]) for gpu in gpus if "MemoryInfo" in gpu), None)
+    return Facts(
+        gpus=sum(int(gpu["Count"]) for gpu in gpus),
+        gpu=str(gpus[0].get("Name", "")) if gpus else "",
+        gpu_memory_gib=None if memory_mib is None else round(memory_mib / 1024, 1),
+        vcpus=int(described["VCpuInfo"]["DefaultVCpus"]),
+        memory_gib=round(float(described["MemoryInfo"]["SizeInMiB"]) / 1024, 1),
+        network_gbps=round(network_gbps, 3) or None,
+        architectures=tuple(described.get("ProcessorInfo", {}).get("SupportedArchitectures", ())),
+    )
+
+
+class _Asking:
+    """Asks for one part after the other and keeps what went wrong; nothing more where that would go wrong as well."""
+
+    def __init__(self, in_time: Callable[[], bool]) -> None:
+        self.in_time = in_time
+        self.problems: list[str] = []
+        self._hopeless = False
+
+    def ask(self, part: Callable[[], T]) -> T | None:
+        if self._hopeless:
+            return None
+        try:
+            return part()
+        except (ClientError, BotoCoreError) as error:
+            self.problems.append(explain(error))
+            self._hopeless = not lacks_rights(error)
+            return None

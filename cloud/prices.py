@@ -1,0 +1,196 @@
+"""The table of instance types with live prices: the shipped one, overlaid with what AWS tells or told before.
+
+AWS is asked only for what the cache does not have, or has from too long ago; where it cannot be asked, older prices
+stand in for it and the table says so. boto3 is imported only when there is something to ask.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rubberband.cloud.catalogue import ENVIRONMENT_VARIABLE, Table, table_of, types_of
+from rubberband.cloud.instance_types import InstanceType, Live, catalogue
+from rubberband.cloud.price_cache import ALL_PARTS, Book, Part, Quote, read_book, write_book
+from rubberband.errors import ProviderError, RubberbandError
+from rubberband.resources import Resources
+
+if TYPE_CHECKING:
+    from rubberband.cloud.aws.machines import Session
+    from rubberband.cloud.aws.pricing import Answer
+
+ON_DEMAND_GOOD_S = 86_400.0
+"""How long a price on demand, and what a type has, are taken as they were told."""
+SPOT_GOOD_S = 600.0
+"""How long a price on spot is."""
+
+Clock = Callable[[], float]
+
+
+class LiveTable(dict[str, InstanceType]):
+    """A table with remarks on where its prices come from."""
+
+    def __init__(self, rows: Mapping[str, InstanceType], notes: Sequence[str] = ()) -> None:
+        super().__init__(rows)
+        self.notes = tuple(notes)
+        """Why AWS could not be asked, or not for all; a line each, with the remedy."""
+
+
+def live_table(
+    resources: Resources,
+    home: Path,
+    *,
+    session: Session | None = None,
+    refresh: bool = False,
+    clock: Clock = time.time,
+    environment: Mapping[str, str] = os.environ,
+) -> LiveTable:
+    """The table that an experiment plans with, with today's prices of the types that it names and of its head.
+
+    A table of the user's own (`resources.catalogue`) is taken as it is, and so is the shipped one for other providers
+    than EC2. `refresh` asks AWS whatever the cache in `home` has. Never raises because AWS could not be asked, unless
+    it is to `refresh`: see `LiveTable.notes`.
+
+    Raises InputError for a table that cannot be read; ProviderError where prices cannot be refreshed.
+    """
+    own = resources.catalogue or environment.get(ENVIRONMENT_VARIABLE)
+    if own or resources.provider != "aws":
+        return LiveTable(table_of(resources, environment))
+    names = tuple(dict.fromkeys([*types_of(resources), resources.aws.head_instance_type]))
+    return prices_of(names, resources.region, home, session=session, refresh=refresh, clock=clock)
+
+
+def prices_of(
+    types: Sequence[str] | None,
+    region: str,
+    home: Path,
+    *,
+    session: Session | None = None,
+    refresh: bool = False,
+    clock: Clock = time.time,
+) -> LiveTable:
+    """The shipped table with what AWS tells of `types` in a region, or of all types with GPUs; as `live_table`."""
+    book, notes = read_book(home, region), tuple[str, ...]()
+    wanted, parts = (types, ALL_PARTS) if refresh else _stale(book, types, clock())
+    if parts:
+        answer, notes = _asked(region, wanted, parts, session, clock)
+        if answer is not None:
+            book = _with(book, answer, everything=wanted is None)
+            write_book(home, book)
+        if refresh and notes:
+            raise ProviderError(f"prices: {notes[0]}")
+    return LiveTable(overlaid(catalogue(), book), notes)
+
+
+def overlaid(table: Table, book: Book) -> dict[str, InstanceType]:
+    """A table with the quotes of a region laid over it; types that it lacks are added."""
+    rows = dict(table)
+    for name, quote in book.quotes.items():
+        row = _row(rows.get(name), name, quote, book.region)
+        if row is not None:
+            rows[name] = row
+    return rows
+
+
+def _stale(book: Book, types: Sequence[str] | None, now: float) -> tuple[Sequence[str] | None, frozenset[Part]]:
+    """The types (None: all with GPUs) and the parts that AWS is to be asked for; no parts where all is fresh."""
+    if types is None:
+        if not _recent(book.gpu_types_at, now, ON_DEMAND_GOOD_S):
+            return None, ALL_PARTS
+        types = [name for name, quote in book.quotes.items() if quote.facts is not None and quote.facts.gpus]
+    stale = {name: parts for name in types if (parts := _stale_parts(book.quotes.get(name, Quote()), now))}
+    return list(stale), frozenset(part for parts in stale.values() for part in parts)
+
+
+def _stale_parts(quote: Quote, now: float) -> frozenset[Part]:
+    told: dict[Part, bool] = {"facts": _recent(quote.facts_at, now, ON_DEMAND_GOOD_S)}
+    if quote.facts is not None or not told["facts"]:
+        told["on_demand"] = _recent(quote.on_demand_at, now, ON_DEMAND_GOOD_S)
+        told["spot"] = _recent(quote.spot_at, now, SPOT_GOOD_S)
+    return frozenset(part for part, fresh in told.items() if not fresh)
+
+
+def _recent(told_at: float | None, now: float, good_s: float) -> bool:
+    # What is from the future was kept by a machine whose clock was wrong.
+    return told_at is not None and 0.0 <= now - told_at <= good_s
+
+
+def _asked(
+    region: str, types: Sequence[str] | None, parts: frozenset[Part], session: Session | None, clock: Clock
+) -> tuple[Answer | None, tuple[str, ...]]:
+    """What AWS tells, and why it does not tell all."""
+    try:
+        from rubberband.cloud.aws.pricing import fetch
+
+        if session is None:
+            from rubberband.cloud.aws.session import open_session
+
+            session = open_session(region)
+        answer = fetch(session, types, parts, clock=clock)
+    except ModuleNotFoundError as error:
+        return None, (f"{error.name} is not installed; run `pip install 'rubberband[aws]'` to ask AWS for prices",)
+    except RubberbandError as error:
+        return None, (str(error),)
+    return answer, answer.problems
+
+
+def _with(book: Book, answer: Answer, *, everything: bool) -> Book:
+    quotes = dict(book.quotes)
+    for name, quote in answer.quotes.items():
+        quotes[name] = _newer(quotes.get(name, Quote()), quote)
+    told_at = max((quote.facts_at for quote in answer.quotes.values() if quote.facts_at is not None), default=None)
+    return book.model_copy(
+        update={"quotes": quotes, "gpu_types_at": told_at if everything and told_at is not None else book.gpu_types_at}
+    )
+
+
+def _newer(old: Quote, new: Quote) -> Quote:
+    """The parts that are new, and the old ones of those that are missing."""
+    found = old
+    if new.facts_at is not None:
+        found = replace(found, facts=new.facts, facts_at=new.facts_at)
+    if new.on_demand_at is not None:
+        found = replace(found, on_demand_usd_per_hour=new.on_demand_usd_per_hour, on_demand_at=new.on_demand_at)
+    if new.spot_at is not None:
+        found = replace(found, spot_usd_per_hour=new.spot_usd_per_hour, spot_at=new.spot_at)
+    return found
+
+
+def _row(row: InstanceType | None, name: str, quote: Quote, region: str) -> InstanceType | None:
+    """A type with what was told of it in a region; None where there is nothing to tell."""
+    facts = quote.facts
+    if row is None:
+        if facts is None:
+            return None
+        row = InstanceType(
+            instance_type=name,
+            gpus=facts.gpus,
+            gpu=facts.gpu,
+            gpu_memory_gib=facts.gpu_memory_gib,
+            prices_usd_per_hour={},
+        )
+    if facts is not None:
+        # Its GPUs keep the name that the table gives those of other types, too: one profile may hold for all of them.
+        row = replace(
+            row,
+            gpus=facts.gpus,
+            vcpus=facts.vcpus,
+            memory_gib=facts.memory_gib,
+            network_gbps=facts.network_gbps or row.network_gbps,
+        )
+    offered = facts is not None or quote.facts_at is None
+    prices = dict(row.prices_usd_per_hour)
+    told_at = None
+    if not offered:
+        prices.pop(region, None)
+    elif quote.on_demand_usd_per_hour is not None:
+        prices[region], told_at = quote.on_demand_usd_per_hour, quote.on_demand_at
+    live = Live(
+        offered=offered, on_demand_at=told_at, spot_usd_per_hour=dict(quote.spot_usd_per_hour), spot_at=quote.spot_at
+    )
+    approximate = row.approximate - {region} if told_at is not None else row.approximate
+    return replace(row, prices_usd_per_hour=prices, approximate=approximate, live={**row.live, region: live})

@@ -1,0 +1,124 @@
+"""`rubberband plan`: an estimate with today's prices and the account's quotas. Nothing is started or spent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rubberband.commands.estimate import (
+    Asked,
+    CompareOption,
+    FileArgument,
+    FrontierOption,
+    HtmlOption,
+    Output,
+    OutputOption,
+    Overrides,
+    PlanOption,
+    Policy,
+    PolicyOption,
+    SeedOption,
+    show_estimate,
+)
+
+if TYPE_CHECKING:
+    from rubberband.cloud.aws import quota
+    from rubberband.commands.estimate_inputs import Terms
+    from rubberband.experiment import Experiment
+    from rubberband.plan import Market
+
+
+def plan(
+    file: FileArgument,
+    output: OutputOption = Output.table,
+    policy: PolicyOption = Policy.optimal,
+    plan: PlanOption = None,
+    frontier: FrontierOption = False,
+    html: HtmlOption = None,
+    compare_to: CompareOption = None,
+    seed: SeedOption = 0,
+    overrides: Overrides = None,
+) -> None:
+    """Estimate an experiment with live prices and quotas.
+
+    What `estimate` does, with the prices that AWS asks now and no more instances than the account may hold. Where AWS
+    cannot be asked, older prices are taken and that is told. Nothing is started, and nothing is spent.
+    """
+    asked = Asked(
+        file=file,
+        output=output,
+        policy=policy,
+        plan=plan,
+        frontier=frontier,
+        html=html,
+        compare_to=compare_to,
+        seed=seed,
+        overrides=overrides or [],
+    )
+    show_estimate(asked, live_terms)
+
+
+def live_terms(experiment: Experiment) -> Terms:
+    """What an experiment is planned with today. Raises InputError where the account may hold none of its instances."""
+    from rubberband.cloud.prices import live_table
+    from rubberband.commands.estimate_inputs import Terms
+    from rubberband.home import default_home
+
+    if experiment.resources.provider != "aws":
+        return Terms()
+    table = live_table(experiment.resources, default_home())
+    stale = tuple(
+        f"prices of AWS are missing ({note}); those that it told before, or the catalogue's, stand in."
+        for note in table.notes
+    )
+    rooms, unknown = _rooms(experiment)
+    markets: dict[str, dict[Market, int]] = {}
+    for room in rooms:
+        markets.setdefault(room.instance_type, {})[room.market] = room.instances
+    if rooms and not any(room.instances for room in rooms):
+        raise _no_quota(rooms, experiment.resources.max_instances)
+    told = _quota_notes(rooms, experiment.resources.max_instances)
+    return Terms(table=table, room=markets, notes=(*stale, *unknown, *told))
+
+
+def _rooms(experiment: Experiment) -> tuple[Sequence[quota.Room], tuple[str, ...]]:
+    """What the account may hold of each type on each market that a plan may use; or why that is not known."""
+    from rubberband.cloud.catalogue import types_of
+    from rubberband.errors import RubberbandError
+
+    resources = experiment.resources
+    markets: tuple[Market, ...] = ("on_demand", "spot") if resources.market == "spot" else ("on_demand",)
+    try:
+        from rubberband.cloud.aws.quota import quotas
+        from rubberband.cloud.aws.session import open_session
+
+        return quotas(open_session(resources.region), types_of(resources), markets), ()
+    except ModuleNotFoundError as error:
+        why = f"{error.name} is not installed; run `pip install 'rubberband[aws]'`"
+    except RubberbandError as error:
+        why = str(error)
+    return (), (f"quota: not known ({why}); max_instances={resources.max_instances} is taken as it is.",)
+
+
+def _no_quota(rooms: Sequence[quota.Room], max_instances: int) -> Exception:
+    from rubberband.errors import InputError
+
+    return InputError(f"resources.instance_type: {rooms[0].refusal(max_instances)}")
+
+
+def _quota_notes(rooms: Sequence[quota.Room], max_instances: int) -> tuple[str, ...]:
+    return tuple(f"{room.note()}{_consequence(room, rooms, max_instances)}." for room in rooms)
+
+
+def _consequence(room: quota.Room, rooms: Sequence[quota.Room], max_instances: int) -> str:
+    """What becomes of the plan where the quota is less than what the file allows."""
+    if room.instances >= max_instances:
+        return ""
+    if room.instances:
+        return f"; no more are planned with (max_instances={max_instances})"
+    if room.market == "spot":
+        return "; planned without spot"
+    spot = [other for other in rooms if (other.instance_type, other.market) == (room.instance_type, "spot")]
+    if any(other.instances for other in spot):
+        return "; a stage that is planned on demand would be refused"
+    return "; it is left out"
