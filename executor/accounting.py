@@ -5,7 +5,7 @@ Every instance is billed at its own price at purchase; where none is known, at t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rubberband.executor.purse import Coming, Line, Purse
 from rubberband.executor.state import GONE, Allocation, InstanceRecord, InstanceStatus, Job, State
@@ -133,33 +133,6 @@ def _line(job: Job, record: InstanceRecord, running_at: float) -> Line:
         usd_per_s=price,
         reserved_usd_per_s=reserved,
     )
-
-
-def stops_at(job: Job, state: State) -> float:
-    """Until when all may be held, so that the bill stays within `max_cost` though the end takes the release margin."""
-    known = purse(job, state)
-    if known.stops_at is not None:
-        return known.stops_at
-    found = known.safe_stop_at(state.now, job.release_margin_s)
-    if not known.coming:
-        state.purse = replace(known, stops_at=found)
-    return found
-
-
-def reaches(job: Job, state: State) -> float:
-    """Until when all may be held at the reserved prices, at which it costs `max_cost` then; a little less, at times.
-
-    As time passes it moves on, where the prices are lower than the reserved ones: it is reckoned again once a
-    sixteenth of what it reached has passed.
-    """
-    known, now = purse(job, state), state.now
-    if known.holds is not None:
-        as_of, until = known.holds
-        if now - as_of <= (until - as_of) / 16.0:
-            return until
-    until = known.reaches(now)
-    state.purse = replace(known, holds=(now, until))
-    return until
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

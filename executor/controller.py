@@ -54,12 +54,16 @@ class Controller:
             profile=job.profile,
         )
         self._commands: list[Command] = []
+        self._wake_at: float | None = None
+        """Valid while `_is_wake_known`: it is asked for twice between two events."""
+        self._is_wake_known = False
 
     def handle(self, event: Event) -> list[Command]:
         """Take one event in and return what is to be done now, in order."""
         self._commands = []
         if isinstance(event, Tick):
             self._forgive_a_pause(event.occurred_at)
+        self._is_wake_known = False
         self.state.now = max(self.state.now, event.occurred_at)
         if self.state.phase is Phase.FINISHED and not (isinstance(event, DriverResumed) and self._cancelled()):
             return [self._finish()] if isinstance(event, DriverResumed) else []
@@ -70,7 +74,9 @@ class Controller:
 
     def wake_at(self) -> float | None:
         """When a Tick is due, if no other event comes before: a hang, a retry, or the end of the budget."""
-        return rules.wake_at(self.job, self.state)
+        if not self._is_wake_known:
+            self._wake_at, self._is_wake_known = rules.wake_at(self.job, self.state), True
+        return self._wake_at
 
     def hold_until(self) -> float:
         """When whatever is held must have ended, should nothing be heard of the driver any more: the budget's reach."""
@@ -80,13 +86,13 @@ class Controller:
 
     def _note(self, event: Event) -> None:
         match event:
-            case Started():
-                self.state.started_at = event.occurred_at
-                self._begin_stage(0, tuple(range(len(self.state.trials))))
             case TrialStarted() | TrialReported() | TrialFailed():
                 trial = self.state.trials[event.trial]
                 if trial.status is TrialStatus.RUNNING and trial.attempt == event.attempt:
                     self._note_trial(trial, event)
+            case Started():
+                self.state.started_at = event.occurred_at
+                self._begin_stage(0, tuple(range(len(self.state.trials))))
             case DriverResumed():
                 self._note_resumed(event)
             case RestPlanned():

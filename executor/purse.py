@@ -37,9 +37,9 @@ class Coming:
     data_usd: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Purse:
-    """All that is paid for, and all that may be."""
+    """All that is paid for, and all that may be; it keeps answers that hold for a while."""
 
     cap_usd: float
     settled_usd: float
@@ -50,10 +50,9 @@ class Purse:
     """`settled_usd` holds what grows all the time up to then."""
     lines: tuple[Line, ...]
     coming: tuple[Coming, ...]
-    stops_at: float | None = None
-    """Kept where it does not move with time."""
-    holds: tuple[float, float] | None = None
-    """(as of, until): the latest answer to how far the budget reaches."""
+    _stops_at: float | None = None
+    _reached: tuple[float, float] | None = None
+    """(as of, until): the latest answer of `reaches_about`."""
 
     def spent_usd(self, now: float) -> float:
         """The bill, at the prices of purchase."""
@@ -64,19 +63,37 @@ class Purse:
 
     def with_another(self, coming: Coming) -> Purse:
         """The purse if one more instance were asked for."""
-        return replace(self, coming=(*self.coming, coming), stops_at=None, holds=None)
+        return replace(self, coming=(*self.coming, coming), _stops_at=None, _reached=None)
 
     def reaches(self, now: float) -> float:
         """Until when all may be held at the reserved prices; before `now` if that is not even now."""
         return self._reaches(now, [(line, line.reserved_usd_per_s) for line in self.lines], 0.0)
 
-    def safe_stop_at(self, now: float, margin_s: float) -> float:
+    def reaches_about(self, now: float) -> float:
+        """What `reaches` says, or a little less: it is asked again once a sixteenth of what it reached has passed.
+
+        As time passes it moves on, since prices are lower than the reserved ones, and what may come has not come.
+        """
+        if self._reached is not None:
+            as_of, until = self._reached
+            if now - as_of <= (until - as_of) / 16.0:
+                return until
+        until = self.reaches(now)
+        self._reached = (now, until)
+        return until
+
+    def stops_at(self, now: float, margin_s: float) -> float:
         """Until when all may be held at the prices of purchase, `margin_s` being left for the end at the reserved ones.
 
         As time passes it does not move, but for what may come.
         """
-        surcharge = sum(line.reserved_usd_per_s - line.usd_per_s for line in self.lines) * margin_s
-        return self._reaches(now, [(line, line.usd_per_s) for line in self.lines], surcharge) - margin_s
+        if self._stops_at is not None:
+            return self._stops_at
+        surcharge = sum([line.reserved_usd_per_s - line.usd_per_s for line in self.lines]) * margin_s
+        found = self._reaches(now, [(line, line.usd_per_s) for line in self.lines], surcharge) - margin_s
+        if not self.coming:
+            self._stops_at = found
+        return found
 
     def _reaches(self, now: float, lines: Iterable[tuple[Line, float]], set_aside_usd: float) -> float:
         left_usd = self.cap_usd - self.spent_usd(now) - set_aside_usd

@@ -39,7 +39,9 @@ def due_at(job: Job, state: State, trial: TrialState) -> float:
 
 def stop_at(job: Job, state: State) -> float:
     """When everything must be given back for the bill to stay within max_cost; infinite without a cap."""
-    return math.inf if job.max_cost_usd is None else accounting.stops_at(job, state)
+    if job.max_cost_usd is None:
+        return math.inf
+    return accounting.purse(job, state).stops_at(state.now, job.release_margin_s)
 
 
 def hold_until(job: Job, state: State) -> float:
@@ -50,14 +52,15 @@ def hold_until(job: Job, state: State) -> float:
     """
     if job.max_cost_usd is None:
         return math.inf
-    return max(state.now, accounting.reaches(job, state) - job.release_margin_s / 2.0)
+    reached_at = accounting.purse(job, state).reaches_about(state.now)
+    return max(state.now, reached_at - job.release_margin_s / 2.0)
 
 
 def wake_at(job: Job, state: State) -> float | None:
     """When a Tick is due, if no other event comes before: a hang, a retry, or the end of the budget."""
     if state.phase in (Phase.NEW, Phase.FINISHED, Phase.ENDING):
         return None
-    earliest = min((trial.due_at for trial in state.running()), default=math.inf)
+    earliest = min([trial.due_at for trial in state.running()], default=math.inf)
     if state.now < state.relaunch_at < earliest:
         earliest = state.relaunch_at
     if job.max_cost_usd is not None:
@@ -140,10 +143,13 @@ def moves(job: Job, state: State, trial: TrialState) -> bool:
 
 
 def _starts(job: Job, state: State, waiting: Sequence[TrialState], running: Sequence[TrialState]) -> Mapping[int, Gang]:
-    gpus = {record.instance: job.offer.gpus for record in state.ready()}
-    held = {trial.trial: tuple(slot for slot in trial.gang if slot.instance in gpus) for trial in running}
-    free_gpus = sum(gpus.values()) - sum(len(gang) for gang in held.values())
-    if free_gpus <= 0 or not waiting or (size := gang_size(job, state)) == 0:
+    ready, width = state.ready(), job.offer.gpus
+    if not waiting or (not state.leaving() and sum([len(t.gang) for t in running]) >= len(ready) * width):
+        return {}
+    gpus = {record.instance: width for record in ready}
+    held = {trial.trial: tuple([slot for slot in trial.gang if slot.instance in gpus]) for trial in running}
+    free_gpus = len(gpus) * width - sum(map(len, held.values()))
+    if free_gpus <= 0 or (size := gang_size(job, state)) == 0:
         return {}
     waiting = waiting[: free_gpus // size]
     held = {trial: gang for trial, gang in held.items() if gang}

@@ -238,6 +238,7 @@ class State:
     purse: Purse | None = field(default=None, init=False, repr=False, compare=False)
     """What is known of the bill since it last took another course; None: to be reckoned again."""
     _live: list[InstanceRecord] | None = field(default=None, init=False, repr=False, compare=False)
+    _ready: list[InstanceRecord] | None = field(default=None, init=False, repr=False, compare=False)
     _leaving: list[InstanceRecord] | None = field(default=None, init=False, repr=False, compare=False)
     _running: list[TrialState] | None = field(default=None, init=False, repr=False, compare=False)
     _queued: list[TrialState] | None = field(default=None, init=False, repr=False, compare=False)
@@ -251,7 +252,7 @@ class State:
 
     def rent_changed(self) -> None:
         """Something about an instance, or about what is paid for, is not as it was."""
-        self.purse = self._live = self._leaving = None
+        self.purse = self._live = self._ready = self._leaving = None
 
     def live(self) -> list[InstanceRecord]:
         """Instances that are held or on their way, longest billed first; not those that are taken away soon."""
@@ -273,7 +274,9 @@ class State:
 
     def ready(self) -> list[InstanceRecord]:
         """Instances that trials can start on."""
-        return [record for record in self.live() if record.status is InstanceStatus.READY]
+        if self._ready is None:
+            self._ready = [record for record in self.live() if record.status is InstanceStatus.READY]
+        return self._ready
 
     def running(self) -> list[TrialState]:
         """Trials that train now."""

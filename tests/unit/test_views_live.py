@@ -94,7 +94,7 @@ def test_failures_say_why_and_what_follows() -> None:
 def test_a_lost_instance_is_told_with_its_trials_and_its_replacement() -> None:
     text = told(faults=Faults(lost_after_s={"i-002": 20.0}))
     assert (
-        "55s  i-002 lost (lost): 3 -> 2 instances; trials 2, 3 will go on from the last checkpoint\n"
+        "55s  i-002 lost (process died): 3 -> 2 instances; trials 2, 3 will go on from the last checkpoint\n"
         "55s  launching 1: 2 -> 3 instances\n"
     ) in text
 
