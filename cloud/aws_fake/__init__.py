@@ -2,5 +2,6 @@
 
 from rubberband.cloud.aws_fake.core import FakeAws
 from rubberband.cloud.aws_fake.faults import FakeCall, FakeDisconnect, FakeError, Fault
+from rubberband.cloud.aws_fake.principals import BUCKET
 
-__all__ = ["FakeAws", "FakeCall", "FakeDisconnect", "FakeError", "Fault"]
+__all__ = ["BUCKET", "FakeAws", "FakeCall", "FakeDisconnect", "FakeError", "Fault"]

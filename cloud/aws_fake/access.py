@@ -39,4 +39,6 @@ class Access:
         if action.startswith("ec2:") or action == "iam:PassRole":
             message = f"You are not authorized to perform this operation. {message}"
             raise FakeError("UnauthorizedOperation", message, 403)
+        if action.startswith("s3:"):
+            raise FakeError("AccessDenied", message, 403)
         raise FakeError("AccessDeniedException", message, 400)

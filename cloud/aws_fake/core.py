@@ -1,6 +1,6 @@
 """The fake's account: every call goes through here, and so do the clock, the faults, the log and the bill.
 
-In process, `FakeAws(clock).session("driver")` is a Session as AwsProvider takes it; over HTTP, `server.py` is its front.
+In process, `FakeAws(clock).session("driver")` is a Session as AwsProvider takes it; `server.py` is its HTTP front.
 """
 
 from __future__ import annotations
@@ -161,10 +161,11 @@ class FakeAws:
         """What the driver's worker does on a running instance: it now ends itself at `until`, sooner or later than
         before. Nothing where it does not run (any more)."""
         with self._lock:
-            self.world.settle(self.clock())
+            now = self.clock()
+            self.world.settle(now)
             instance = self.world.instances[instance_id]
-            if instance.state(self.clock()) == "running" and instance.lease_until is not None:
-                instance.lease_until = until
+            if instance.state(now) == "running" and instance.lease_until is not None:
+                instance.lease_until = max(now, until)
 
     def _logged(self, service: str, operation: str, params: Mapping[str, Any], principal: str) -> dict[str, Any]:
         call = FakeCall(

@@ -49,6 +49,7 @@ def order_of(world: World, params: Mapping[str, Any]) -> Order:
     """Raises FakeError, with EC2's codes, for what does not exist or does not fit."""
     machine = _machine(world, params.get("InstanceType", DEFAULT_TYPE))
     image = _image(world, params.get("ImageId"), machine)
+    _check_volumes(params, image)
     subnet = _subnet(world, params, machine)
     at_least, count = _counts(params)
     market, max_price = _market(params)
@@ -112,6 +113,17 @@ def _image(world: World, image_id: str | None, machine: MachineType) -> Image:
             "architecture of the instance type or AMI.",
         )
     return image
+
+
+def _check_volumes(params: Mapping[str, Any], image: Image) -> None:
+    for mapping in params.get("BlockDeviceMappings", ()):
+        size_gb = mapping.get("Ebs", {}).get("VolumeSize", image.volume_gb)
+        if mapping.get("DeviceName") == image.root_device and size_gb < image.volume_gb:
+            raise FakeError(
+                "InvalidBlockDeviceMapping",
+                f"Volume of size {size_gb}GB is smaller than snapshot 'snap-{image.image_id[4:]}', expect size >= "
+                f"{image.volume_gb}GB",
+            )
 
 
 def _subnet(world: World, params: Mapping[str, Any], machine: MachineType) -> Subnet:

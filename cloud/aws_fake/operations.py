@@ -4,8 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rubberband.cloud.aws_fake.account import ACCOUNTS
+from rubberband.cloud.aws_fake.buckets import BUCKETS
 from rubberband.cloud.aws_fake.describing import DESCRIBING
 from rubberband.cloud.aws_fake.launching import LAUNCHING
+from rubberband.cloud.aws_fake.networks import NETWORKS
+from rubberband.cloud.aws_fake.offerings import OFFERINGS
+from rubberband.cloud.aws_fake.parameters import PARAMETERS
+from rubberband.cloud.aws_fake.price_list import PRICE_LIST
 from rubberband.cloud.aws_fake.request import Operation
 
-OPERATIONS: Mapping[tuple[str, str], Operation] = {**LAUNCHING, **DESCRIBING}
+OPERATIONS: Mapping[tuple[str, str], Operation] = {
+    **LAUNCHING,
+    **DESCRIBING,
+    **NETWORKS,
+    **OFFERINGS,
+    **PARAMETERS,
+    **ACCOUNTS,
+    **PRICE_LIST,
+    **BUCKETS,
+}

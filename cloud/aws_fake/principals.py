@@ -1,4 +1,4 @@
-"""Who calls the fake (the driver, what runs on a worker, an administrator), with the policies that the package ships."""
+"""Who calls the fake (the driver, what runs on a worker, an administrator) and the policies that the package ships."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PRINCIPALS: Mapping[str, str] = {
     "admin": "user/admin",
 }
 BUCKET = "rubberband-fake-checkpoints"
-"""Stands where a policy leaves the bucket open."""
+"""The one bucket that the account has: it stands where a policy leaves the bucket open."""
 
 
 def arn_of(principal: str) -> str:

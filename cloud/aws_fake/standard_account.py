@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rubberband.cloud.aws_fake.machine_types import Architecture
+from rubberband.cloud.aws_fake.principals import BUCKET
 from rubberband.cloud.aws_fake.world import Image, World
 
 _DEEP_LEARNING = "/aws/service/deeplearning/ami"
@@ -12,7 +13,8 @@ _KERNEL = "kernel-default"
 
 
 def furnish(world: World) -> None:
-    """Add them. Image ids differ from one region to another, as they do with AWS."""
+    """Add them, and a bucket. Image ids differ from one region to another, as they do with AWS."""
+    world.buckets[BUCKET] = {}
     for arch, debian in (("x86_64", "amd64"), ("arm64", "arm64")):
         for version in ("22.04", "24.04"):
             for flavour in ("base-oss-nvidia-driver-gpu", "oss-nvidia-driver-gpu-pytorch-2.7"):

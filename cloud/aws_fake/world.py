@@ -8,8 +8,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from ipaddress import ip_network
+from typing import Any, Literal, NamedTuple
 
-from rubberband.cloud.aws_fake.instance import Behavior, Instance, Market
+from rubberband.cloud.aws_fake.instance import INSTANCE_INITIATED, Behavior, Instance, Market
 from rubberband.cloud.aws_fake.machine_types import MACHINE_TYPES, Architecture, MachineType
 from rubberband.cloud.aws_fake.quota_codes import DEFAULT_VCPUS, QUOTAS
 
@@ -57,18 +59,44 @@ class Subnet:
     zone: str
     cidr: str
     default: bool
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vpc:
+    """A network; `default` where what names none goes."""
+
+    vpc_id: str
+    cidr: str
+    default: bool
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+class Rule(NamedTuple):
+    """What a security group lets through, from or to one peer."""
+
+    protocol: str
+    """`tcp`, `udp`, …, or `-1` for everything."""
+    from_port: int
+    """-1 where the protocol has no ports."""
+    to_port: int
+    peer_kind: Literal["group", "cidr"]
+    peer: str
+
+
+ALL_OUT = Rule("-1", -1, -1, "cidr", "0.0.0.0/0")
 
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """A security group. Its rules are as DescribeSecurityGroups shows them."""
+    """A security group."""
 
     group_id: str
     name: str
     description: str
     vpc_id: str
-    ingress: list[dict[str, object]] = field(default_factory=list)
-    egress: list[dict[str, object]] = field(default_factory=list)
+    ingress: list[Rule] = field(default_factory=list)
+    egress: list[Rule] = field(default_factory=lambda: [ALL_OUT])
     tags: dict[str, str] = field(default_factory=dict)
 
 
@@ -112,10 +140,12 @@ class World:
         self.profiles: dict[str, str] = {name: name for name in ("rubberband-worker", "rubberband-head")}
         """Instance profile -> its role."""
         self.key_pairs: set[str] = {"me"}
-        self.parameters: dict[str, dict[str, object]] = {}
+        self.parameters: dict[str, dict[str, Any]] = {}
+        """As GetParameter shows them, with their value in clear text."""
+        self.buckets: dict[str, dict[str, bytes]] = {}
+        """Bucket -> its objects."""
         self.images: dict[str, Image] = {}
-        self.vpcs: dict[str, str] = {}
-        """VPC -> its CIDR block; the first is the default one."""
+        self.vpcs: dict[str, Vpc] = {}
         self.subnets: dict[str, Subnet] = {}
         self.groups: dict[str, Group] = {}
         self.instances: dict[str, Instance] = {}
@@ -156,7 +186,10 @@ class World:
             due = instance.due(now)
             self._boot(instance, min(now, due[0]) if due else now)
             if due is not None:
-                self.end(instance, *due)
+                at, reason = due
+                self.end(
+                    instance, at, reason, instance.shutdown_behavior if reason == INSTANCE_INITIATED else "terminate"
+                )
 
     def end(self, instance: Instance, at: float, reason: str, behavior: Behavior = "terminate") -> None:
         """It shuts down at `at`."""
@@ -183,22 +216,22 @@ class World:
         return self._add_vpc(prefix, default=False)
 
     def new_address(self, subnet: Subnet) -> str:
-        """A private address in the subnet that no instance had before."""
-        first, second, third, _ = subnet.cidr.split(".")
+        """A private address in the subnet, another one each time."""
         self._addresses += 1
-        third_and_fourth = int(third) * 256 + 10 + self._addresses % 4000
-        return f"{first}.{second}.{third_and_fourth // 256}.{third_and_fourth % 256}"
+        return str(ip_network(subnet.cidr)[10 + self._addresses % 4000])
 
     def _add_vpc(self, prefix: str, *, default: bool) -> str:
         vpc_id = self.new_id("vpc")
-        self.vpcs[vpc_id] = f"{prefix}.0.0/16"
+        self.vpcs[vpc_id] = Vpc(vpc_id=vpc_id, cidr=f"{prefix}.0.0/16", default=default)
         for index, zone in enumerate(self.zones):
             subnet_id = self.new_id("subnet")
             cidr = f"{prefix}.{16 * index}.0/20"
             self.subnets[subnet_id] = Subnet(subnet_id=subnet_id, vpc_id=vpc_id, zone=zone, cidr=cidr, default=default)
         group_id = self.new_id("sg")
         description = "default VPC security group"
-        self.groups[group_id] = Group(group_id=group_id, name="default", description=description, vpc_id=vpc_id)
+        group = Group(group_id=group_id, name="default", description=description, vpc_id=vpc_id)
+        group.ingress.append(Rule("-1", -1, -1, "group", group_id))
+        self.groups[group_id] = group
         return vpc_id
 
     def _boot(self, instance: Instance, by: float) -> None:
