@@ -1,0 +1,125 @@
+"""AwsProvider on the fake EC2, in virtual time: nothing sleeps, and a sleep of the provider's lets time pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rubberband.cloud.aws.launching import Ware
+from rubberband.cloud.aws.machines import Machines, NodeStart
+from rubberband.cloud.aws.provider import AwsProvider
+from rubberband.cloud.aws_fake import FakeAws
+from rubberband.cloud.cluster import Head
+from rubberband.cloud.provider import InstanceStatus
+
+START_AT = 1_800_000_000.0
+ZONES = ("us-east-1a", "us-east-1b")
+ONE_GPU = (Ware(instance_type="g5.xlarge", on_demand_usd_per_hour=1.006, spot_usd_per_hour=0.42),)
+
+
+@dataclass
+class Standing:
+    """A Ray head that is just there, until it is not."""
+
+    lives: bool = True
+    until: float = 0.0
+    closed: int = 0
+
+    def living(self) -> Head | None:
+        """The head."""
+        return Head(address="10.0.0.1:6379", temp_dir=None, environment={}) if self.lives else None
+
+    def ensure(self) -> Head:
+        """It is there again."""
+        self.lives = True
+        head = self.living()
+        assert head is not None
+        return head
+
+    def renew_lease(self, until: float) -> None:
+        """Remember it."""
+        self.until = until
+
+    def close(self) -> None:
+        """Count it."""
+        self.lives = False
+        self.closed += 1
+
+
+def boot_script(start: NodeStart) -> str:
+    """A UserData that says what the fake needs to know."""
+    return (
+        f"#!/bin/bash\nINSTANCE={start.instance}\nHEAD_ADDRESS={start.head_address}\nGPUS={start.gpus}\n"
+        f"LEASE_S={start.lease_s:.0f}\nLIFETIME_S={start.lifetime_s:.0f}\n"
+    )
+
+
+def machines_of(fake: FakeAws, *, profile: str = "rubberband-worker", zones: Sequence[str] = ZONES) -> Machines:
+    """Machines on one of the account's images, in the default VPC's subnets and default group."""
+    world = fake.world
+    image = next(one for one in world.images.values() if one.architecture == "x86_64")
+    subnets = {one.zone: one.subnet_id for one in world.subnets.values() if one.default}
+    return Machines(
+        image=image.image_id,
+        subnets={zone: subnets[zone] for zone in zones},
+        security_group=next(iter(world.groups)),
+        instance_profile=profile,
+        key_name=None,
+        owner="rubberband",
+        volume_gb=None,
+        root_device=image.root_device,
+        user_data=boot_script,
+    )
+
+
+@dataclass
+class World:
+    """A fake account, its clock, and the drivers that come and go."""
+
+    directory: Path
+    now: float = START_AT
+    wares: Sequence[Ware] = ONE_GPU
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of FakeAws."""
+    run: str = "run-1"
+
+    def __post_init__(self) -> None:
+        """Open the account."""
+        from rubberband.cloud.aws.user_data import boot_times
+
+        self.fake = FakeAws(lambda: self.now, reads=boot_times, **self.settings)
+        self.machines = machines_of(self.fake)
+        self.head = Standing()
+
+    def sleep(self, seconds: float) -> None:
+        """Time passes."""
+        self.now += seconds
+
+    def driver(self, **changes: Any) -> AwsProvider:
+        """A driver's provider, on what earlier ones left."""
+        words: dict[str, Any] = {
+            "run": self.run,
+            "wares": self.wares,
+            "gpus": 1,
+            "clock": lambda: self.now,
+            "sleep": self.sleep,
+        }
+        session = self.fake.session("driver")
+        return AwsProvider("digits", self.directory, session, self.machines, self.head, **{**words, **changes})
+
+    @property
+    def living(self) -> list[str]:
+        """Names of what really lives, whoever knows of it."""
+        return sorted(instance.tags["rubberband:instance"] for instance in self.fake.living)
+
+    def look(self, provider: AwsProvider) -> dict[str, InstanceStatus]:
+        """Name -> what the provider shows, after a fresh look at EC2."""
+        self.sleep(provider.look_s)
+        return {status.instance: status for status in provider.describe()}
+
+    def beat(self, until: float) -> None:
+        """What the driver's workers on the instances do."""
+        for instance in self.fake.living:
+            self.fake.extend_lease(instance.instance_id, until)
