@@ -89,6 +89,11 @@ def worker_script(boot: Boot, start: NodeStart) -> str:
     return script(values, "boot.sh", "worker.sh")
 
 
+def head_script(region: str, installed: Installation, setup: tuple[str, ...], folders: tuple[str, ...]) -> str:
+    """The UserData of the head, which fetches the packed folders at these s3:// addresses. Raises as a worker's."""
+    return script({"FOLDERS": folders, **_shared_values(region, installed, setup)}, "boot.sh", "head.sh")
+
+
 def script(values: Mapping[str, str | tuple[str, ...]], *shell_files: str) -> str:
     """A bash script that sets the values, every one quoted, and goes on with the shell files of this package."""
     lines = [f"{name}={_quoted(value)}" for name, value in values.items()]

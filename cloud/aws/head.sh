@@ -1,0 +1,50 @@
+# The head: a machine in the VPC with rubberband and the experiment's folder. It lives until `rubberband down`.
+
+make_programs() {
+    printf '%s\n' '#!/bin/bash' "export PATH=$(printf %q "$DIR/venv/bin:$DIR/uv/bin"):\"\$PATH\"" \
+        'exec python3 -m rubberband.cli "$@"' > "$PROGRAMS/rubberband"
+    {
+        echo '#!/bin/bash'
+        echo '# rubberband-fetch s3://…/NAME.zip: the folder of an experiment, as `rubberband up` has put it there'
+        echo 'set -euo pipefail'
+        echo "export PATH=$(printf %q "$DIR/venv/bin"):\"\$PATH\""
+        declare -p DIR
+        declare -f fetch unpack
+        echo 'unpack "$1"'
+    } > "$PROGRAMS/rubberband-fetch"
+    chmod 755 "$PROGRAMS/rubberband" "$PROGRAMS/rubberband-fetch"
+}
+
+unpack() {
+    local name folder
+    name="$(basename "$1" .zip)"
+    folder="$(mktemp -d "$DIR/.unpack-XXXXXX")"
+    fetch "$1" "$folder"
+    python3 -m zipfile -e "$folder/$name.zip" "$folder/unpacked"
+    mkdir -p "$DIR/$name"
+    cp -R "$folder/unpacked/0/." "$DIR/$name/"
+    chmod -R a+rwX "$DIR/$name"
+    rm -rf "$folder"
+    echo "rubberband: the experiment's folder is $DIR/$name"
+}
+
+boot() {
+    set -euo pipefail
+    export HOME="${HOME:-/root}" AWS_DEFAULT_REGION="$REGION"
+    export AWS_METADATA_SERVICE_NUM_ATTEMPTS=10 AWS_METADATA_SERVICE_TIMEOUT=5
+    say "the head boots"
+    ((${#REQUIREMENTS[@]} == 0)) || make_venv
+    make_programs
+    local address
+    for address in "${FOLDERS[@]}"; do
+        say "fetching $address"
+        unpack "$address"
+    done
+    run_setup
+    say "the head is ready"
+}
+
+DIR="${RUBBERBAND_ROOT:-}/opt/rubberband"
+PROGRAMS="${RUBBERBAND_ROOT:-}/usr/local/bin"
+mkdir -p "$DIR" "$PROGRAMS" "${RUBBERBAND_ROOT:-}/var/log"
+(boot) 2>&1 | tee -a "${RUBBERBAND_ROOT:-}/var/log/rubberband.log"

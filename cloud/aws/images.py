@@ -1,0 +1,145 @@
+"""What a type of instance is, and the image that it boots: the one that is asked for, or the latest that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rubberband.cloud.aws.errors import code_of
+from rubberband.cloud.aws.machines import Session
+from rubberband.cloud.aws.pages import pages
+from rubberband.errors import InputError
+from rubberband.units import nearest, shown
+
+_GPU_IMAGE = "/aws/service/deeplearning/ami/{}/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
+_CPU_IMAGE = "/aws/service/canonical/ubuntu/server/22.04/stable/current/{}/hvm/ebs-gp2/ami-id"
+_CANONICAL = {"x86_64": "amd64", "arm64": "arm64"}
+_OLD_GPUS = frozenset({"V100", "M60", "K80"})
+"""NVIDIA's open kernel modules, which the Deep Learning AMI has, begin with the generation after these."""
+_INSTALLED_GB = 60
+"""Root volume for the packages, on a plain image: torch with CUDA alone takes about ten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypeFacts:
+    """What EC2 tells of an instance type."""
+
+    instance_type: str
+    architectures: tuple[str, ...]
+    vcpus: int
+    gpus: int
+    gpu_model: str
+    """Such as `T4`; empty without GPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """An AMI that can be booted."""
+
+    image_id: str
+    architecture: str
+    root_device: str
+    root_gb: int | None
+    """Size of its root volume; None if it does not say."""
+
+
+def type_facts(session: Session, instance_type: str, key: str = "resources.instance_type") -> TypeFacts:
+    """The facts of a type. Raises InputError, naming near ones, if the region has no such type; botocore's errors."""
+    ec2 = session.client("ec2")
+    named = [{"Name": "instance-type", "Values": [instance_type]}]
+    for one in pages(ec2.describe_instance_types, "InstanceTypes", Filters=named):
+        gpus = one.get("GpuInfo", {}).get("Gpus", [])
+        return TypeFacts(
+            instance_type=instance_type,
+            architectures=tuple(one["ProcessorInfo"]["SupportedArchitectures"]),
+            vcpus=int(one["VCpuInfo"]["DefaultVCpus"]),
+            gpus=sum(int(gpu["Count"]) for gpu in gpus),
+            gpu_model=str(gpus[0].get("Name", "")) if gpus else "",
+        )
+    known = [one["InstanceType"] for one in pages(ec2.describe_instance_types, "InstanceTypes")]
+    raise InputError(
+        f"{key}: EC2 has no type {shown(instance_type)} in {session.region}; {nearest(instance_type, sorted(known))}"
+    )
+
+
+def find_image(session: Session, word: str | None, facts: TypeFacts, *, installs: bool) -> Image:
+    """The image that `resources.aws.image` says, or the default one for the type; `installs`: packages, at boot.
+
+    Raises InputError if there is none, if it does not run on the type, or if the default one does not know the type's
+    GPUs; botocore's errors.
+    """
+    if word is None:
+        if installs and facts.gpu_model in _OLD_GPUS:
+            raise InputError(
+                f"resources.aws.image: the driver of the latest Deep Learning AMI does not know the {facts.gpu_model} "
+                f"of {facts.instance_type}; give an image that does, or another instance_type, such as g5.xlarge"
+            )
+        image_id = _parameter(session, _default_parameter(facts))
+    else:
+        image_id = _parameter(session, word.removeprefix("ssm:")) if word.startswith("ssm:") else word
+    image = _described(session, image_id)
+    if image.architecture not in facts.architectures:
+        raise InputError(
+            f"resources.aws.image: {image_id} is for {image.architecture}, and {facts.instance_type} is "
+            f"{' or '.join(facts.architectures)}; give an image for that, or another instance_type"
+        )
+    return image
+
+
+def root_volume_gb(asked_gb: int | None, image: Image, *, plain: bool) -> int | None:
+    """The size of the root volume to ask for; None: the image's own. `plain`: the default image without GPUs.
+
+    Raises InputError if the one that is asked for is smaller than the image's.
+    """
+    if asked_gb is None:
+        return _INSTALLED_GB if plain and (image.root_gb or 0) < _INSTALLED_GB else None
+    if image.root_gb is not None and asked_gb < image.root_gb:
+        raise InputError(
+            f"resources.aws.volume_gb: {asked_gb} GB are less than the {image.root_gb} GB of {image.image_id}; raise "
+            "it, or leave it out"
+        )
+    return asked_gb
+
+
+def _default_parameter(facts: TypeFacts) -> str:
+    architecture = "x86_64" if "x86_64" in facts.architectures else "arm64"
+    return _GPU_IMAGE.format(architecture) if facts.gpus else _CPU_IMAGE.format(_CANONICAL[architecture])
+
+
+def _parameter(session: Session, name: str) -> str:
+    try:
+        return str(session.client("ssm").get_parameter(Name=name)["Parameter"]["Value"])
+    except Exception as error:
+        if code_of(error) not in ("ParameterNotFound", "ValidationException"):
+            raise
+        raise InputError(
+            f"resources.aws.image: there is no SSM parameter {name} in {session.region}; give an AMI (ami-…) or a "
+            "parameter that names one (ssm:/…)"
+        ) from None
+
+
+def _described(session: Session, image_id: str) -> Image:
+    try:
+        images = session.client("ec2").describe_images(ImageIds=[image_id])["Images"]
+    except Exception as error:
+        if not code_of(error).startswith("InvalidAMIID"):
+            raise
+        images = []
+    if not images or images[0].get("State", "available") != "available":
+        raise InputError(
+            f"resources.aws.image: there is no image {shown(image_id)} in {session.region} that this account may use; "
+            "images belong to one region: give one of this region, or leave it out"
+        )
+    image = images[0]
+    return Image(
+        image_id=image_id,
+        architecture=str(image.get("Architecture", "x86_64")),
+        root_device=str(image.get("RootDeviceName") or "/dev/sda1"),
+        root_gb=_root_gb(image.get("RootDeviceName"), image.get("BlockDeviceMappings", ())),
+    )
+
+
+def _root_gb(root_device: str | None, disks: Iterable[Any]) -> int | None:
+    sizes = [disk.get("Ebs", {}).get("VolumeSize") for disk in disks if disk.get("DeviceName") == root_device]
+    return int(sizes[0]) if sizes and sizes[0] else None

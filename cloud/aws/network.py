@@ -1,0 +1,220 @@
+"""Where instances are put: subnets in the zones that have the type, and the security group that they share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from rubberband.cloud.aws.calls import OWNER_TAG, by_tags
+from rubberband.cloud.aws.errors import code_of
+from rubberband.cloud.aws.machines import Session
+from rubberband.cloud.aws.metadata import Place
+from rubberband.cloud.aws.pages import pages
+from rubberband.errors import InputError, ProviderError
+
+_LOOKS = 10
+_PAUSE_S = 1.0
+"""A group that was just made may not be visible yet."""
+
+
+def zones_of(session: Session, instance_type: str) -> tuple[str, ...]:
+    """The zones that have the type, in order. Raises botocore's errors."""
+    found = pages(
+        session.client("ec2").describe_instance_type_offerings,
+        "InstanceTypeOfferings",
+        LocationType="availability-zone",
+        Filters=[{"Name": "instance-type", "Values": [instance_type]}],
+    )
+    return tuple(sorted(one["Location"] for one in found))
+
+
+def choose_subnets(
+    session: Session, asked: Sequence[str], instance_type: str, place: Place | None
+) -> tuple[str, dict[str, str]]:
+    """The VPC, and zone -> subnet in the order in which they are tried: those asked for, or one for each zone.
+
+    By default they are those of the driver's VPC (its own zone first), or of the default VPC. Raises InputError for
+    subnets that do not exist or lie in several VPCs, and if none lies in a zone that has the type; botocore's errors.
+    """
+    subnets = _asked(session, asked) if asked else _of_vpc(session, place)
+    offered = zones_of(session, instance_type)
+    chosen: dict[str, str] = {}
+    for subnet in subnets:
+        if subnet["AvailabilityZone"] in offered:
+            chosen.setdefault(subnet["AvailabilityZone"], subnet["SubnetId"])
+    if not chosen:
+        here = ", ".join(sorted({subnet["AvailabilityZone"] for subnet in subnets}))
+        raise InputError(
+            f"resources.aws.subnets: {instance_type} is had in {', '.join(offered) or f'no zone of {session.region}'}, "
+            f"and the subnets are in {here}; add a subnet there, or choose another instance_type"
+        )
+    return str(subnets[0]["VpcId"]), chosen
+
+
+def _asked(session: Session, asked: Sequence[str]) -> list[Any]:
+    try:
+        found = {
+            one["SubnetId"]: one for one in session.client("ec2").describe_subnets(SubnetIds=list(asked))["Subnets"]
+        }
+    except Exception as error:
+        if not code_of(error).startswith("InvalidSubnetID"):
+            raise
+        raise InputError(
+            f"resources.aws.subnets: not all of {', '.join(asked)} are subnets of this account in {session.region} "
+            f"({error}); correct them, or leave them out"
+        ) from None
+    subnets = [found[each] for each in asked]
+    if len({subnet["VpcId"] for subnet in subnets}) > 1:
+        where = ", ".join(f"{subnet['SubnetId']} in {subnet['VpcId']}" for subnet in subnets)
+        raise InputError(f"resources.aws.subnets: they lie in several VPCs ({where}); keep those of one")
+    return subnets
+
+
+def _of_vpc(session: Session, place: Place | None) -> list[Any]:
+    ec2 = session.client("ec2")
+    vpc = place.vpc if place is not None else _default_vpc(ec2, session.region)
+    found = list(pages(ec2.describe_subnets, "Subnets", Filters=[{"Name": "vpc-id", "Values": [vpc]}]))
+    if not found:
+        raise InputError(f"resources.aws.subnets: {vpc} has no subnets in {session.region}; make one, or name others")
+    own = place.subnet if place is not None else ""
+    public = next((bool(one.get("MapPublicIpOnLaunch")) for one in found if one["SubnetId"] == own), None)
+
+    def rank(subnet: Any) -> tuple[Any, ...]:
+        # Instances need a way out as the driver's machine has one: best its own subnet, then one that is like it.
+        unlike = public is not None and bool(subnet.get("MapPublicIpOnLaunch")) != public
+        other_zone = place is not None and subnet["AvailabilityZone"] != place.zone
+        room = -int(subnet.get("AvailableIpAddressCount", 0))
+        return (
+            other_zone,
+            subnet["AvailabilityZone"],
+            subnet["SubnetId"] != own,
+            unlike,
+            not subnet.get("DefaultForAz"),
+            room,
+            subnet["SubnetId"],
+        )
+
+    return sorted(found, key=rank)
+
+
+def _default_vpc(ec2: Any, region: str) -> str:
+    found = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
+    if not found:
+        raise InputError(
+            f"resources.aws.subnets: the account has no default VPC in {region}; name the subnets to use, or run "
+            "`aws ec2 create-default-vpc`"
+        )
+    return str(found[0]["VpcId"])
+
+
+def group_name(owner: str) -> str:
+    """The name of the security group of an owner."""
+    return "rubberband" if owner == "rubberband" else f"rubberband-{owner}"
+
+
+def check_group(session: Session, group: str, vpc: str) -> str:
+    """The group that is asked for. Raises InputError unless it is one of the VPC; botocore's errors."""
+    try:
+        found = session.client("ec2").describe_security_groups(GroupIds=[group])["SecurityGroups"]
+    except Exception as error:
+        if not code_of(error).startswith("InvalidGroup"):
+            raise
+        found = []
+    if not found or found[0].get("VpcId") != vpc:
+        where = f"is in {found[0].get('VpcId')}, and the subnets are in {vpc}" if found else "does not exist"
+        raise InputError(f"resources.aws.security_group: {group} {where}; correct it, or leave it out")
+    return group
+
+
+def ensure_group(session: Session, owner: str, vpc: str, *, sleep: Callable[[float], None] = time.sleep) -> str:
+    """Our security group in the VPC, with ingress from itself only; it is made where it is missing. Idempotent.
+
+    Raises InputError if another group has its name, ProviderError if it does not become visible; botocore's errors.
+    """
+    ec2 = session.client("ec2")
+    found = _find_group(ec2, owner, vpc)
+    group = found["GroupId"] if found is not None else _make_group(ec2, owner, vpc, sleep)
+    if found is None or not _lets_itself_in(found):
+        _let_itself_in(ec2, group, sleep)
+    return str(group)
+
+
+def delete_groups(session: Session, owner: str) -> tuple[str, ...]:
+    """Delete our security groups, in every VPC; those deleted. One that is in use stays. Raises botocore's errors."""
+    ec2 = session.client("ec2")
+    deleted = []
+    for group in pages(ec2.describe_security_groups, "SecurityGroups", Filters=_group_filters(owner)):
+        try:
+            ec2.delete_security_group(GroupId=group["GroupId"])
+        except Exception as error:
+            if code_of(error) not in ("DependencyViolation", "InvalidGroup.NotFound", "InvalidGroup.InUse"):
+                raise
+        else:
+            deleted.append(str(group["GroupId"]))
+    return tuple(deleted)
+
+
+def _group_filters(owner: str, vpc: str | None = None) -> list[dict[str, Any]]:
+    named = [{"Name": "group-name", "Values": [group_name(owner)]}, *by_tags(owner=owner)]
+    return named if vpc is None else [*named, {"Name": "vpc-id", "Values": [vpc]}]
+
+
+def _find_group(ec2: Any, owner: str, vpc: str) -> Mapping[str, Any] | None:
+    return next(iter(ec2.describe_security_groups(Filters=_group_filters(owner, vpc))["SecurityGroups"]), None)
+
+
+def _make_group(ec2: Any, owner: str, vpc: str, sleep: Callable[[float], None]) -> str:
+    name = group_name(owner)
+    tags = [{"Key": OWNER_TAG, "Value": owner}, {"Key": "Name", "Value": name}]
+    try:
+        made = ec2.create_security_group(
+            GroupName=name,
+            Description="RubberBand: instances and their head, among themselves",
+            VpcId=vpc,
+            TagSpecifications=[{"ResourceType": "security-group", "Tags": tags}],
+        )
+    except Exception as error:
+        if code_of(error) != "InvalidGroup.Duplicate":
+            raise
+        return _made_by_another(ec2, owner, vpc, sleep)
+    return str(made["GroupId"])
+
+
+def _made_by_another(ec2: Any, owner: str, vpc: str, sleep: Callable[[float], None]) -> str:
+    for _ in range(_LOOKS):
+        found = _find_group(ec2, owner, vpc)
+        if found is not None:
+            return str(found["GroupId"])
+        sleep(_PAUSE_S)
+    raise InputError(
+        f"resources.aws.security_group: {vpc} has a group named {group_name(owner)} without the tag "
+        f"{OWNER_TAG}={owner}; name it in the file to use it, or rename it"
+    )
+
+
+def _lets_itself_in(group: Mapping[str, Any]) -> bool:
+    return any(
+        rule.get("IpProtocol") in ("tcp", "-1") and _names(rule.get("UserIdGroupPairs", ()), group["GroupId"])
+        for rule in group.get("IpPermissions", ())
+    )
+
+
+def _names(pairs: Iterable[Mapping[str, Any]], group: str) -> bool:
+    return any(pair.get("GroupId") == group for pair in pairs)
+
+
+def _let_itself_in(ec2: Any, group: str, sleep: Callable[[float], None]) -> None:
+    rule = {"IpProtocol": "tcp", "FromPort": 0, "ToPort": 65535, "UserIdGroupPairs": [{"GroupId": group}]}
+    for _ in range(_LOOKS):
+        try:
+            ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule])
+        except Exception as error:
+            if code_of(error) == "InvalidPermission.Duplicate":
+                return
+            if code_of(error) not in ("InvalidGroup.NotFound", "InvalidGroupId.NotFound"):
+                raise
+            sleep(_PAUSE_S)
+        else:
+            return
+    raise ProviderError(f"security group {group} was made and EC2 does not show it; start again")

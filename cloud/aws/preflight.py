@@ -1,0 +1,218 @@
+"""Everything that can be known to go wrong on EC2 is looked for before anything is rented, and refused in one line.
+
+Nothing is bought: what a role may do is asked by dry runs and by calls that are harmless. It does not say that there is
+capacity: nobody can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import botocore.session
+from botocore.exceptions import ClientError
+
+from rubberband.cloud.aws.calls import Choice, by_tags, launch_request, tags_of
+from rubberband.cloud.aws.errors import code_of, explain, lacks_rights
+from rubberband.cloud.aws.images import type_facts
+from rubberband.cloud.aws.machines import Machines, NodeStart, Session
+from rubberband.cloud.aws.metadata import Place, own_place
+from rubberband.cloud.aws.network import choose_subnets
+from rubberband.cloud.aws.pages import pages
+from rubberband.cloud.aws.quota import quotas
+from rubberband.cloud.aws.resolving import in_one_line, resolve
+from rubberband.cloud.aws.storage_check import check_store
+from rubberband.errors import InputError
+from rubberband.offer import Offer
+from rubberband.plan import Market
+from rubberband.resources import Resources
+from rubberband.units import nearest, shown
+
+_PROBE = "preflight"
+_LONGEST_S = 1e9
+"""Of a lease, in the dry run: the script is as long as any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Checks:
+    """What all checks of one experiment share."""
+
+    session: Session
+    resources: Resources
+    place: Place | None
+
+    @property
+    def markets(self) -> tuple[Market, ...]:
+        """Where a plan may buy; profiles are measured on demand."""
+        return ("on_demand", "spot") if self.resources.market == "spot" else ("on_demand",)
+
+
+def preflight(
+    resources: Resources, offers: Sequence[Offer], *, session: Session | None = None, place: Place | None = None
+) -> list[str]:
+    """Notes for the user, one line each, if the experiment can be rented for.
+
+    `place` is where this machine is in EC2, if not as its metadata service tells. Raises InputError (one line: what,
+    which value, the remedy) for the first thing that is amiss: credentials, region, types, images, network, roles and
+    rights, quota, the checkpoint store, or where the driver runs.
+    """
+    check_region(resources.region)
+    checks = _Checks(session=session or _opened(resources.region), resources=resources, place=place or own_place())
+    with in_one_line():
+        checks.session.client("sts").get_caller_identity()
+        return list(_looked_at(checks, offers))
+
+
+def check_region(region: str) -> None:
+    """Raise InputError, naming near ones, unless boto3 knows the region."""
+    session = botocore.session.get_session()
+    known = [
+        name
+        for partition in session.get_available_partitions()
+        for name in session.get_available_regions("ec2", partition_name=partition)
+    ]
+    if region not in known:
+        raise InputError(
+            f"resources.region: {shown(region)} is no region of EC2 (a new one needs a newer boto3); "
+            f"{nearest(region, known)}"
+        )
+
+
+def _opened(region: str) -> Session:
+    from rubberband.cloud.aws.session import open_session
+
+    return open_session(region)
+
+
+def _looked_at(checks: _Checks, offers: Sequence[Offer]) -> Iterator[str]:
+    for offer in offers:
+        yield from _look_at_type(checks, offer)
+    yield from _look_at_driver(checks, offers[0].instance_type)
+    yield from _look_at_quota(checks, [offer.instance_type for offer in offers])
+    yield from check_store(checks.session, checks.resources)
+    for offer in offers:
+        yield from _look_at_launch(checks, offer)
+    yield from _look_at_end(checks)
+
+
+def _look_at_type(checks: _Checks, offer: Offer) -> Iterator[str]:
+    facts = type_facts(checks.session, offer.instance_type)
+    if facts.gpus and offer.gpus > facts.gpus:
+        raise InputError(
+            f"resources.gpus_per_instance: {offer.gpus} are more than the {facts.gpus} GPUs of {offer.instance_type}; "
+            f"lower it to {facts.gpus}, or leave it out"
+        )
+    if not facts.gpus:
+        yield f"{offer.instance_type} has no GPUs: trials train on its {facts.vcpus} vCPUs, in {offer.gpus} slots"
+    elif offer.gpus < facts.gpus:
+        yield f"{offer.instance_type} has {facts.gpus} GPUs, of which {offer.gpus} are used and all are paid for"
+
+
+def _look_at_driver(checks: _Checks, instance_type: str) -> Iterator[str]:
+    words, place, region = checks.resources.aws, checks.place, checks.session.region
+    vpc, _ = choose_subnets(checks.session, words.subnets, instance_type, place)
+    if words.driver_address is not None:
+        yield f"instances must reach this machine at {words.driver_address}, on every TCP port"
+        return
+    if place is None or place.region != region or place.vpc != vpc:
+        where = "is not in EC2" if place is None else f"is in {place.vpc} ({place.region})"
+        raise InputError(
+            f"resources.provider: instances would be in {vpc} ({region}) and this machine {where}: they cannot reach "
+            "it; start a head there with `rubberband up FILE` and run on it, or say how they reach this machine "
+            "(resources.aws.driver_address)"
+        )
+
+
+def _look_at_quota(checks: _Checks, types: Sequence[str]) -> Iterator[str]:
+    for room in quotas(checks.session, types, checks.markets):
+        if room.instances < 1:
+            raise InputError(f"resources.instance_type: {room.refusal(checks.resources.max_instances)}")
+        if room.instances < checks.resources.max_instances:
+            yield room.note()
+
+
+def _look_at_launch(checks: _Checks, offer: Offer) -> Iterator[str]:
+    words = checks.resources.aws
+    machines = resolve(
+        checks.session, words, offer.instance_type, checkpoints=checks.resources.checkpoints, place=checks.place
+    )
+    for market in checks.markets:
+        _dry_run(checks.session, machines, offer, market)
+    if checks.resources.market == "spot":
+        checks.session.client("ec2").describe_spot_price_history(
+            InstanceTypes=[offer.instance_type], ProductDescriptions=["Linux/UNIX"], MaxResults=1
+        )
+    place = checks.place
+    if place is not None and place.security_groups and machines.security_group not in place.security_groups:
+        yield (
+            f"this machine is not in the instances' security group {machines.security_group}; its own groups "
+            f"({', '.join(place.security_groups)}) must let them in, on every TCP port"
+        )
+
+
+def _dry_run(session: Session, machines: Machines, offer: Offer, market: Market) -> None:
+    choice = Choice(
+        instance_type=offer.instance_type,
+        zone=next(iter(machines.subnets)),
+        market=market,
+        price_usd_per_hour=offer.price_usd_per_hour,
+        on_demand_usd_per_hour=offer.price_usd_per_hour,
+    )
+    start = NodeStart(
+        instance=_PROBE,
+        head_address="255.255.255.255:65535",
+        gpus=offer.gpus,
+        lease_s=_LONGEST_S,
+        lifetime_s=_LONGEST_S,
+    )
+    request = launch_request(
+        machines,
+        choice,
+        token=_PROBE,
+        tags=tags_of(_PROBE, _PROBE, _PROBE, machines.owner),
+        user_data=machines.user_data(start),
+    )
+    try:
+        session.client("ec2").run_instances(**request, DryRun=True)
+    except ClientError as error:
+        if code_of(error) != "DryRunOperation":
+            refused = refused_launch(error, machines.instance_profile, machines.key_name)
+            raise InputError(refused) from None
+
+
+def refused_launch(error: ClientError, profile: str, key_name: str | None, key: str = "worker_profile") -> str:
+    """Why EC2 would not launch such a machine, with the remedy, in one line. `key`: where the profile is written."""
+    said = str(error)
+    if "iamInstanceProfile" in said or "IAM Instance Profile" in said:
+        return (
+            f"resources.aws.{key}: there is no instance profile {shown(profile)}; make it as "
+            "rubberband/cloud/aws/policies/README.md says, or name another"
+        )
+    if code_of(error).startswith("InvalidKeyPair"):
+        return (
+            f"resources.aws.key_name: there is no key pair {shown(key_name)} in this region; import it "
+            "(`aws ec2 import-key-pair`), or leave it out"
+        )
+    if key == "head_profile" and "iam:PassRole" in said:
+        return (
+            f"resources.aws.{key}: these credentials may not give the role of {profile} to a machine (iam:PassRole); "
+            "use an administrator's, or allow it for that role"
+        )
+    return explain(error)
+
+
+def _look_at_end(checks: _Checks) -> Iterator[str]:
+    """Whether this role may end instances, by a dry run on one of the owner's (it is tied to their tag)."""
+    owner = checks.resources.aws.owner
+    ec2 = checks.session.client("ec2")
+    living = [*by_tags(owner=owner), {"Name": "instance-state-name", "Values": ["pending", "running"]}]
+    found: list[Any] = list(pages(ec2.describe_instances, "Reservations", Filters=living))
+    if not found:
+        yield f"whether instances may be ended (ec2:TerminateInstances) is seen with the first one of owner {owner}"
+        return
+    try:
+        ec2.terminate_instances(InstanceIds=[found[0]["Instances"][0]["InstanceId"]], DryRun=True)
+    except ClientError as error:
+        if lacks_rights(error):
+            raise

@@ -1,0 +1,116 @@
+"""From the words of `resources.aws` to machines that can be launched: image, network, what is installed, the token.
+
+It rents nothing. What is missing in the account and free of charge is made: the security group, the published Ray
+token, and the wheel of a package that is not on an index.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+import rubberband
+from rubberband.cloud.aws import wheel
+from rubberband.cloud.aws.errors import explain
+from rubberband.cloud.aws.images import find_image, root_volume_gb, type_facts
+from rubberband.cloud.aws.machines import Machines, NodeStart, Session
+from rubberband.cloud.aws.metadata import Place, own_place
+from rubberband.cloud.aws.network import check_group, choose_subnets, ensure_group
+from rubberband.cloud.aws.token import publish_token, token_parameter
+from rubberband.cloud.aws.user_data import Boot, Installation, installation, worker_script
+from rubberband.cloud.local import ray_node
+from rubberband.errors import InputError
+from rubberband.resources import Aws
+
+
+def resolve(
+    session: Session,
+    words: Aws,
+    instance_type: str,
+    *,
+    checkpoints: str | None = None,
+    place: Place | None = None,
+    token_path: Path | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Machines:
+    """How the instances of one type are launched. `checkpoints`: the store's URL, where a wheel may be put.
+
+    `place` is where this machine is in EC2, if not as its metadata service tells. Raises InputError (one line, with the
+    remedy) for whatever in the words or in the account does not fit.
+    """
+    place = place or own_place()
+    with in_one_line():
+        facts = type_facts(session, instance_type)
+        installed = what_to_install(session, words, checkpoints)
+        image = find_image(session, words.image, facts, installs=bool(installed.requirements))
+        plain = words.image is None and not facts.gpus and bool(installed.requirements)
+        volume_gb = root_volume_gb(words.volume_gb, image, plain=plain)
+        vpc, subnets = choose_subnets(session, words.subnets, instance_type, place)
+        group = security_group(session, words, vpc, sleep)
+        publish_token(session, words.owner, token_path)
+    boot = Boot(
+        region=session.region,
+        token_parameter=token_parameter(words.owner),
+        installation=installed,
+        setup=words.setup,
+        ray_settings=ray_node.SETTINGS,
+    )
+
+    def user_data(start: NodeStart) -> str:
+        return worker_script(boot, start)
+
+    return Machines(
+        image=image.image_id,
+        subnets=subnets,
+        security_group=group,
+        instance_profile=words.worker_profile,
+        key_name=words.key_name,
+        owner=words.owner,
+        volume_gb=volume_gb,
+        root_device=image.root_device,
+        user_data=user_data,
+    )
+
+
+def security_group(session: Session, words: Aws, vpc: str, sleep: Callable[[float], None] = time.sleep) -> str:
+    """The group that instances and the head share. Raises as `check_group` and `ensure_group` do."""
+    if words.security_group is not None:
+        return check_group(session, words.security_group, vpc)
+    return ensure_group(session, words.owner, vpc, sleep=sleep)
+
+
+def what_to_install(session: Session, words: Aws, checkpoints: str | None) -> Installation:
+    """What an instance installs: what the file says, or this version of the package.
+
+    A package that was not installed from an index is put beside the checkpoints, where instances fetch it. Raises
+    InputError if there is no such place.
+    """
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    install = words.install
+    if install is None and wheel.on_an_index():
+        install = f"rubberband[ray,aws]=={rubberband.__version__}"
+    elif install is None:
+        install = wheel.upload(session, checkpoints)
+    return installation(install, python=python, ray=_ray_version())
+
+
+def _ray_version() -> str:
+    try:
+        return importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError:
+        raise InputError("ray is not installed here; run pip install 'rubberband[ray,aws]'") from None
+
+
+@contextmanager
+def in_one_line() -> Iterator[None]:
+    """Turn errors of AWS into InputError, with the remedy."""
+    try:
+        yield
+    except (ClientError, BotoCoreError) as error:
+        raise InputError(explain(error)) from None
