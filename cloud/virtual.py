@@ -54,6 +54,8 @@ class Fate:
     """Whether that is the provider's doing (spot)."""
     notice_s: float | None = None
     """How long before it is taken away the provider says so; None: not at all."""
+    lease_late_s: float = 0.0
+    """From the end of its lease until it has noticed, and is off."""
     price_usd_per_hour: float | None = None
     """At purchase; None: that of the offer for its market."""
 
@@ -80,8 +82,8 @@ class Course:
     notice_at: float
     taken_at: float
     """When it ends of itself."""
-    lease_until: float
-    """When it ends if no renewal reaches it."""
+    ends_at: float
+    """When it ends if nobody does anything any more."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -201,7 +203,7 @@ class VirtualProvider:
             if end_at < machine.taken_at:
                 machine.end(end_at, "lease expired")
             else:
-                reason = "taken away by the provider" if machine.fate.preempted else "lost"
+                reason = "taken away by the provider" if machine.fate.preempted else "process died"
                 reason = reason if machine.runs_at < math.inf else "it did not start"
                 machine.end(end_at, reason, preempted=machine.fate.preempted)
         return machine
@@ -209,7 +211,8 @@ class VirtualProvider:
     def _ends_at(self, machine: _Machine) -> float:
         """When the machine ends if nobody does anything any more."""
         lease_until = self.lease_until if machine.own_lease_until is None else machine.own_lease_until
-        return min(machine.ended_at, machine.taken_at, max(machine.runs_at, lease_until))
+        expires_at = max(machine.runs_at, lease_until) + machine.fate.lease_late_s
+        return min(machine.ended_at, machine.taken_at, expires_at)
 
     def ends_at(self, instance: str) -> float:
         """When the instance ends, or ended, if nobody does anything any more; infinite: never."""
@@ -275,7 +278,7 @@ class VirtualProvider:
             init_s=self._init_s(machine.fate),
             notice_at=math.inf if notice_s is None else max(machine.runs_at, machine.taken_at - notice_s),
             taken_at=machine.taken_at,
-            lease_until=self.lease_until if machine.own_lease_until is None else machine.own_lease_until,
+            ends_at=self._ends_at(machine),
         )
 
     def _init_s(self, fate: Fate) -> float:

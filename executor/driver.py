@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from rubberband.executor.backend import Backend
 from rubberband.executor.controller import Controller
 from rubberband.executor.events import CancelRequested, Command, Event, Finish, LaunchInstance, Started, Tick
-from rubberband.executor.journal import Journal
+from rubberband.executor.journal import EventLog
 from rubberband.executor.replanning import decide
 from rubberband.executor.state import GONE, Phase
 
@@ -21,7 +21,7 @@ Observer = Callable[[Event, Controller], None]
 """Is shown every event after the controller has taken it in."""
 
 
-def replay(controller: Controller, journal: Journal) -> int:
+def replay(controller: Controller, journal: EventLog) -> int:
     """Fold the journal into `controller`; return how many events there were."""
     count = 0
     for _, event in journal.events():
@@ -33,7 +33,7 @@ def replay(controller: Controller, journal: Journal) -> int:
 def drive(
     controller: Controller,
     backend: Backend,
-    journal: Journal,
+    journal: EventLog,
     *,
     observers: Sequence[Observer] = (),
     cancelled: Callable[[], bool] = lambda: False,
@@ -69,7 +69,7 @@ def drive(
 
 
 def _take_in(
-    events: Sequence[Event], controller: Controller, journal: Journal, observers: Sequence[Observer]
+    events: Sequence[Event], controller: Controller, journal: EventLog, observers: Sequence[Observer]
 ) -> tuple[list[Command], float]:
     """Journal the events before anything is done about them; the orders, and until when the budget reaches.
 

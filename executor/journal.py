@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import sqlalchemy as sql
 from sqlalchemy.exc import SQLAlchemyError
@@ -50,6 +50,33 @@ class Header:
     job: Job
     setup: Mapping[str, Any]
     """What the driver needs beside the job: configurations, entry point, stores, … as plain JSON values."""
+
+
+class EventLog(Protocol):
+    """What the driver loop needs of a journal."""
+
+    def append(self, events: Sequence[Event]) -> None:
+        """Keep events, in order, all or none, before anything is done about them. Raises JournalError if that fails."""
+        ...
+
+    def events(self, after: int = -1) -> Iterator[tuple[int, Event]]:
+        """(sequence number, event) of all events past `after`, in order. Raises JournalError if they cannot be read."""
+        ...
+
+
+class MemoryJournal:
+    """An `EventLog` that lives as long as its process: for virtual runs by the thousand."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+
+    def append(self, events: Sequence[Event]) -> None:
+        """Keep events, in order."""
+        self._events.extend(events)
+
+    def events(self, after: int = -1) -> Iterator[tuple[int, Event]]:
+        """(sequence number, event) of all events past `after`, in order."""
+        return iter(list(enumerate(self._events))[after + 1 :])
 
 
 class Journal:

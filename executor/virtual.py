@@ -137,7 +137,9 @@ class VirtualBackend:
             next_at = agenda.next_at()
             until = next_at if wake_at is None else min(next_at, wake_at)
             assert until < math.inf, "the controller waits for an event that will never come"
-            if self._fleet.hold_until < until and self._end_of_budget():
+            if self._fleet.hold_until < until and (ends_at := self._fleet.next_end_at()) <= until:
+                self._advance(ends_at)
+                self._fleet.notice_ends()
                 continue
             self._advance(until)
             if until < next_at:
@@ -145,11 +147,6 @@ class VirtualBackend:
             event = agenda.pop()(self._clock.now())
             if event is not None:
                 return [event]
-
-    def _end_of_budget(self) -> bool:
-        """Go on to where it ends; whether an instance has ended itself there."""
-        self._advance(self._fleet.hold_until)
-        return self._fleet.notice_ends()
 
     def _advance(self, instant: float) -> None:
         """Go on to `instant`; the leases are renewed all the way."""

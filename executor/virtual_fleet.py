@@ -110,17 +110,21 @@ class VirtualFleet:
         if lapsed:
             self.notice_ends()
 
-    def notice_ends(self) -> bool:
-        """Put the ends of instances, of which nobody has been told, on the agenda; whether there are any."""
-        found = False
-        for instance, hold in self._holds.items():
-            if hold.launched and instance not in self.gone:
-                ends_at = self._provider.ends_at(instance)
-                if ends_at <= self._clock.now():
-                    self.gone.add(instance)
-                    self._agenda.add(ends_at + hold.messages.seen_after_s, self._ending(instance, hold))
-                    found = True
-        return found
+    def next_end_at(self) -> float:
+        """When the first of those that live ends, if nothing is done about it; infinite: never."""
+        return min((self._provider.ends_at(instance) for instance in self._unended()), default=math.inf)
+
+    def notice_ends(self) -> None:
+        """Put the ends of instances, of which nobody has been told, on the agenda."""
+        for instance in self._unended():
+            ends_at = self._provider.ends_at(instance)
+            if ends_at <= self._clock.now():
+                hold = self._holds[instance]
+                self.gone.add(instance)
+                self._agenda.add(ends_at + hold.messages.seen_after_s, self._ending(instance, hold))
+
+    def _unended(self) -> list[str]:
+        return [instance for instance, hold in self._holds.items() if hold.launched and instance not in self.gone]
 
     # Launch
 
@@ -157,7 +161,7 @@ class VirtualFleet:
         seen_at = max(course.running_at + late_s, hold.answered_at)
         if course.running_at < math.inf:
             self._agenda.add(seen_at, lambda now: self._running(instance, hold, now))
-            self._agenda.add(course.lease_until, lambda now: self._end(instance, hold))
+            self._agenda.add(course.ends_at, lambda now: self._end(instance, hold))
             if course.init_s > self._ready_timeout_s:
                 self._agenda.add(seen_at + self._ready_timeout_s, lambda now: self._give_up(instance, hold, now))
             elif course.init_s < math.inf:

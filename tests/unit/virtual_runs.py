@@ -9,7 +9,7 @@ from rubberband.executor.controller import Controller
 from rubberband.executor.driver import Observer, drive
 from rubberband.executor.events import Event, Finish
 from rubberband.executor.invariants import validate
-from rubberband.executor.journal import Journal
+from rubberband.executor.journal import EventLog, MemoryJournal
 from rubberband.executor.state import Job
 from rubberband.executor.virtual import Faults, VirtualBackend
 
@@ -21,7 +21,7 @@ def check(_event: Event, controller: Controller) -> None:
 def run_virtual(
     job: Job,
     faults: Faults | None = None,
-    journal: Journal | None = None,
+    journal: EventLog | None = None,
     backend: VirtualBackend | None = None,
     cancel_after: int | None = None,
     observers: Sequence[Observer] = (),
@@ -30,11 +30,7 @@ def run_virtual(
     rounds = itertools.count()
     controller = Controller(job)
     backend = backend or VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, faults=faults)
-    own = Journal("sqlite://", job.name, create=True) if journal is None else journal
-    try:
-        watching = [check, *observers]
-        finish = drive(controller, backend, own, observers=watching, cancelled=lambda: next(rounds) == cancel_after)
-    finally:
-        if journal is None:
-            own.close()
+    log = MemoryJournal() if journal is None else journal
+    watching = [check, *observers]
+    finish = drive(controller, backend, log, observers=watching, cancelled=lambda: next(rounds) == cancel_after)
     return controller, backend, finish
