@@ -24,10 +24,12 @@ from rubberband.executor.events import (
     StopTrial,
 )
 from rubberband.executor.ray.attempt import Attempt
+from rubberband.executor.ray.code import Code
 from rubberband.executor.ray.crew import Crew
 from rubberband.executor.ray.fleet import RayFleet
 from rubberband.executor.ray.leases import Leases
 from rubberband.executor.ray.mailbox import Mailbox
+from rubberband.executor.ray.shipment import Shipment
 from rubberband.executor.ray.store_watch import StoreWatch
 from rubberband.executor.ray.worker import Device
 from rubberband.executor.training.entrypoint import Entrypoint
@@ -53,6 +55,7 @@ class RayBackend:
         batch: AdaptiveBatch | None = None,
         known_points: Sequence[BatchPoint] = (),
         logs: Path | None = None,
+        code: Code | None = None,
         lease_s: float = 60.0,
         lease_interval_s: float = 2.0,
         ready_timeout_s: float = 180.0,
@@ -60,11 +63,11 @@ class RayBackend:
     ) -> None:
         """Nothing is rented, and Ray is not touched, before the first command.
 
-        `configurations[i]` and `seeds[i]` belong to trial i. `logs` is a directory that every worker sees: what trial 7
-        prints goes to `trial-007.log` in it. `batch` is how trials adapt their batch size (None: not at all), and
-        `known_points` what is known of their steps. An instance whose workers are not warm within `ready_timeout_s` is
-        given up as lost. Instances outlive this driver by `lease_s` at most, which is renewed every
-        `lease_interval_s`.
+        `configurations[i]` and `seeds[i]` belong to trial i. `logs` is a directory of this machine: what trial 7 prints
+        goes to `trial-007.log` in it. `code` is sent to instances that are other machines. `batch` is how trials adapt
+        their batch size (None: not at all), and `known_points` what is known of their steps. An instance whose workers
+        are not warm within `ready_timeout_s` is given up as lost. Instances outlive this driver by `lease_s` at most,
+        which is renewed every `lease_interval_s`.
         """
         self._entrypoint = entrypoint
         self._configurations = configurations
@@ -77,6 +80,8 @@ class RayBackend:
         self._known_points = tuple(known_points)
         self._logs = logs
         self._clock = clock
+        self._remote = provider.remote
+        shipment = Shipment(code) if code is not None and self._remote else None
         self._mailbox = Mailbox(clock)
         self._attempts: dict[tuple[int, int], Attempt] = {}
         self._closed = False
@@ -90,10 +95,14 @@ class RayBackend:
                 device=device,
                 timeout_s=ready_timeout_s,
                 on_sick=on_sick,
+                remote=self._remote,
+                shipment=shipment,
             )
 
         self._leases = Leases(provider, lease_s=lease_s, interval_s=lease_interval_s, clock=clock)
-        self._fleet = RayFleet(provider, make_crew, self._mailbox, leases=self._leases, on_gone=self._abandon)
+        self._fleet = RayFleet(
+            provider, make_crew, self._mailbox, leases=self._leases, on_gone=self._abandon, logs=logs
+        )
 
     def now(self) -> float:
         """Unix time in seconds."""
@@ -147,10 +156,16 @@ class RayBackend:
             known_points=self._known_points,
             batch_mode=start.batch_mode,
         )
-        log = None if self._logs is None else self._logs.resolve() / f"trial-{start.trial:03d}.log"
-        attempt = Attempt(start, segment, log, self._fleet, self._mailbox.put)
+        attempt = Attempt(start, segment, self._log(start.trial), self._fleet, self._mailbox.put)
         self._attempts[start.trial, start.attempt] = attempt
         attempt.begin()
+
+    def _log(self, trial: int) -> Path | None:
+        """Where a trial prints; on another machine in a folder of that machine's, from which it is collected."""
+        if self._logs is None:
+            return None
+        name = f"trial-{trial:03d}.log"
+        return Path(name) if self._remote else self._logs.resolve() / name
 
     def _abandon(self, instance: str) -> None:
         """End the attempts on an instance that is gone, so that their workers on other instances are free."""

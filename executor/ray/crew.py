@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rubberband.cloud.cluster import INSTANCE_LABEL
 from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.ray.connection import ray_nodes
+from rubberband.executor.ray.shipment import Shipment
 from rubberband.executor.ray.worker import Device, SlotWorker
 from rubberband.executor.training.entrypoint import Entrypoint
 
@@ -44,8 +45,13 @@ class Crew:
         device: Device,
         timeout_s: float,
         on_sick: Callable[[str, str], None],
+        remote: bool = False,
+        shipment: Shipment | None = None,
     ) -> None:
-        """`on_sick(instance, reason)` is called when a slot's worker cannot be replaced."""
+        """`on_sick(instance, reason)` is called when a slot's worker cannot be replaced.
+
+        A `remote` instance is another machine, which gets the user's code by the `shipment`.
+        """
         self._instance = instance
         self._gpus = gpus
         self._entrypoint = entrypoint
@@ -53,6 +59,8 @@ class Crew:
         self._device = device
         self._timeout_s = timeout_s
         self._on_sick = on_sick
+        self._remote = remote
+        self._shipment = shipment
         self._mutex = threading.Lock()
         self._dismissed = threading.Event()
         self._group: Any = None
@@ -119,7 +127,8 @@ class Crew:
     def _start(self, group: Any, gpu: int) -> Worker:
         place = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=gpu)
         actor = ray.remote(SlotWorker).options(num_cpus=0, num_gpus=1, max_restarts=0, scheduling_strategy=place)
-        return actor.remote(self._entrypoint, self._store)
+        code = None if self._shipment is None else self._shipment.reference()
+        return actor.remote(self._entrypoint, self._store, remote=self._remote, code=code)
 
     def _warm_up(self, workers: Sequence[Worker], deadline: float) -> None:
         pending = [worker.warm_up.remote(self._device) for worker in workers]

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rubberband.cloud.cluster import ClusterProvider
 from rubberband.cloud.provider import InstanceStatus
@@ -26,6 +27,7 @@ from rubberband.executor.ray.connection import Connection
 from rubberband.executor.ray.crew import Crew, CrewError
 from rubberband.executor.ray.leases import Leases
 from rubberband.executor.ray.mailbox import Mailbox
+from rubberband.executor.ray.warden import Warden
 from rubberband.plan import Market
 
 _log = logging.getLogger(__name__)
@@ -42,6 +44,8 @@ class _Hold:
     """One instance, from the order to launch it to its end."""
 
     crew: Crew
+    warden: Warden | None
+    """Of an instance that is another machine."""
     launched: threading.Event = field(default_factory=threading.Event)
     """Set when the provider has answered the launch, whatever it said."""
     running: bool = False
@@ -62,8 +66,11 @@ class RayFleet:
         *,
         leases: Leases,
         on_gone: Callable[[str], None],
+        logs: Path | None = None,
     ) -> None:
         """Begin to watch what the provider shows. `leases` are closed with the fleet.
+
+        `logs` is where what trials print on other machines is collected.
 
         `on_gone(instance)` is called when an instance can no longer be used, before any event says so.
         """
@@ -71,6 +78,7 @@ class RayFleet:
         self._make_crew = make_crew
         self._mailbox = mailbox
         self._leases = leases
+        self._logs = logs
         self._on_gone = on_gone
         self._connection = Connection()
         self._mutex = threading.RLock()
@@ -89,8 +97,20 @@ class RayFleet:
         """Rent an instance; its events follow. Harmless when repeated."""
         with self._mutex:
             if instance not in self._holds:
-                hold = self._holds[instance] = _Hold(self._make_crew(instance, self._give_up))
+                hold = self._holds[instance] = self._hold(instance)
                 _thread(lambda: self._launch(instance, market, hold), f"launch-{instance}")
+
+    def _hold(self, instance: str) -> _Hold:
+        crew, warden = self._make_crew(instance, self._give_up), None
+        if self._provider.remote:
+            warden = Warden(
+                instance,
+                until=lambda: self._leases.until,
+                interval_s=self._leases.interval_s,
+                logs=self._logs,
+                on_notice=lambda: self._interrupted(instance),
+            )
+        return _Hold(crew, warden)
 
     def _launch(self, instance: str, market: Market, hold: _Hold) -> None:
         try:
@@ -115,6 +135,8 @@ class RayFleet:
     def _release(self, instance: str, hold: _Hold | None) -> None:
         if hold is not None:
             self._await_launch(instance, hold)
+            if hold.warden is not None:
+                hold.warden.collect()
         status = self._release_surely(instance)
         running_at = status.running_at if status else None
         ended_at = status.ended_at if status else None
@@ -163,6 +185,8 @@ class RayFleet:
         with self._mutex:
             was_over, hold.over = hold.over, True
         if not was_over:
+            if hold.warden is not None:
+                hold.warden.dismiss()
             self._on_gone(instance)
         return not was_over
 
@@ -183,6 +207,8 @@ class RayFleet:
     def _assemble(self, instance: str, hold: _Hold) -> None:
         try:
             self._connection.open(self._provider.ensure_head())
+            if hold.warden is not None:
+                hold.warden.begin()
             hold.crew.assemble()
         except (CrewError, ProviderError) as error:
             self._give_up(instance, str(error))
@@ -233,7 +259,7 @@ class RayFleet:
             if ended_at is None:
                 _thread(lambda: self._assemble(instance, hold), f"assemble-{instance}")
         if status.interrupted_at is not None and ended_at is None:
-            self._interrupted(instance, hold)
+            self._interrupted(instance)
         if ended_at is not None:
             self._end(instance, hold)
             reason = status.reason or "ended by somebody else"
@@ -251,9 +277,10 @@ class RayFleet:
                 )
             _thread(hold.crew.dismiss, f"dismiss-{instance}")
 
-    def _interrupted(self, instance: str, hold: _Hold) -> None:
+    def _interrupted(self, instance: str) -> None:
         """Pass on, once, that the provider takes the instance away."""
         with self._mutex:
+            hold = self._holds[instance]
             told = hold.interrupted or hold.over or not hold.running
             hold.interrupted = hold.interrupted or not told
         if not told:
@@ -293,7 +320,8 @@ class RayFleet:
 
     def _adopt(self, found: LiveInstance) -> None:
         instance = found.instance
-        hold = _Hold(self._make_crew(instance, self._give_up), running=found.running_at is not None)
+        hold = self._hold(instance)
+        hold.running = found.running_at is not None
         hold.launched.set()
         with self._mutex:
             self._holds[instance] = hold
@@ -304,6 +332,9 @@ class RayFleet:
         """Leave the cluster and give everything back."""
         self._closing.set()
         self._leases.close()
+        for hold in self._holds.values():
+            if hold.warden is not None:
+                hold.warden.dismiss()
         try:
             self._connection.close()
         finally:

@@ -22,7 +22,7 @@ class Leases:
         """Every `interval_s` the lease is put off to `lease_s` from now, but not beyond what `hold_until` was told."""
         self._provider = provider
         self._lease_s = lease_s
-        self._interval_s = interval_s
+        self.interval_s = interval_s
         self._clock = clock
         self._hold_until = math.inf
         self._mutex = threading.Lock()
@@ -56,7 +56,7 @@ class Leases:
 
     def _run(self) -> None:
         while not self._closed:
-            self._wake.wait(self._interval_s)
+            self._wake.wait(self.interval_s)
             self._wake.clear()
             if not self._closed:
                 self.renew()

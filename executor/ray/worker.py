@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rubberband.executor.checkpoints import CheckpointStore
+from rubberband.executor.ray.code import Code, install
+from rubberband.executor.ray.remote_logs import logs_folder
 from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport, SegmentStarted
 
 if TYPE_CHECKING:
@@ -29,9 +31,14 @@ SegmentItem = SegmentStarted | SegmentReport | SegmentFailure
 class SlotWorker:
     """Runs segments in this process; made into an actor by `crew`."""
 
-    def __init__(self, entrypoint: Entrypoint, store: CheckpointStore) -> None:
-        self._entrypoint = entrypoint
+    def __init__(
+        self, entrypoint: Entrypoint, store: CheckpointStore, *, remote: bool = False, code: Code | None = None
+    ) -> None:
+        """`remote`: this is not the driver's machine, so that `code` is what it has of the driver's folders."""
+        self._entrypoint = entrypoint if code is None else install(code, entrypoint)
         self._store = store
+        if remote:
+            _speak_where_others_listen()
 
     def warm_up(self, device: Device) -> None:
         """Import everything that training needs: most of what a cold start takes."""
@@ -50,11 +57,26 @@ class SlotWorker:
         return f"tcp://{host}:{port}"
 
     def run(self, segment: Segment, log: Path | None) -> Iterator[SegmentItem]:
-        """Train; what is printed meanwhile is appended to the file `log`."""
+        """Train; what is printed meanwhile is appended to the file `log`, a bare name of which lies on this machine."""
         from rubberband.executor.training.run import run_segment
 
-        with redirected(log):
+        with redirected(log if log is None or log.is_absolute() else logs_folder() / log):
             yield from run_segment(self._entrypoint, segment, self._store)
+
+
+def _speak_where_others_listen() -> None:
+    """Let gloo and NCCL use the interface by which the instances know each other.
+
+    On their own they take that of the host's name, which may be the loopback, or any that is there (Docker's).
+    """
+    import psutil
+    import ray
+
+    address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(found.address == address for found in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
 
 
 @contextlib.contextmanager

@@ -43,6 +43,7 @@ class Breaking:
             raise OSError(28, "No space left on device")
 
     look_s = 0.05
+    remote = False
 
     def launch(self, instance: str, market: Market = "on_demand") -> None:
         """Rent it."""

@@ -2,56 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from rubberband.cloud import node
-
-SAID: dict[str, str] = {}
-
-
-class _Metadata(BaseHTTPRequestHandler):
-    def do_PUT(self) -> None:
-        """Give a token."""
-        assert self.headers["X-aws-ec2-metadata-token-ttl-seconds"]
-        self._answer(200, "token")
-
-    def do_GET(self) -> None:
-        """Answer who shows the token."""
-        if self.headers["X-aws-ec2-metadata-token"] != "token":
-            self._answer(401, "")
-        elif (name := self.path.removeprefix("/machine/latest/meta-data/")) in SAID:
-            self._answer(200, SAID[name])
-        else:
-            self._answer(404, "")
-
-    def _answer(self, status: int, text: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
+from tests.metadata_service import metadata_service
 
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """What the metadata service says."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Metadata)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    monkeypatch.setenv(node.METADATA_VARIABLE, f"http://127.0.0.1:{server.server_port}/machine/")
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    SAID.clear()
-    yield SAID
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with metadata_service() as (address, said):
+        monkeypatch.setenv(node.METADATA_VARIABLE, address)
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+        yield said
 
 
 def test_it_is_told_what_the_metadata_service_says(said: dict[str, str]) -> None:

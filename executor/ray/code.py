@@ -1,0 +1,198 @@
+"""The user's code on its way to instances that are other machines: packed by the driver, unpacked beside the workers.
+
+What is sent are the folders of the entry point's search path, less what no trial imports. Installed packages are not:
+an instance installs them itself.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import io
+import os
+import shutil
+import stat
+import sys
+import sysconfig
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+import rubberband
+from rubberband.cloud.node import machine_folder
+from rubberband.errors import InputError
+from rubberband.executor.training.entrypoint import Entrypoint
+
+MAX_BYTES = 50 * 10**6
+MAX_FILES = 20_000
+IGNORE_FILE = ".rubberbandignore"
+"""In a folder of the search path: patterns of what is not sent, one a line, as of file names (`data`, `*.parquet`)."""
+
+_SKIPPED = (".*", "__pycache__", "node_modules", "checkpoints", "*.egg-info", "*.pyc", "*.pyo", "*.ckpt")
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """The driver's folders in one archive; the same files make the same bytes."""
+
+    archive: bytes
+    digest: str
+    places: tuple[tuple[str, str], ...]
+    """(folder of the driver, where in the archive it is)."""
+    working: str | None
+    """Where in the archive the driver's working folder is."""
+
+
+def pack(folders: Sequence[str]) -> Code:
+    """Pack the folders. Raises InputError, which names what is large, where they hold too much, or cannot be read."""
+    places = _places([folder for folder in dict.fromkeys(map(os.path.abspath, folders)) if _is_the_users(folder)])
+    buffer = io.BytesIO()
+    found = _files([(folder, place) for folder, place in places if "/" not in place])
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name, path in found:
+            try:
+                archive.writestr(_entry(name, path), path.read_bytes())
+            except OSError as error:
+                raise InputError(
+                    f"{path} cannot be read to be sent to the instances ({error.strerror}); give access, or list it in "
+                    f"{IGNORE_FILE}"
+                ) from None
+    payload = buffer.getvalue()
+    working = dict(places).get(os.getcwd())
+    told = repr((places, working)).encode()
+    digest = hashlib.sha256(told + payload).hexdigest()[:32]
+    return Code(archive=payload, digest=digest, places=tuple(places), working=working)
+
+
+def install(code: Code, entrypoint: Entrypoint) -> Entrypoint:
+    """Unpack the code on this machine, unless it is there, make this process work in it, and say where it is now."""
+    root = _unpack(code)
+    if code.working is not None:
+        os.chdir(root / code.working)
+    here = tuple(str(root / place) for _, place in code.places)
+    return replace(entrypoint, search_path=here)
+
+
+def _is_the_users(folder: str) -> bool:
+    """Whether it is a folder of the user's own code, not Python's or one of installed packages."""
+    installed = {os.path.abspath(path) for path in sysconfig.get_paths().values()} | {os.path.abspath(sys.prefix)}
+    return (
+        os.path.isdir(folder)
+        and folder not in installed
+        and not {"site-packages", "dist-packages"} & set(Path(folder).parts)
+    )
+
+
+def _places(folders: Sequence[str]) -> list[tuple[str, str]]:
+    """Where each folder lies in the archive: one that is within another is not packed twice."""
+    tops: dict[str, str] = {}
+    found = {}
+    for folder in sorted(folders, key=len):
+        top = next((top for top in tops if _holds(top, folder)), None)
+        if top is None:
+            found[folder] = tops[folder] = str(len(tops))
+        else:
+            found[folder] = f"{tops[top]}/{Path(folder).relative_to(top).as_posix()}"
+    return [(folder, found[folder]) for folder in folders]
+
+
+def _holds(top: str, folder: str) -> bool:
+    path = Path(folder)
+    if not path.is_relative_to(top):
+        return False
+    patterns = (*_SKIPPED, *_ignored(Path(top)))
+    parts = path.relative_to(top).parts
+    return not any(_skips(patterns, part, str(PurePosixPath(*parts[: depth + 1]))) for depth, part in enumerate(parts))
+
+
+def _files(tops: Iterable[tuple[str, str]]) -> list[tuple[str, Path]]:
+    """(name in the archive, path) of everything that is sent. Raises InputError where that is too much."""
+    found: list[tuple[str, Path]] = []
+    sizes: dict[str, int] = {}
+    for folder, place in tops:
+        for relative, path, size in _walk(Path(folder)):
+            found.append((f"{place}/{relative}", path))
+            part = os.path.join(folder, relative.split("/", 1)[0])
+            sizes[part] = sizes.get(part, 0) + size
+            if len(found) > MAX_FILES or sum(sizes.values()) > 20 * MAX_BYTES:
+                raise InputError(_too_much(sizes, len(found), at_least=True))
+    if sum(sizes.values()) > MAX_BYTES:
+        raise InputError(_too_much(sizes, len(found), at_least=False))
+    return found
+
+
+def _walk(top: Path) -> Iterator[tuple[str, Path, int]]:
+    patterns = (*_SKIPPED, *_ignored(top))
+    for folder, folders, files in os.walk(top):
+        inside = Path(folder).relative_to(top)
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not _skips(patterns, name, (inside / name).as_posix()) and not _is_installed(Path(folder, name))
+        )
+        for name in sorted(files):
+            path, relative = Path(folder, name), (inside / name).as_posix()
+            if not _skips(patterns, name, relative):
+                with suppress(OSError):  # a link to nowhere
+                    found = path.stat()
+                    if stat.S_ISREG(found.st_mode):
+                        yield relative, path, found.st_size
+
+
+def _is_installed(folder: Path) -> bool:
+    """Whether it is a virtual environment, or this package, which instances have."""
+    return (folder / "pyvenv.cfg").exists() or folder.resolve() == Path(rubberband.__file__).parent.resolve()
+
+
+def _ignored(top: Path) -> list[str]:
+    with suppress(OSError):
+        lines = (line.strip() for line in (top / IGNORE_FILE).read_text().splitlines())
+        return [line.rstrip("/") for line in lines if line and not line.startswith("#")]
+    return []
+
+
+def _skips(patterns: Iterable[str], name: str, relative: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(relative, pattern) for pattern in patterns)
+
+
+def _too_much(sizes: dict[str, int], files: int, *, at_least: bool) -> str:
+    largest = sorted(sizes, key=lambda part: -sizes[part])[:3]
+    told = ", ".join(f"{part} ({sizes[part] / 1e6:.0f} MB)" for part in largest)
+    more = "more than " if at_least else ""
+    return (
+        f"the code to send to the instances is {more}{sum(sizes.values()) / 1e6:.0f} MB in {files} files, and may be "
+        f"{MAX_BYTES / 1e6:.0f} MB in {MAX_FILES}; the most is in {told}: list what trials do not import in "
+        f"{IGNORE_FILE} beside it, or start from a folder of its own"
+    )
+
+
+def _entry(name: str, path: Path) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(name, date_time=_EPOCH)
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    executable = os.access(path, os.X_OK)
+    entry.external_attr = (0o755 if executable else 0o644) << 16
+    return entry
+
+
+def _unpack(code: Code) -> Path:
+    """The folder of the unpacked code; it is there whole or not at all, whoever else unpacks it at the same time."""
+    codes = machine_folder() / "code"
+    root = codes / code.digest
+    if root.is_dir():
+        return root
+    codes.mkdir(exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=codes, prefix=".unpacking-"))
+    try:
+        with zipfile.ZipFile(io.BytesIO(code.archive)) as archive:
+            archive.extractall(temporary)
+        for _, place in code.places:
+            (temporary / place).mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # another worker of this machine was faster
+            temporary.rename(root)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return root

@@ -1,0 +1,109 @@
+"""The user's code on its way to other machines."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from rubberband.cloud.node import LEASE_VARIABLE
+from rubberband.errors import InputError
+from rubberband.executor.ray import code
+from rubberband.executor.ray.code import install, pack
+from rubberband.executor.training.entrypoint import Entrypoint
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    for name in ("trial.py", "lib/deep/helper.py", ".git/config", ".env", "lib/__pycache__/x.pyc", "checkpoints/a"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    (folder / "env").mkdir()
+    (folder / "env" / "pyvenv.cfg").touch()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another machine's folder; the working folder is as before afterwards."""
+    monkeypatch.setenv(LEASE_VARIABLE, str(tmp_path / "lease"))
+    monkeypatch.chdir(tmp_path)
+
+
+def _installed(folders: list[str]) -> list[Path]:
+    entrypoint = install(pack(folders), Entrypoint(module="trial", attribute="Trial", search_path=tuple(folders)))
+    return [Path(folder) for folder in entrypoint.search_path]
+
+
+def _files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_trials_import_is_there_and_nothing_else(project: Path) -> None:
+    (place,) = _installed([str(project)])
+    assert _files(place) == {"trial.py", "lib/deep/helper.py"}
+    assert not place.is_relative_to(project)
+
+
+def test_a_folder_within_another_is_sent_once_and_keeps_its_place_on_the_path(project: Path) -> None:
+    inner, outer = _installed([str(project / "lib"), str(project)])
+    assert inner == outer / "lib"
+    assert _files(inner) == {"deep/helper.py"}
+
+
+def test_a_folder_that_its_parent_does_not_send_is_sent_by_itself(project: Path) -> None:
+    outer, hidden = _installed([str(project), str(project / ".git")])
+    assert _files(outer) == {"trial.py", "lib/deep/helper.py"}
+    assert _files(hidden) == {"config"}
+
+
+def test_trials_work_in_the_copy_of_the_drivers_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project / "lib")
+    (place,) = _installed([str(project)])
+    assert Path.cwd() in (place, project / "lib")
+    monkeypatch.chdir(project)
+    (place,) = _installed([str(project)])
+    assert Path.cwd() == place
+
+
+def test_the_same_files_are_the_same_code_and_are_unpacked_once(project: Path) -> None:
+    first = pack([str(project)])
+    os.utime(project / "trial.py", (0, 0))
+    assert pack([str(project)]) == first
+    assert _installed([str(project)]) == _installed([str(project)])
+    (project / "trial.py").write_text("other")
+    assert pack([str(project)]).digest != first.digest
+
+
+def test_installed_packages_and_this_one_are_not_sent(tmp_path: Path) -> None:
+    assert pack([sysconfig.get_paths()["purelib"], str(tmp_path / "missing")]).places == ()
+    (place,) = _installed([str(ROOT)])
+    assert not (place / "rubberband" / "__init__.py").exists()
+    assert (place / "examples" / "digits.py").exists()
+
+
+def test_what_is_too_large_is_named_with_its_remedy(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "MAX_BYTES", 1_000_000)
+    (project / "data").mkdir()
+    (project / "data" / "big.bin").write_bytes(bytes(2_000_000))
+    with pytest.raises(InputError, match=rf"is 2 MB in 3 files.*{project / 'data'} \(2 MB\).*\.rubberbandignore"):
+        pack([str(project)])
+    (project / ".rubberbandignore").write_text("# not needed\ndata/\n")
+    assert _files(_installed([str(project)])[0]) == {"trial.py", "lib/deep/helper.py"}
+    monkeypatch.setattr(code, "MAX_FILES", 1)
+    with pytest.raises(InputError, match="more than"):
+        pack([str(project)])
+
+
+def test_what_cannot_be_read_is_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(_path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    with pytest.raises(InputError, match=r"trial\.py cannot be read.*Permission denied"):
+        pack([str(project)])

@@ -1,0 +1,61 @@
+"""What trials print on other machines, and what of it the driver takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rubberband.executor.ray import remote_logs
+from rubberband.executor.ray.remote_logs import LogPart, append, read_new
+
+
+def _take(there: Path, here: Path, taken: dict[str, int]) -> None:
+    for part in read_new(there, taken):
+        append(here, part)
+        taken[part.name] = part.end
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    folder = tmp_path / "there"
+    folder.mkdir()
+    return folder
+
+
+def test_only_what_is_new_is_taken(there: Path, tmp_path: Path) -> None:
+    log, here, taken = there / "trial-007.log", tmp_path / "here", dict[str, int]()
+    log.write_text("one\n")
+    _take(there, here, taken)
+    _take(there, here, taken)
+    with log.open("a") as file:
+        file.write("two\n")
+    _take(there, here, taken)
+    assert (here / "trial-007.log").read_text() == "one\ntwo\n"
+
+
+def test_the_next_driver_goes_on_where_the_last_one_was_heard(there: Path, tmp_path: Path) -> None:
+    (there / "trial-001.log").write_text("one\n")
+    first: dict[str, int] = {}
+    _take(there, tmp_path / "here", first)
+    _take(there, tmp_path / "here", first)
+    (there / "trial-001.log").write_text("one\ntwo\n")
+    _take(there, tmp_path / "here", {})
+    assert (tmp_path / "here" / "trial-001.log").read_text() == "one\ntwo\n"
+
+
+def test_what_is_much_comes_in_parts(there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_logs, "_PART_BYTES", 4)
+    monkeypatch.setattr(remote_logs, "_PARTS_BYTES", 6)
+    for name in ("a.log", "b.log"):
+        (there / name).write_text("0123456789")
+    assert [part.content for part in read_new(there, {})] == [b"0123", b"01"]
+    taken: dict[str, int] = {}
+    for _ in range(6):
+        _take(there, tmp_path / "here", taken)
+    assert [(tmp_path / "here" / name).read_text() for name in ("a.log", "b.log")] == ["0123456789"] * 2
+
+
+def test_no_name_leads_out_of_the_folder(tmp_path: Path) -> None:
+    append(tmp_path / "here", LogPart(name="../trial.log", offset=0, content=b"x"))
+    assert list(tmp_path.rglob("*.log")) == []
