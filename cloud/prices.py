@@ -141,11 +141,14 @@ def _asked(
 def _with(book: Book, answer: Answer, *, everything: bool) -> Book:
     quotes = dict(book.quotes)
     for name, quote in answer.quotes.items():
-        quotes[name] = _newer(quotes.get(name, Quote()), quote)
+        if quote != Quote():
+            quotes[name] = _newer(quotes.get(name, Quote()), quote)
     told_at = max((quote.facts_at for quote in answer.quotes.values() if quote.facts_at is not None), default=None)
-    return book.model_copy(
-        update={"quotes": quotes, "gpu_types_at": told_at if everything and told_at is not None else book.gpu_types_at}
-    )
+    if not everything or told_at is None:
+        return book.model_copy(update={"quotes": quotes})
+    absent = Quote(facts_at=told_at)
+    quotes |= {name: _newer(quotes.get(name, Quote()), absent) for name in catalogue() if name not in answer.quotes}
+    return book.model_copy(update={"quotes": quotes, "gpu_types_at": told_at})
 
 
 def _newer(old: Quote, new: Quote) -> Quote:
