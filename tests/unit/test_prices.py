@@ -207,7 +207,7 @@ def test_without_credentials_the_cache_stands_in_and_then_the_catalogue(world: W
 
 
 def test_a_refresh_that_fails_is_an_error_with_the_remedy(world: World) -> None:
-    with pytest.raises(ProviderError, match="there are no AWS credentials .*; run `aws configure`"):
+    with pytest.raises(ProviderError, match=r"there are no AWS credentials .*; run `aws configure`"):
         world.table("g5.xlarge", principal="nobody", refresh=True)
     with pytest.raises(ProviderError, match="AWS does not answer"):
         world.table("g5.xlarge", region="us-easy-1", refresh=True)
@@ -269,13 +269,13 @@ def test_offers_take_live_prices_also_of_the_head(world: World) -> None:
     at = "2027-01-15T08:00Z"
     assert price_source(resources(**words), "g5.xlarge", table=table) == f"AWS, us-east-1, {at}"
     assert spot_source(resources(**words), "g5.xlarge", table=table).startswith("AWS, us-east-1")
-    with pytest.raises(InputError, match="no spot price of g5.xlarge"):
+    with pytest.raises(InputError, match=r"no spot price of g5.xlarge"):
         offer(resources(**words))
 
 
 def test_types_without_gpus_are_rentable_where_the_file_says_how_many_slots_they_have(world: World) -> None:
     table = world.live(instance_type="c7i.xlarge")
-    with pytest.raises(InputError, match="c7i.xlarge has no GPUs; give gpus_per_instance"):
+    with pytest.raises(InputError, match=r"c7i.xlarge has no GPUs; give gpus_per_instance"):
         offer(resources(instance_type="c7i.xlarge"), table=table)
     (found,) = offers(resources(instance_type="c7i.xlarge", gpus_per_instance=2), table=table)
     assert (found.gpus, found.price_usd_per_hour) == (2, 0.1785)
@@ -283,7 +283,7 @@ def test_types_without_gpus_are_rentable_where_the_file_says_how_many_slots_they
 
 def test_a_type_that_the_region_lacks_is_refused(world: World) -> None:
     table = world.live(instance_type="p6-b200.48xlarge")
-    with pytest.raises(InputError, match="AWS has no p6-b200.48xlarge in us-east-1; choose another type or region"):
+    with pytest.raises(InputError, match=r"AWS has no p6-b200.48xlarge in us-east-1; choose another type or region"):
         offer(resources(instance_type="p6-b200.48xlarge"), table=table)
-    with pytest.raises(InputError, match="'g5.xlrge' is not in the catalogue; did you mean 'g5.xlarge'"):
+    with pytest.raises(InputError, match=r"'g5.xlrge' is not in the catalogue; did you mean 'g5.xlarge'"):
         offer(resources(instance_type="g5.xlrge"), table=world.live(instance_type="g5.xlrge"))

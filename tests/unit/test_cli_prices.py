@@ -1,0 +1,233 @@
+"""`rubberband prices` and `rubberband plan` on the fake EC2, and without any."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubberband import cli
+from rubberband.cloud.aws_fake import FakeAws
+from tests.unit.experiment_words import EXAMPLE
+
+AWS = [
+    *("-s", "resources={provider: aws, instance_type: g5.xlarge, checkpoints: s3://bucket/x}"),
+    *("-s", "constraints={deadline: 3h, max_cost: 100}"),
+]
+G_ON_DEMAND, G_SPOT = "L-DB2E81BA", "L-3819A6DF"
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeAws:
+    """What `open_session` opens."""
+    fake = FakeAws(time.time)
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("RUBBERBAND_CATALOGUE", raising=False)
+    monkeypatch.setattr("rubberband.cloud.aws.session.open_session", lambda region: fake.session(region=region))
+    return fake
+
+
+@pytest.fixture
+def offline(fake: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rubberband.cloud.aws.session.open_session", lambda _: fake.session("nobody"))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "digits.yaml"
+    path.write_text(EXAMPLE)
+    return str(path)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["rubberband", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    return int(caught.value.code or 0)
+
+
+def printed_json(capsys: pytest.CaptureFixture[str]) -> Any:
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("fake")
+def test_all_types_with_gpus_the_cheapest_gpu_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "prices", "-o", "json") == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    answer = json.loads(out)
+    assert (answer["schema"], answer["region"], answer["notes"]) == ("rubberband.prices/1", "us-east-1", [])
+    per_gpu = [row["on_demand_usd_per_hour"] / row["gpus"] for row in answer["types"]]
+    assert per_gpu == sorted(per_gpu)
+    (t4,) = (row for row in answer["types"] if row["instance_type"] == "g4dn.xlarge")
+    assert (t4["gpus"], t4["gpu"], t4["vcpus"], t4["on_demand_usd_per_hour"]) == (1, "T4", 4, 0.526)
+    assert t4["on_demand_source"] == "aws"
+    assert t4["spot_usd_per_hour"] == min(t4["spot_zones_usd_per_hour"].values())
+    assert t4["spot_share"] == pytest.approx(t4["spot_usd_per_hour"] / 0.526)
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_table_tells_source_zone_and_age(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "prices", "g5.xlarge", "m7i.large") == 0
+    header, gpu, cpu = capsys.readouterr().out.splitlines()
+    assert header.split()[:2] == ["type", "GPUs"]
+    assert gpu.split()[:2] == ["g5.xlarge", "1"]
+    assert gpu.count("AWS, now") == 2
+    assert gpu.split()[-3].startswith("us-east-1")
+    assert cpu.split()[:2] == ["m7i.large", "0"]
+    assert "0.1008" in cpu
+    assert run(monkeypatch, "prices", "m7i.large", "-r", "eu-west-1") == 0
+    assert f"{0.1008 * 1.1:.4f}" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("offline")
+def test_offline_the_catalogue_is_shown_and_a_note(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "prices", "p3.8xlarge", "g6.12xlarge") == 0
+    out, err = capsys.readouterr()
+    assert err.startswith("note: prices of AWS are missing: there are no AWS credentials")
+    assert err.count("\n") == 1
+    _, first, second = out.splitlines()
+    assert (first.split()[0], second.split()[0]) == ("g6.12xlarge", "p3.8xlarge")
+    assert "2026-01-19" in first
+    assert "~43%" in first
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--refresh"], 1, "prices: there are no AWS credentials"),
+        (["g5.xlrge"], 2, "'g5.xlrge' is not in the catalogue, and AWS could not be asked (there are no AWS cred"),
+        (["--region", "us-easy-1"], 2, "--region us-easy-1: no prices are known, and AWS could not be asked ("),
+    ],
+)
+def test_what_cannot_be_answered_offline(
+    arguments: list[str], code: int, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "prices", *arguments) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"error: {message}")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize(
+    ("name", "remedy"), [("g5.xlrge", "did you mean 'g5.xlarge'"), ("zzz", "`rubberband prices` lists the types")]
+)
+def test_a_type_that_aws_does_not_have(
+    name: str, remedy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "prices", name) == 2
+    assert capsys.readouterr().err.startswith(f"error: AWS has no '{name}' in us-east-1; {remedy}")
+
+
+def test_a_warm_cache_answers_without_boto3(
+    fake: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "prices", "-o", "json") == 0
+    told = printed_json(capsys)
+    code = (
+        "import sys\nfrom rubberband import cli\nsys.argv = ['rubberband', 'prices', '-o', 'json']\n"
+        "try:\n    cli.main()\nfinally:\n    "
+        "assert not {'boto3', 'botocore', 'numpy', 'sqlalchemy', 'ray'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert json.loads(done.stdout) == told
+
+
+def test_plan_takes_live_prices_and_says_so(
+    fake: FakeAws, file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "plan", file, *AWS, "-o", "json") == 0
+    planned = printed_json(capsys)
+    assert run(monkeypatch, "estimate", file, *AWS, "-s", "resources.head_price_per_hour=0.1008", "-o", "json") == 0
+    estimated = printed_json(capsys)
+    assert planned.keys() == estimated.keys()
+    assert all(planned[key] == estimated[key] for key in ("plan", "prediction", "baselines"))
+    notes = "\n".join(planned["notes"])
+    assert "price: that of g5.xlarge is from AWS, us-east-1, 2" in notes
+    assert "price of the head: that of m7i.large is from AWS" in notes
+    assert "quota: 192 more g5.xlarge on demand in us-east-1 (768 vCPUs of 'Running On-Demand G and VT" in notes
+    assert "price: that of g5.xlarge is from the catalogue of 2026-01-19" in "\n".join(estimated["notes"])
+
+
+def test_plan_takes_no_more_instances_than_the_quota_allows(
+    fake: FakeAws, file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.world.quotas_vcpus[G_ON_DEMAND] = 11.0
+    assert run(monkeypatch, "plan", file, *AWS, "-o", "json") == 0
+    answer = printed_json(capsys)
+    assert max(stage["instances"] for stage in answer["plan"]["stages"]) <= 2
+    assert any(
+        note.startswith("quota: 2 more g5.xlarge on demand") and note.endswith("planned with (max_instances=16).")
+        for note in answer["notes"]
+    )
+
+
+def test_plan_refuses_what_the_account_may_not_hold(
+    fake: FakeAws, file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.world.quotas_vcpus[G_ON_DEMAND] = 0.0
+    assert run(monkeypatch, "plan", file, *AWS) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: resources.instance_type: no quota for g5.xlarge on demand in us-east-1: it has 4 ")
+    assert "--quota-code L-DB2E81BA --desired-value 64 --region us-east-1" in err
+    assert err.count("\n") == 1
+    two_types = ["-s", "resources={provider: aws, instance_types: [g5.xlarge, g5.2xlarge, p3.2xlarge]}"]
+    by_type = "{seconds_per_iteration: {1: 100}}"
+    profiles = f"profile={{by_instance_type: {{g5.xlarge: {by_type}, g5.2xlarge: {by_type}, p3.2xlarge: {by_type}}}}}"
+    assert run(monkeypatch, "plan", file, *AWS, *two_types, "-s", profiles, "-o", "json") == 0
+    answer = printed_json(capsys)
+    assert {stage["instance_type"] for stage in answer["plan"]["stages"]} == {"p3.2xlarge"}
+    assert any("quota: 0 more g5.xlarge" in note and note.endswith("it is left out.") for note in answer["notes"])
+
+
+def test_plan_leaves_spot_out_where_there_is_no_quota_for_it(
+    fake: FakeAws, file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spot = ["-s", "resources.market=spot", "-o", "json"]
+    assert run(monkeypatch, "plan", file, *AWS, *spot) == 0
+    answer = printed_json(capsys)
+    assert {stage["market"] for stage in answer["plan"]["stages"]} == {"spot"}
+    assert any(note.startswith("price on spot: that of g5.xlarge is from AWS, us-east-1") for note in answer["notes"])
+    fake.world.quotas_vcpus[G_SPOT] = 0.0
+    assert run(monkeypatch, "plan", file, *AWS, *spot) == 0
+    answer = printed_json(capsys)
+    assert {stage["market"] for stage in answer["plan"]["stages"]} == {"on_demand"}
+    assert any(note.endswith("; planned without spot.") for note in answer["notes"])
+
+
+@pytest.mark.usefixtures("offline")
+def test_plan_without_credentials_is_an_estimate_that_says_so(
+    file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "plan", file, *AWS, "-o", "json") == 0
+    planned = printed_json(capsys)
+    assert run(monkeypatch, "estimate", file, *AWS, "-o", "json") == 0
+    assert planned["prediction"] == printed_json(capsys)["prediction"]
+    notes = "\n".join(planned["notes"])
+    assert "prices of AWS are missing (there are no AWS credentials" in notes
+    assert "quota: not known (there are no AWS credentials" in notes
+    assert "price: that of g5.xlarge is from the catalogue of 2026-01-19" in notes
+
+
+def test_plan_of_another_provider_asks_nobody(
+    fake: FakeAws, file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "plan", file, "-s", "constraints.deadline=30m") == 0
+    planned = capsys.readouterr().out
+    assert run(monkeypatch, "estimate", file, "-s", "constraints.deadline=30m") == 0
+    assert planned == capsys.readouterr().out
+    assert fake.calls == []
