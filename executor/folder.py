@@ -42,7 +42,7 @@ class ExperimentFolder:
 
     @property
     def instances(self) -> Path:
-        """Records of local instances."""
+        """What the provider writes down of the instances and the head."""
         return self.path / "local"
 
     @property

@@ -43,6 +43,8 @@ class Limits:
 
     held_s: float = math.inf
     """How long each instance may run."""
+    slack_s: float = 0.0
+    """Beyond `held_s`, until an instance that nobody gave back ends itself."""
     held_by: str = "max_cost"
     """What sets `held_s`, in the user's words."""
     time_s: float = math.inf
@@ -124,6 +126,7 @@ class Session:
         """Hold instances while in the block."""
         asked_at = self._backend.now()
         ready: dict[str, float] = {}
+        self._backend.hold_until(self._held_until())
         try:
             for name in names:
                 self._held.add(name)
@@ -289,6 +292,7 @@ class Session:
     def _next(self, wake_at: float) -> Sequence[Event]:
         """What has happened, or nothing by `wake_at`. Raises where that ends the measurement, or a limit does."""
         ends_at, limit = self._end()
+        self._backend.hold_until(self._held_until())
         wake_at = min(wake_at, ends_at)
         events = self._backend.next_events(wake_at)
         for event in events:
@@ -301,6 +305,10 @@ class Session:
         if now > wake_at + _PAUSE_S:
             self._woke_at = now
         return events
+
+    def _held_until(self) -> float:
+        """How far what may be spent reaches: counted from now as long as nothing runs."""
+        return min(self._running.values(), default=self._backend.now()) + self._limits.held_s + self._limits.slack_s
 
     def _end(self) -> tuple[float, str]:
         """When measuring must stop, and the limit that says so."""

@@ -12,6 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rubberband.adaptive import AdaptiveBatch, BatchPoint
+from rubberband.cloud.catalogue import types_of
+from rubberband.cloud.cluster import ClusterProvider
+from rubberband.cloud.prices import live_table
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import InputError
 from rubberband.executor.backend import Backend
@@ -26,9 +29,15 @@ from rubberband.executor.state import Job
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual import VirtualBackend
 from rubberband.offer import Offer
+from rubberband.resources import Resources
 
 RELEASE_MARGIN_S = 3.0
 """Real instances take about this long to be given back; the budget keeps clear of it."""
+EC2_RELEASE_MARGIN_S = 30.0
+"""EC2 takes up to about so long to end an instance, retries of the request included."""
+EC2_LEASE_INTERVAL_S = 5.0
+EC2_READY_TIMEOUT_S = 900.0
+"""A new instance installs what trials need, which may take some minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +52,8 @@ class Setup:
     checkpoints: str
     """URL of the checkpoint store."""
     lease_s: float
+    run: str = ""
+    """Made once for each experiment, so that another one of the same name is not taken for this one in the cloud."""
     batch: AdaptiveBatch | None = None
     """How trials adapt their batch size; None: not at all."""
     profiling_s: float = 0.0
@@ -170,33 +181,73 @@ def make_backend(folder: ExperimentFolder, setup: Setup, job: Job, last_event_at
         clock = VirtualClock(last_event_at or 0.0)
         return VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, clock=clock)
     known_points = () if job.profile.goodput is None else job.profile.goodput.points
-    return make_ray_backend(folder, setup, job.offer, job.metric, known_points)
+    return make_ray_backend(
+        folder, setup, job.offer, job.metric, known_points, dearest_usd_per_hour=job.dearest_usd_per_hour
+    )
 
 
 def make_ray_backend(
-    folder: ExperimentFolder, setup: Setup, offer: Offer, metric: str, known_points: Sequence[BatchPoint] = ()
+    folder: ExperimentFolder,
+    setup: Setup,
+    offer: Offer,
+    metric: str,
+    known_points: Sequence[BatchPoint] = (),
+    *,
+    dearest_usd_per_hour: float | None = None,
 ) -> Backend:
-    """A backend of real instances; `known_points` is what a profile knows of the trials' steps."""
-    from rubberband.cloud.local.provider import LocalProvider
-    from rubberband.executor.ray.backend import RayBackend
+    """A backend of real instances; `known_points` is what a profile knows of the trials' steps.
 
-    assert setup.provider == "local", "the edge refuses other providers"
+    `dearest_usd_per_hour` is what an instance of another type may cost that stands in for one of the offer's. Raises
+    InputError for what cannot be rented or sent to instances, before anything is.
+    """
+    from rubberband.executor.ray.backend import RayBackend
+    from rubberband.executor.ray.code import pack
+
     assert setup.entrypoint is not None, "the edge asks for an entry point"
-    provider = LocalProvider(folder.name, folder.instances, offer.gpus, setup.lease_s, devices=local_devices(offer)[0])
+    on_ec2 = setup.provider == "aws"
+    code = pack(setup.entrypoint.search_path) if on_ec2 else None
+    store = open_store(setup.checkpoints)
+    provider = open_cluster(folder, setup, offer, dearest_usd_per_hour=dearest_usd_per_hour)
     return RayBackend(
         provider,
         entrypoint=setup.entrypoint,
         configurations=setup.configurations,
         seeds=setup.seeds,
         metric=metric,
-        store=open_store(setup.checkpoints),
+        store=store,
         gpus_per_instance=offer.gpus,
         device=provider.device,
         batch=setup.batch,
         known_points=known_points,
         logs=folder.logs,
+        code=code,
         lease_s=setup.lease_s,
-        lease_interval_s=min(2.0, setup.lease_s / 4.0),
+        lease_interval_s=min(EC2_LEASE_INTERVAL_S if on_ec2 else 2.0, setup.lease_s / 4.0),
+        ready_timeout_s=EC2_READY_TIMEOUT_S if on_ec2 else 180.0,
+    )
+
+
+def open_cluster(
+    folder: ExperimentFolder, setup: Setup, offer: Offer, *, dearest_usd_per_hour: float | None = None
+) -> ClusterProvider:
+    """The provider of real instances that keeps its records in the experiment's folder."""
+    if setup.provider == "local":
+        from rubberband.cloud.local.provider import LocalProvider
+
+        devices = local_devices(offer)[0]
+        return LocalProvider(folder.name, folder.instances, offer.gpus, setup.lease_s, devices=devices)
+    from rubberband.cloud.aws.opening import open_provider
+
+    resources = Resources(**setup.experiment.get("resources", {}))
+    table = live_table(resources, folder.home) if len(types_of(resources)) > 1 else None
+    return open_provider(
+        folder.name,
+        folder.instances,
+        resources,
+        offer,
+        run=setup.run,
+        dearest_usd_per_hour=dearest_usd_per_hour,
+        table=table,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -15,12 +16,13 @@ from pathlib import Path
 
 from rubberband.adaptive import GoodputProfile
 from rubberband.cases import POOR_FIT
-from rubberband.cloud.catalogue import offer
+from rubberband.cloud.catalogue import Table, offer
 from rubberband.errors import InputError, ProfileMissingError
+from rubberband.executor.backend import Backend
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.profiling import measure
 from rubberband.executor.profiling_session import Limits, Point
-from rubberband.executor.session import RELEASE_MARGIN_S, Setup, make_ray_backend
+from rubberband.executor.session import EC2_RELEASE_MARGIN_S, RELEASE_MARGIN_S, Setup, make_ray_backend, open_cluster
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.experiment import Experiment
 from rubberband.offer import Offer, gang_sizes
@@ -136,29 +138,35 @@ def measure_profile(
     folder: ExperimentFolder,
     *,
     iterations: int = 3,
+    table: Table | None = None,
     announce: Announce = lambda line: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> MeasuredProfile:
     """Run trials for a few iterations at 1, 2, 4, … GPUs, up to what the experiment allows, on instances of its own.
 
     It stops where it would pass the experiment's max_cost or deadline; a trial that hangs is given up, after
-    constraints.iteration_timeout where that is set. Raises InputError where max_cost does not cover it at all,
-    ProfileMissingError for a virtual run (there is nothing to measure), RubberbandError if it cannot be done.
+    constraints.iteration_timeout where that is set. `table` is that with live prices, where there is one.
+
+    Raises InputError where max_cost does not cover it at all, ProfileMissingError for a virtual run (there is nothing
+    to measure), RubberbandError if it cannot be done.
     """
     if entrypoint is None:
         raise ProfileMissingError("provider virtual has nothing to measure; write a profile into the experiment file")
-    rented = offer(experiment.resources)
+    rented = offer(experiment.resources, table=table)
     limits = experiment.planning_constraints(time.time(), rented.gpus)
     num_instances = _num_instances(experiment, rented, limits)
     bounds = _profiling_limits(experiment, rented, num_instances, limits)
     scratch = ExperimentFolder(home=folder.home / "profiling", name=experiment.name)
     scratch.make()
-    setup = replace(make_setup(experiment, entrypoint, scratch, Spent()), checkpoints=str(scratch.checkpoints))
+    setup = make_setup(experiment, entrypoint, scratch, Spent())
+    if setup.provider == "local":
+        setup = replace(setup, checkpoints=str(scratch.checkpoints))
     with scratch.driving(), ExitStack() as stack:
+        _end_leftovers(scratch, setup, rented)
         for old in (scratch.instances, scratch.checkpoints, scratch.logs):
             shutil.rmtree(old, ignore_errors=True)
         backend = make_ray_backend(scratch, setup, rented, experiment.search.metric)
-        stack.callback(backend.close)
+        stack.callback(_close, backend, scratch)
         found = measure(
             backend,
             gpus_per_instance=rented.gpus,
@@ -184,6 +192,25 @@ def measure_profile(
     )
 
 
+def _run_note(scratch: ExperimentFolder) -> Path:
+    return scratch.path / "run"
+
+
+def _close(backend: Backend, scratch: ExperimentFolder) -> None:
+    backend.close()
+    _run_note(scratch).unlink(missing_ok=True)
+
+
+def _end_leftovers(scratch: ExperimentFolder, setup: Setup, rented: Offer) -> None:
+    """End what a measurement that was cut off left in the cloud, and note that of this one. Local leases do without."""
+    if setup.provider == "local":
+        return
+    note = _run_note(scratch)
+    if note.exists():
+        open_cluster(scratch, replace(setup, run=note.read_text()), rented).close()
+    note.write_text(setup.run)
+
+
 def _num_instances(experiment: Experiment, rented: Offer, limits: Constraints) -> int:
     """How many instances to measure on: enough for the widest gang, and for what shares a machine with it."""
     widest = max(1, limits.max_gpus_per_trial // rented.gpus)
@@ -200,10 +227,11 @@ def _measuring_usd(rented: Offer, held_s: float) -> float:
 
 def _profiling_limits(experiment: Experiment, rented: Offer, num_instances: int, limits: Constraints) -> Limits:
     """What measuring may take. Raises InputError if max_cost does not even cover a minute of the instances."""
+    margin_s = EC2_RELEASE_MARGIN_S if experiment.resources.provider == "aws" else RELEASE_MARGIN_S
     found = Limits(iteration_s=experiment.constraints.iteration_timeout_s)
     if limits.deadline_s is not None:
         deadline = f"deadline ({format_duration(limits.deadline_s)} from now)"
-        found = replace(found, time_s=limits.deadline_s - RELEASE_MARGIN_S, time_by=deadline)
+        found = replace(found, time_s=limits.deadline_s - margin_s, time_by=deadline)
     if limits.max_cost_usd is None:
         return found
     cap = f"max_cost={format_usd(limits.max_cost_usd)}"
@@ -215,8 +243,8 @@ def _profiling_limits(experiment: Experiment, rented: Offer, num_instances: int,
         )
     left_usd = limits.max_cost_usd - num_instances * rented.data_usd_per_instance
     usd_per_s = num_instances * rented.price_usd_per_s
-    held_s = left_usd / usd_per_s - RELEASE_MARGIN_S if usd_per_s > 0 else math.inf
-    return replace(found, held_s=held_s, held_by=cap)
+    held_s = left_usd / usd_per_s - margin_s if usd_per_s > 0 else math.inf
+    return replace(found, held_s=held_s, slack_s=margin_s / 2.0, held_by=cap)
 
 
 def trial_seeds(experiment: Experiment) -> list[int]:
@@ -226,13 +254,15 @@ def trial_seeds(experiment: Experiment) -> list[int]:
 
 
 def make_setup(experiment: Experiment, entrypoint: Entrypoint | None, folder: ExperimentFolder, spent: Spent) -> Setup:
-    """What the backend of an experiment in `folder` is told."""
+    """What the backend of an experiment in `folder` is told; each call is another run."""
+    run = secrets.token_hex(6)
     return Setup(
         provider=experiment.resources.provider,
         configurations=experiment.configurations(),
         seeds=trial_seeds(experiment),
         entrypoint=entrypoint,
-        checkpoints=_store_url(experiment.resources.checkpoints or str(folder.checkpoints)),
+        checkpoints=_store_url(experiment.resources.checkpoints or str(folder.checkpoints), f"{experiment.name}-{run}"),
+        run=run,
         lease_s=experiment.resources.lease_length_s,
         batch=experiment.batch.to_plain(),
         profiling_s=spent.seconds,
@@ -241,6 +271,8 @@ def make_setup(experiment: Experiment, entrypoint: Entrypoint | None, folder: Ex
     )
 
 
-def _store_url(url: str) -> str:
-    """A path as an absolute one: a resume may start from another folder."""
+def _store_url(url: str, run: str) -> str:
+    """A path as an absolute one: a resume may start from another folder. In a bucket each run has a folder."""
+    if url.startswith("s3://"):
+        return f"{url.rstrip('/')}/{run}"
     return url if "://" in url else os.path.abspath(os.path.expanduser(url))
