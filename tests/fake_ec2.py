@@ -83,6 +83,7 @@ class World:
     wares: Sequence[Ware] = ONE_GPU
     settings: dict[str, Any] = field(default_factory=dict)
     """Of FakeAws."""
+    experiment: str = "digits"
     run: str = "run-1"
 
     def __post_init__(self) -> None:
@@ -107,7 +108,7 @@ class World:
             "sleep": self.sleep,
         }
         session = self.fake.session("driver")
-        return AwsProvider("digits", self.directory, session, self.machines, self.head, **{**words, **changes})
+        return AwsProvider(self.experiment, self.directory, session, self.machines, self.head, **{**words, **changes})
 
     @property
     def living(self) -> list[str]:

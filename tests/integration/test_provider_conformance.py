@@ -3,58 +3,181 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from rubberband.cloud.aws.machines import Machines, Session
+from rubberband.cloud.aws.provider import AwsProvider
+from rubberband.cloud.aws.session import open_session
 from rubberband.cloud.local import LocalProvider, ray_node
 from rubberband.cloud.provider import InstanceStatus, Provider
-from rubberband.cloud.virtual import VirtualClock, VirtualProvider
+from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
+from rubberband.plan import Market
+from tests.fake_ec2 import ONE_GPU, Standing, World, boot_script
 from tests.integration import fake_nodes
+
+TAKEN = "taken"
+"""The name of an instance that the provider takes away a while after it began to run, where it does such things."""
 
 
 @dataclass
 class Rental:
-    """A provider and how time passes for it."""
+    """A provider, how time passes for it, and what it cannot do."""
 
     provider: Provider
     wait: Callable[[], None]
+    now: Callable[[], float]
+    lease_s: float
+    """A short lease, long enough to see the instance run."""
+    leases: bool = True
+    """Whether instances end themselves."""
+    spot: bool = True
+    """Whether markets differ."""
+    heard: Callable[[float], None] = lambda _until: None
+    """What carries a renewal to the instances, where renewing at the provider does not."""
+    take: Callable[[], None] | None = None
+    """Take TAKEN away; None where nothing is taken away."""
 
     def status(self, instance: str) -> InstanceStatus:
         """What the provider shows of one instance."""
         return next(status for status in self.provider.describe() if status.instance == instance)
 
-    def running(self, instance: str) -> InstanceStatus:
-        """Wait until it runs."""
+    def until(self, instance: str, state: str) -> InstanceStatus:
+        """Wait until it is in this state."""
         for _ in range(1000):
-            if (status := self.status(instance)).state == "running":
+            if (status := self.status(instance)).state == state:
                 return status
             self.wait()
-        raise AssertionError(f"{instance} does not run")
+        raise AssertionError(f"{instance} is not {state}: {status}")
+
+    def running(self, instance: str) -> InstanceStatus:
+        """Wait until it runs."""
+        return self.until(instance, "running")
+
+    def renew(self, until: float) -> None:
+        """What a driver does every few seconds."""
+        self.provider.renew_lease(until)
+        self.heard(until)
 
 
 def _local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
     monkeypatch.setattr(ray_node, "head_command", fake_nodes.head_command)
     monkeypatch.setattr(ray_node, "instance_command", fake_nodes.instance_command)
-    return Rental(LocalProvider("conformance", tmp_path, 2, token_path=tmp_path / "token"), lambda: time.sleep(0.02))
+    provider = LocalProvider("conformance", tmp_path, 2, token_path=tmp_path / "token")
+    return Rental(provider, lambda: time.sleep(0.02), time.time, lease_s=1.0, spot=False)
 
 
 def _virtual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
+    def fate_of(instance: str, _market: Market) -> Fate:
+        return Fate(ends_after_s=30.0, notice_s=10.0, preempted=True) if instance == TAKEN else Fate()
+
     clock = VirtualClock(1000.0)
-    provider = VirtualProvider("conformance", clock, provision_delay_s=5.0)
-    return Rental(provider, lambda: clock.advance_to(clock.now() + 1.0))
+    provider = VirtualProvider("conformance", clock, provision_delay_s=5.0, fate_of=fate_of)
+    return Rental(provider, lambda: clock.advance_to(clock.now() + 1.0), clock.now, lease_s=60.0, take=lambda: None)
 
 
-PROVIDERS = {"local": _local, "virtual": _virtual}
+def _fake_ec2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
+    return _on_the_fake(World(tmp_path, experiment="conformance"))
 
 
-@pytest.fixture(params=PROVIDERS)
+def _slow_ec2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
+    """What is launched is not to be seen for a minute."""
+    return _on_the_fake(World(tmp_path, experiment="conformance", settings={"visible_after_s": 60.0}))
+
+
+def _on_the_fake(world: World) -> Rental:
+    def take() -> None:
+        taken = next(one for one in world.fake.instances if one.tags["rubberband:instance"] == TAKEN)
+        world.fake.reclaim(taken.instance_id, notice_s=10.0)
+
+    provider = world.driver()
+    return Rental(
+        provider,
+        lambda: world.sleep(provider.look_s),
+        lambda: world.now,
+        lease_s=200.0,
+        heard=world.beat,
+        take=take,
+    )
+
+
+@dataclass
+class Moto:
+    """moto's server, as boto3 reaches it."""
+
+    session: Session
+    machines: Machines
+
+    def rental(self, directory: Path) -> Rental:
+        """Real boto3, and moto for EC2: instances run at once, have no operating system and so no lease, and are not
+        taken away. Its client tokens are not idempotent, which only a lost answer would show."""
+        provider = AwsProvider(
+            "conformance",
+            directory,
+            self.session,
+            self.machines,
+            Standing(),
+            run=uuid.uuid4().hex,
+            wares=ONE_GPU,
+            gpus=1,
+            look_s=0.0,
+        )
+        return Rental(provider, lambda: time.sleep(0.01), time.time, lease_s=200.0, leases=False)
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[Moto]:
+    """One server for all tests of this file; each has a run of its own."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            environment.setenv(key, "testing")
+        environment.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        session = open_session("us-east-1")
+        yield Moto(session, _machines_of_moto(session))
+    server.stop()
+
+
+def _machines_of_moto(session: Session) -> Machines:
+    ec2, iam = session.client("ec2"), session.client("iam")
+    iam.create_instance_profile(InstanceProfileName="rubberband-worker")
+    subnet = ec2.describe_subnets(Filters=[{"Name": "default-for-az", "Values": ["true"]}])["Subnets"][0]
+    image = ec2.describe_images(Owners=["amazon"])["Images"][0]
+    return Machines(
+        image=image["ImageId"],
+        subnets={subnet["AvailabilityZone"]: subnet["SubnetId"]},
+        security_group=ec2.describe_security_groups()["SecurityGroups"][0]["GroupId"],
+        instance_profile="rubberband-worker",
+        key_name=None,
+        owner="rubberband",
+        volume_gb=100,
+        root_device=image.get("RootDeviceName", "/dev/sda1"),
+        user_data=boot_script,
+    )
+
+
+PROVIDERS = {"local": _local, "virtual": _virtual, "fake_ec2": _fake_ec2, "slow_ec2": _slow_ec2}
+
+
+@pytest.fixture(params=[*PROVIDERS, "moto"])
 def rental(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rental]:
     """Each provider in turn."""
-    rental = PROVIDERS[request.param](tmp_path, monkeypatch)
+    if request.param == "moto":
+        moto: Moto = request.getfixturevalue("moto")
+        rental = moto.rental(tmp_path)
+    else:
+        rental = PROVIDERS[request.param](tmp_path, monkeypatch)
     yield rental
     rental.provider.close()
 
@@ -76,12 +199,21 @@ def test_asking_twice_rents_once(rental: Rental) -> None:
     assert list(rental.provider.describe()) == [first]
 
 
+def test_two_threads_that_ask_at_once_rent_once(rental: Rental) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: rental.provider.launch("a"), range(4)))
+    first = rental.running("a")
+    rental.wait()
+    assert list(rental.provider.describe()) == [first]
+
+
 def test_release_ends_it_and_is_idempotent(rental: Rental) -> None:
     rental.provider.launch("a")
     running = rental.running("a")
     released = rental.provider.release("a")
     assert released.state == "terminated"
     assert released.reason == ""
+    assert not released.preempted
     assert released.running_at == running.running_at
     assert released.ended_at is not None
     assert released.ended_at >= (running.running_at or 0.0)
@@ -118,10 +250,74 @@ def test_they_are_shown_in_the_order_of_their_launch(rental: Rental) -> None:
     assert [status.instance for status in rental.provider.describe()] == ["b", "c", "a"]
 
 
+def test_what_was_bought_at_which_price_does_not_change(rental: Rental) -> None:
+    rental.provider.launch("a", "spot")
+    running = rental.running("a")
+    assert running.market == ("spot" if rental.spot else "on_demand")
+    for _ in range(20):
+        rental.wait()
+    later = rental.status("a")
+    bought = ("market", "instance_type", "zone", "price_usd_per_hour", "running_at")
+    assert [getattr(later, name) for name in bought] == [getattr(running, name) for name in bought]
+
+
+def test_an_instance_whose_lease_is_not_renewed_ends_itself(rental: Rental) -> None:
+    if not rental.leases:
+        pytest.skip("its instances have no operating system")
+    rental.renew(rental.now() + rental.lease_s)
+    rental.provider.launch("a")
+    running = rental.running("a")
+    ended = rental.until("a", "terminated")
+    assert "lease" in ended.reason or ended.reason == "the Ray head ended"  # whose lease is the same
+    assert not ended.preempted
+    assert ended.running_at == running.running_at
+    assert ended.ended_at is not None
+    assert ended.ended_at > (running.running_at or 0.0)
+
+
+def test_a_renewed_lease_keeps_it(rental: Rental) -> None:
+    if not rental.leases:
+        pytest.skip("its instances have no operating system")
+    start = rental.now()
+    rental.renew(start + rental.lease_s)
+    rental.provider.launch("a")
+    rental.running("a")
+    while rental.now() < start + 1.5 * rental.lease_s:
+        rental.renew(rental.now() + rental.lease_s)
+        rental.wait()
+    assert rental.status("a").state == "running"
+
+
+def test_a_lease_may_be_cut_short(rental: Rental) -> None:
+    if not rental.leases:
+        pytest.skip("its instances have no operating system")
+    rental.renew(rental.now() + 10.0 * rental.lease_s)
+    rental.provider.launch("a")
+    rental.running("a")
+    end_at = rental.now() + 0.1 * rental.lease_s
+    rental.renew(end_at)
+    ended = rental.until("a", "terminated")
+    assert ended.ended_at is not None
+    assert end_at <= ended.ended_at < end_at + rental.lease_s
+
+
+def test_what_the_provider_takes_away_is_preempted(rental: Rental) -> None:
+    if rental.take is None:
+        pytest.skip("nothing is taken away")
+    rental.provider.launch(TAKEN, "spot")
+    running = rental.running(TAKEN)
+    rental.take()
+    ended = rental.until(TAKEN, "terminated")
+    assert ended.preempted
+    assert ended.reason
+    assert ended.running_at == running.running_at
+    assert rental.provider.release(TAKEN) == ended
+
+
 def test_close_ends_everything_and_is_idempotent(rental: Rental) -> None:
     for instance in ("a", "b"):
         rental.provider.launch(instance)
-    rental.provider.renew_lease(time.time() + 30.0)
+    rental.provider.renew_lease(rental.now() + rental.lease_s)
     rental.provider.close()
     rental.provider.close()
     assert [status.state for status in rental.provider.describe()] == ["terminated", "terminated"]
