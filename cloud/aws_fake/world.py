@@ -128,7 +128,7 @@ class World:
     def __init__(self, region: str, seed: int) -> None:
         self.region = region
         self.seed = seed
-        self.rng = random.Random(seed)
+        self.rng = random.Random(f"{region} {seed}")
         self.zones = tuple(region + letter for letter in ("abcdef" if region == "us-east-1" else "abc"))
         self.pending_s: Delay = 20.0
         self.shutting_down_s: Delay = 30.0

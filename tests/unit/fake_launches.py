@@ -1,0 +1,84 @@
+"""A fake account on a clock that a test sets, and launches as the driver's policy allows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from rubberband.cloud.aws_fake import FakeAws
+
+START = 1_767_225_600.0
+TAGS = {"rubberband:owner": "rubberband", "rubberband:run": "r1"}
+
+
+class Clock:
+    """Seconds since 1970, as a test sets them."""
+
+    def __init__(self) -> None:
+        self.now = START
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Time goes by."""
+        self.now += seconds
+
+
+class Rental:
+    """A fake account, its clock, and the driver's client of EC2."""
+
+    def __init__(self, principal: str = "driver", **options: Any) -> None:
+        self.clock = Clock()
+        self.fake = FakeAws(self.clock, **options)
+        self.ec2 = self.fake.session(principal).client("ec2")
+
+    def image(self, architecture: str = "x86_64") -> str:
+        """One of that architecture."""
+        return next(one.image_id for one in self.fake.world.images.values() if one.architecture == architecture)
+
+    def order(self, **changed: Any) -> dict[str, Any]:
+        """The parameters of a launch that succeeds, unless what is changed prevents it; None leaves one out."""
+        tags = [{"Key": key, "Value": value} for key, value in TAGS.items()]
+        order = {
+            "ImageId": self.image(),
+            "InstanceType": "p3.2xlarge",
+            "MinCount": 1,
+            "MaxCount": 1,
+            "UserData": "#!/bin/bash",
+            "MetadataOptions": {"HttpTokens": "required"},
+            "InstanceInitiatedShutdownBehavior": "terminate",
+            "IamInstanceProfile": {"Name": "rubberband-worker"},
+            "TagSpecifications": [{"ResourceType": kind, "Tags": tags} for kind in ("instance", "volume")],
+            **changed,
+        }
+        return {key: value for key, value in order.items() if value is not None}
+
+    def launch(self, **changed: Any) -> str:
+        """The id of a new instance."""
+        return str(self.ec2.run_instances(**self.order(**changed))["Instances"][0]["InstanceId"])
+
+    def look(self, **params: Any) -> list[dict[str, Any]]:
+        """What DescribeInstances shows."""
+        reservations = self.ec2.describe_instances(**params)["Reservations"]
+        return [instance for reservation in reservations for instance in reservation["Instances"]]
+
+    def shown(self, instance_id: str) -> dict[str, Any]:
+        """What DescribeInstances shows of one."""
+        return self.look(InstanceIds=[instance_id])[0]
+
+    def state(self, instance_id: str) -> str:
+        """Of one instance."""
+        return str(self.shown(instance_id)["State"]["Name"])
+
+
+def spot(max_price: str | None = None) -> dict[str, Any]:
+    """InstanceMarketOptions of a spot instance."""
+    price = {} if max_price is None else {"MaxPrice": max_price}
+    return {"MarketType": "spot", "SpotOptions": {"SpotInstanceType": "one-time", **price}}
+
+
+def code_of(error: ClientError) -> str:
+    """AWS's code."""
+    return str(error.response["Error"]["Code"])

@@ -1,0 +1,99 @@
+"""The fake's meter: from running to shutting-down, a minute at the least, at the price at purchase."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.fake_launches import START, Rental, spot
+
+
+@settings(max_examples=60, deadline=None)
+@given(pending_s=st.floats(0.0, 600.0), ran_s=st.floats(0.0, 100_000.0), later_s=st.floats(0.0, 100_000.0))
+def test_an_instance_is_billed_from_running_until_its_end(pending_s: float, ran_s: float, later_s: float) -> None:
+    rental = Rental(pending_s=pending_s)
+    instance = rental.launch()
+    rental.clock.sleep(pending_s)
+    rental.clock.sleep(ran_s)
+    rental.ec2.terminate_instances(InstanceIds=[instance])
+    rental.clock.sleep(later_s)
+    assert rental.fake.bill().total_usd == pytest.approx(max(60.0, ran_s) / 3600.0 * 3.06)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps_s=st.lists(st.floats(0.0, 5000.0), max_size=8), lease_s=st.floats(0.0, 10_000.0))
+def test_a_bill_never_falls_and_ends_with_the_lease(steps_s: list[float], lease_s: float) -> None:
+    rental = Rental(reads=lambda user_data: (lease_s, 1e9))
+    rental.launch()
+    bills_usd = [0.0]
+    for step_s in steps_s:
+        rental.clock.sleep(step_s)
+        bills_usd.append(rental.fake.bill().total_usd)
+    assert bills_usd == sorted(bills_usd)
+    assert bills_usd[-1] <= max(60.0, lease_s) / 3600.0 * 3.06 * (1 + 1e-9)
+
+
+def test_what_never_ran_costs_nothing() -> None:
+    rental = Rental()
+    rental.ec2.terminate_instances(InstanceIds=[rental.launch()])
+    rental.clock.sleep(1000)
+    assert rental.fake.bill().lines == ()
+
+
+def test_what_was_asked_for_again_is_billed_once() -> None:
+    rental = Rental()
+    for _ in range(3):
+        rental.launch(ClientToken="t")
+    rental.clock.sleep(3620)
+    assert rental.fake.bill().total_usd == pytest.approx(3.06)
+
+
+def test_a_line_says_what_was_bought_and_the_price_stays_that_at_purchase() -> None:
+    rental = Rental()
+    rental.launch(InstanceMarketOptions=spot(), Placement={"AvailabilityZone": "us-east-1c"})
+    rental.clock.sleep(20 + 7200)
+    line = rental.fake.bill().lines[0]
+    assert (line.instance_type, line.market, line.zone) == ("p3.2xlarge", "spot", "us-east-1c")
+    assert (line.running_at, line.ended_at, line.billed_s) == (START + 20, None, 7200.0)
+    prices = {point["SpotPrice"] for point in _history(rental)}
+    assert len(prices) > 1
+    assert line.cost_usd == pytest.approx(2.0 * line.price_usd_per_hour)
+
+
+def test_a_bill_is_split_by_tags() -> None:
+    rental = Rental("admin")
+    for run in ("a", "b", "b"):
+        tags = [{"Key": "rubberband:run", "Value": run}]
+        rental.launch(TagSpecifications=[{"ResourceType": "instance", "Tags": tags}])
+    rental.launch(TagSpecifications=None)
+    rental.clock.sleep(3620)
+    bill = rental.fake.bill()
+    assert bill.usd_by_tag("rubberband:run") == pytest.approx({"a": 3.06, "b": 6.12, "": 3.06})
+    assert bill.usd_of(**{"rubberband:run": "b"}) == pytest.approx(6.12)
+    assert bill.total_usd == pytest.approx(12.24)
+
+
+def test_a_reclaimed_instance_is_billed_until_it_is_taken_away() -> None:
+    rental = Rental()
+    instance = rental.launch(InstanceMarketOptions=spot())
+    rental.clock.sleep(20 + 1000)
+    rental.fake.reclaim(instance, notice_s=120.0)
+    rental.clock.sleep(5000)
+    assert rental.fake.bill().lines[0].billed_s == 1120.0
+
+
+def test_a_stopped_instance_costs_nothing_more() -> None:
+    rental = Rental()
+    instance = rental.launch(InstanceInitiatedShutdownBehavior="stop")
+    rental.clock.sleep(20 + 100)
+    rental.fake.power_off(instance)
+    rental.clock.sleep(10_000)
+    assert rental.fake.bill().lines[0].billed_s == 100.0
+
+
+def _history(rental: Rental) -> list[dict[str, str]]:
+    history: list[dict[str, str]] = rental.ec2.describe_spot_price_history(
+        InstanceTypes=["p3.2xlarge"], AvailabilityZone="us-east-1c", StartTime=START
+    )["SpotPriceHistory"]
+    return history
