@@ -20,8 +20,8 @@ def too_late(box: Box, shortest_s: float, surely: str = "") -> str:
 def too_dear(box: Box, cheapest_usd: float, surely: str = "") -> str:
     """The budget is out of reach."""
     return (
-        f"max_cost {format_usd(box.cost_usd)} cannot be kept{surely}: the cheapest plan costs {_usd_up(cheapest_usd)}; "
-        f"raise max_cost to {_usd_up(cheapest_usd)}"
+        f"max_cost {format_usd(box.cost_usd)} cannot be kept{surely}: the cheapest plan costs {usd_up(cheapest_usd)}; "
+        f"raise max_cost to {usd_up(cheapest_usd)}"
     )
 
 
@@ -29,8 +29,8 @@ def too_much_at_once(box: Box, in_time_usd: float, in_budget_s: float, surely: s
     """Each of the two can be kept, and not both."""
     return (
         f"deadline {format_duration(box.time_s)} and max_cost {format_usd(box.cost_usd)} cannot both be kept{surely}: "
-        f"the cheapest plan in time costs {_usd_up(in_time_usd)} and the shortest plan for the money takes "
-        f"{_duration_up(in_budget_s)}; raise max_cost to {_usd_up(in_time_usd)}, "
+        f"the cheapest plan in time costs {usd_up(in_time_usd)} and the shortest plan for the money takes "
+        f"{_duration_up(in_budget_s)}; raise max_cost to {usd_up(in_time_usd)}, "
         f"or the deadline to {_duration_up(in_budget_s)}"
     )
 
@@ -40,7 +40,7 @@ def _duration_up(seconds: float) -> str:
     return format_duration(math.ceil(seconds - TIME_TOLERANCE_S))
 
 
-def _usd_up(amount_usd: float) -> str:
+def usd_up(amount_usd: float) -> str:
     """An amount as text, never rounded down."""
     unit_usd = 0.01 if amount_usd >= 0.1 else 0.0001
     return format_usd(math.ceil((amount_usd - COST_TOLERANCE_USD) / unit_usd) * unit_usd)

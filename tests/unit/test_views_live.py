@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -93,10 +94,11 @@ def test_failures_say_why_and_what_follows() -> None:
 
 def test_a_lost_instance_is_told_with_its_trials_and_its_replacement() -> None:
     text = told(faults=Faults(lost_after_s={"i-002": 20.0}))
-    assert (
-        "55s  i-002 lost (process died): 3 -> 2 instances; trials 2, 3 will go on from the last checkpoint\n"
-        "55s  launching 1: 2 -> 3 instances\n"
-    ) in text
+    assert re.search(
+        r"55s  i-002 lost \(.+\): 3 -> 2 instances; trials 2, 3 will go on from the last checkpoint\n"
+        r"55s  launching 1: 2 -> 3 instances\n",
+        text,
+    )
 
 
 def test_a_refused_instance_is_told_with_what_follows() -> None:

@@ -1,0 +1,80 @@
+"""What is accepted for a run also finishes: the reserve beside max_cost, and what is refused with which remedy."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from rubberband.errors import InfeasibleError
+from rubberband.executor.state import Job
+from rubberband.experiment import Experiment
+from rubberband.planning import SLACK_S, plan_job
+from rubberband.profile import Profile
+from tests.unit.test_tuning import PROFILE, experiment
+from tests.unit.virtual_runs import run_virtual
+
+FREE = {"provision_delay": "20s", "init_delay": "10s", "minimum_billed": "60s"}
+
+
+def planned(constraints: dict[str, Any] | None = None, profile: Profile = PROFILE, **resources: Any) -> Job:
+    return plan_job(experiment(constraints, **{**FREE, **resources}), profile)
+
+
+def test_a_plan_leaves_what_giving_its_instances_back_may_cost() -> None:
+    free = planned()
+    cost_usd = free.prediction.cost_usd
+    reserve_usd = max(choice.instances for choice in free.plan.stages) * 0.01 * (free.release_margin_s + SLACK_S)
+    enough = planned({"max_cost": cost_usd + reserve_usd + 0.001})
+    assert run_virtual(enough)[2].outcome == "done"
+    with pytest.raises(InfeasibleError, match="giving its instances back included; raise max_cost to"):
+        planned({"max_cost": cost_usd + 0.001})
+
+
+@pytest.mark.parametrize("max_cost_usd", [0.01, 0.5, 0.7])
+@pytest.mark.parametrize("resources", [{}, {"billing": "per_function"}, {"head_price_per_hour": 3.6}])
+def test_the_max_cost_that_is_named_is_accepted_and_the_run_finishes(
+    max_cost_usd: float, resources: dict[str, Any]
+) -> None:
+    with pytest.raises(InfeasibleError) as refused:
+        planned({"max_cost": max_cost_usd}, **resources)
+    named = re.search(r"raise max_cost to ([0-9.]+) USD", str(refused.value))
+    assert named is not None
+    job = planned({"max_cost": float(named.group(1))}, **resources)
+    assert run_virtual(job)[2].outcome == "done"
+
+
+def test_the_fastest_plan_is_one_that_can_be_paid_to_its_end() -> None:
+    fastest = planned({"objective": "min_time"})
+    tight = planned({"objective": "min_time", "max_cost": fastest.prediction.cost_usd + 0.02})
+    assert max(choice.instances for choice in tight.plan.stages) < max(c.instances for c in fastest.plan.stages)
+    assert run_virtual(tight)[2].outcome == "done"
+
+
+def test_times_out_of_reach_are_told_as_before() -> None:
+    with pytest.raises(InfeasibleError, match="raise the deadline to"):
+        planned({"max_cost": 50, "deadline": "5s"})
+
+
+def test_a_greedy_plan_that_misses_the_confidence_is_refused() -> None:
+    noisy = Profile(seconds_per_iteration={1: 4.0, 2: 2.5}, trial_startup_s=3.0, trial_cv=0.3)
+    stages = [{"trials": 8, "iterations": 2}, {"trials": 2, "iterations": 6}]
+    asked = words(experiment({"deadline": "3m", "max_cost": 1.0}, **FREE))
+    asked["search"]["scheduler"] = {"type": "stages", "stages": stages}
+    with pytest.raises(
+        InfeasibleError, match=r"greedy plan does not keep deadline 3m .* confidence 0\.95"
+    ):
+        plan_job(Experiment(**asked), noisy, "greedy")
+
+
+def test_on_ec2_the_dearest_type_that_may_stand_in_is_reserved_for() -> None:
+    asked = words(experiment({"max_cost": 500}))
+    asked["resources"] = {"provider": "aws", "instance_types": ["p3.8xlarge", "p3.16xlarge"]}
+    job = plan_job(Experiment(**asked), PROFILE)
+    assert job.reserved_usd_per_hour > 20.0
+    assert (job.release_margin_s, job.lease_s) == (30.0, 600.0)
+
+
+def words(asked: Experiment) -> dict[str, Any]:
+    return asked.model_dump(by_alias=True, exclude_none=True)
