@@ -90,7 +90,7 @@ def overlaid(table: Table, book: Book) -> dict[str, InstanceType]:
     """A table with the quotes of a region laid over it; types that it lacks are added."""
     rows = dict(table)
     for name, quote in book.quotes.items():
-        row = _row(rows.get(name), name, quote, book.region)
+        row = _row(table.get(name) or _new_row(table, name, quote), quote, book.region)
         if row is not None:
             rows[name] = row
     return rows
@@ -163,21 +163,31 @@ def _newer(old: Quote, new: Quote) -> Quote:
     return found
 
 
-def _row(row: InstanceType | None, name: str, quote: Quote, region: str) -> InstanceType | None:
-    """A type with what was told of it in a region; None where there is nothing to tell."""
-    facts = quote.facts
+def _new_row(table: Table, name: str, quote: Quote) -> InstanceType | None:
+    """A type that the table lacks; its GPUs are called as the table calls those of its family."""
+    facts, family = quote.facts, f"{name.partition('.')[0]}."
+    if facts is None:
+        return None
+    sibling = next((row for row in table.values() if row.instance_type.startswith(family) and facts.gpus), None)
+    return InstanceType(
+        instance_type=name,
+        gpus=facts.gpus,
+        gpu=facts.gpu if sibling is None else sibling.gpu,
+        gpu_memory_gib=facts.gpu_memory_gib if sibling is None else sibling.gpu_memory_gib,
+        prices_usd_per_hour={},
+    )
+
+
+def _row(row: InstanceType | None, quote: Quote, region: str) -> InstanceType | None:
+    """A type with what was told of it in a region; None where there is nothing to tell.
+
+    The model and the memory of its GPUs stay as the table has them (EC2 counts the memory of some without what is
+    reserved), so that one profile goes on to hold for all types with the same GPUs.
+    """
     if row is None:
-        if facts is None:
-            return None
-        row = InstanceType(
-            instance_type=name,
-            gpus=facts.gpus,
-            gpu=facts.gpu,
-            gpu_memory_gib=facts.gpu_memory_gib,
-            prices_usd_per_hour={},
-        )
+        return None
+    facts = quote.facts
     if facts is not None:
-        # Its GPUs keep the name that the table gives those of other types, too: one profile may hold for all of them.
         row = replace(
             row,
             gpus=facts.gpus,

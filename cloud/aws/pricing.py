@@ -6,6 +6,7 @@ Linux, shared tenancy, US dollars. Parts that the role may not read, or that do 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ T = TypeVar("T")
 
 GPU_TYPES = ("g*", "p*")
 """Patterns of the names of types with GPUs (and some others)."""
+_WHOLE = re.compile(r"(\d+(?:\.\d+)?) Gigabit")
 PATIENCE_S = 45.0
 """How long all the asking may take; what is missing then is left out."""
 AT_ONCE = 8
@@ -161,8 +163,6 @@ def _hourly(product: Any) -> Iterable[float]:
 
 def _facts(described: Any) -> Facts:
     gpus = described.get("GpuInfo", {}).get("Gpus", ())
-    cards = described.get("NetworkInfo", {}).get("NetworkCards", ())
-    network_gbps = sum(float(card.get("BaselineBandwidthInGbps", 0.0)) for card in cards)
     memory_mib = next((float(gpu["MemoryInfo"]["SizeInMiB"]) for gpu in gpus if "MemoryInfo" in gpu), None)
     return Facts(
         gpus=sum(int(gpu["Count"]) for gpu in gpus),
@@ -170,9 +170,18 @@ def _facts(described: Any) -> Facts:
         gpu_memory_gib=None if memory_mib is None else round(memory_mib / 1024, 1),
         vcpus=int(described["VCpuInfo"]["DefaultVCpus"]),
         memory_gib=round(float(described["MemoryInfo"]["SizeInMiB"]) / 1024, 1),
-        network_gbps=round(network_gbps, 3) or None,
+        network_gbps=_sustained_gbps(described.get("NetworkInfo", {})),
         architectures=tuple(described.get("ProcessorInfo", {}).get("SupportedArchitectures", ())),
     )
+
+
+def _sustained_gbps(network: Any) -> float | None:
+    """Of `50 Gigabit` that; of `Up to 10 Gigabit` the baseline of its card."""
+    whole = _WHOLE.fullmatch(network.get("NetworkPerformance", ""))
+    if whole is not None:
+        return float(whole.group(1))
+    cards = network.get("NetworkCards", ())
+    return round(sum(float(card.get("BaselineBandwidthInGbps", 0.0)) for card in cards), 3) or None
 
 
 class _Asking:

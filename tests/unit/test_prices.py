@@ -6,11 +6,13 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from moto.ec2.models.instance_types import INSTANCE_TYPES
 
-from rubberband.cloud.aws.pricing import PATIENCE_S, fetch, on_demand_price, spot_prices
+from rubberband.cloud.aws.pricing import PATIENCE_S, facts_of, fetch, on_demand_price, spot_prices
 from rubberband.cloud.aws_fake import FakeAws, FakeCall, FakeDisconnect, FakeError, Fault
 from rubberband.cloud.aws_fake.machine_types import MachineType
 from rubberband.cloud.catalogue import offer, offers, price_source, spot_source
@@ -287,3 +289,17 @@ def test_a_type_that_the_region_lacks_is_refused(world: World) -> None:
         offer(resources(instance_type="p6-b200.48xlarge"), table=table)
     with pytest.raises(InputError, match=r"'g5.xlrge' is not in the catalogue; did you mean 'g5.xlarge'"):
         offer(resources(instance_type="g5.xlrge"), table=world.live(instance_type="g5.xlrge"))
+
+
+def test_ec2s_own_description_of_its_types_is_what_the_catalogue_says() -> None:
+    """moto has no prices, but ships what EC2 itself says of its types."""
+    described = [one for name, one in INSTANCE_TYPES.items() if name.startswith(("g", "p"))]
+    ec2 = SimpleNamespace(describe_instance_types=lambda Filters: {"InstanceTypes": described})  # noqa: N803
+    found = facts_of(SimpleNamespace(region=REGION, client=lambda _: ec2), None)
+    both = catalogue().keys() & found.keys()
+    assert len(both) > 40
+    for name in both:
+        row, facts = catalogue()[name], found[name]
+        assert (row.gpus, row.vcpus, row.memory_gib) == (facts.gpus, facts.vcpus, facts.memory_gib)
+        assert facts.gpu_memory_gib == pytest.approx(row.gpu_memory_gib, rel=0.07)
+        assert facts.network_gbps == pytest.approx(row.network_gbps or facts.network_gbps, rel=0.1)
