@@ -36,14 +36,14 @@ class _Refused(Exception):
 
 
 class Storage:
-    """The objects under `directory`."""
+    """The objects under `directory`, which is made when the first bucket is."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
 
     def make_bucket(self, name: str) -> None:
         """Let the bucket `name` exist."""
-        (self._directory / name).mkdir(parents=True, exist_ok=True)
+        (self.directory / name).mkdir(parents=True, exist_ok=True)
 
     def handle(self, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes) -> Response:
         """Answer a request in path style (`/bucket/key`)."""
@@ -62,8 +62,8 @@ class Storage:
             return xml_response(refusal.status, f"<Error>{text}<RequestId>{uuid.uuid4()}</RequestId></Error>")
 
     def _list_buckets(self) -> Response:
-        self._directory.mkdir(parents=True, exist_ok=True)
-        names = sorted(path.name for path in self._directory.iterdir() if path.is_dir())
+        self.directory.mkdir(parents=True, exist_ok=True)
+        names = sorted(path.name for path in self.directory.iterdir() if path.is_dir())
         buckets = "".join(f"<Bucket><Name>{xml_text(name)}</Name></Bucket>" for name in names)
         return _document("ListAllMyBucketsResult", f"<Buckets>{buckets}</Buckets>")
 
@@ -115,10 +115,30 @@ class Storage:
         raise _Refused(501, "NotImplemented", f"this S3 does not know {method} of an object with {sorted(arguments)}")
 
     def _bucket(self, name: str) -> Path:
-        directory = self._directory / name
+        directory = self.directory / name
         if name in {".", ".."} or not directory.is_dir():
             raise _Refused(404, "NoSuchBucket", f"The specified bucket does not exist: {name}")
         return directory
+
+
+def rights(method: str, path: str, query: str, bucket: str) -> tuple[str, str]:
+    """The action that a request needs and the resource that it needs it on, were the policies' bucket `bucket`.
+
+    Every bucket here stands for the one that the policies leave open.
+    """
+    named, _, key = unquote(path).lstrip("/").partition("/")
+    arguments = dict(parse_qsl(query, keep_blank_values=True))
+    if not named:
+        return "s3:ListAllMyBuckets", "*"
+    arn = f"arn:aws:s3:::{bucket}"
+    if not key:
+        if method == "POST" and "delete" in arguments:
+            return "s3:DeleteObject", f"{arn}/*"
+        actions = {"PUT": "s3:CreateBucket", "DELETE": "s3:DeleteBucket"}
+        return ("s3:GetBucketLocation" if "location" in arguments else actions.get(method, "s3:ListBucket")), arn
+    if method == "DELETE":
+        return ("s3:AbortMultipartUpload" if "uploadId" in arguments else "s3:DeleteObject"), f"{arn}/{key}"
+    return ("s3:GetObject" if method in ("GET", "HEAD") else "s3:PutObject"), f"{arn}/{key}"
 
 
 def _document(name: str, content: str) -> Response:

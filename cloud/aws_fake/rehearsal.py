@@ -1,0 +1,81 @@
+"""A whole AWS on this computer, for tests and for trying a run: the server, and machines that are real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rubberband.cloud.aws_fake.core import FakeAws
+from rubberband.cloud.aws_fake.machine import Machines
+from rubberband.cloud.aws_fake.principals import BUCKET
+from rubberband.cloud.aws_fake.server import DRIVER, SECRET_KEY, FakeServer, access_key
+
+_ELSEWHERE = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+"""What must not reach who rehearses: it is of the user's own account."""
+_NEAR = ("127.0.0.1", "localhost")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """What runs while the context lasts."""
+
+    fake: FakeAws
+    machines: Machines
+    server: FakeServer
+    environment: dict[str, str]
+    """For a driver's process; its credentials come from its machine's metadata service."""
+
+    def keys(self, principal: str) -> dict[str, str]:
+        """Variables that let a process call as `principal` (`driver`, `worker`, `admin`)."""
+        return {"AWS_ACCESS_KEY_ID": access_key(principal), "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+
+
+@contextlib.contextmanager
+def rehearsal(
+    directory: Path, *, fake: FakeAws | None = None, boot_s: float = 0.0, bucket: str = BUCKET
+) -> Iterator[Rehearsal]:
+    """AWS with its machines and its S3 (of which `bucket` exists) under `directory`, until the block ends.
+
+    `fake` must be on the real clock; by default, one whose instances run at once. `boot_s`: from running to the start
+    of UserData. At the end every machine is ended, and what it cost stays in `fake.bill()`.
+    """
+    fake = fake or FakeAws(time.time, pending_s=0.0, shutting_down_s=0.0)
+    with FakeServer(fake, directory / "s3") as server:
+        server.storage.make_bucket(bucket)
+        machines = Machines(
+            fake,
+            directory / "machines",
+            environment=lambda instance_id: _endpoints(server, instance_id),
+            boot_s=boot_s,
+        )
+        machines.start()
+        try:
+            yield Rehearsal(
+                fake=fake, machines=machines, server=server, environment=_driver_environment(server, fake.region)
+            )
+        finally:
+            machines.close()
+
+
+def _endpoints(server: FakeServer, machine: str) -> dict[str, str]:
+    return {
+        "AWS_ENDPOINT_URL": server.url,
+        "AWS_EC2_METADATA_SERVICE_ENDPOINT": server.metadata_url(machine),
+    }
+
+
+def _driver_environment(server: FakeServer, region: str) -> dict[str, str]:
+    nowhere = str(server.storage.directory / "no-such-file")
+    return {
+        **{name: value for name, value in os.environ.items() if name not in _ELSEWHERE},
+        **_endpoints(server, DRIVER),
+        "AWS_DEFAULT_REGION": region,
+        "AWS_REGION": region,
+        "AWS_CONFIG_FILE": nowhere,
+        "AWS_SHARED_CREDENTIALS_FILE": nowhere,
+        **{name: ",".join(filter(None, [os.environ.get(name), *_NEAR])) for name in ("NO_PROXY", "no_proxy")},
+    }

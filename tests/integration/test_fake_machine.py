@@ -1,0 +1,262 @@
+"""The fake's instances as processes: they boot, hold their lease, end themselves and are ended, and leave nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rubberband.cloud.aws.machines import NodeStart
+from rubberband.cloud.aws.user_data import Boot, Installation, worker_script
+from rubberband.cloud.aws_fake.core import FakeAws
+from rubberband.cloud.aws_fake.instance import Instance
+from rubberband.cloud.aws_fake.rehearsal import Rehearsal, rehearsal
+
+ARM = """
+    DIR="${RUBBERBAND_ROOT:-}/var/lib/rubberband"
+    mkdir -p "$DIR"
+    touch -d "@$(($(date +%s) + LEASE))" "$DIR/lease"
+    printf '%s\\n' 'if [[ $(date +%s) -ge $(stat -c %Y "$1") ]]; then' \\
+        'echo lease ended; shutdown -h now; fi' > "$DIR/check"
+    systemd-run --unit=rubberband-lease --on-active=0.2 --on-unit-active=0.2 --timer-property=AccuracySec=1s \\
+        /bin/bash "$DIR/check" "$DIR/lease"
+    systemd-run --unit=rubberband-stop --on-active=LIFETIME shutdown -h now
+    echo armed
+"""
+
+
+@pytest.fixture(scope="module")
+def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
+    with rehearsal(tmp_path_factory.mktemp("aws")) as running:
+        yield running
+    assert not running.machines.processes()
+    assert not running.fake.living
+
+
+def launch(aws: Rehearsal, script: str, **extra: Any) -> Instance:
+    image = next(one for one in aws.fake.world.images.values() if one.architecture == "x86_64")
+    answer = (
+        aws.fake.session("admin")
+        .client("ec2")
+        .run_instances(
+            ImageId=image.image_id,
+            InstanceType="g4dn.xlarge",
+            MinCount=1,
+            MaxCount=1,
+            InstanceInitiatedShutdownBehavior="terminate",
+            UserData=textwrap.dedent(script).lstrip(),
+            **extra,
+        )
+    )
+    return aws.fake.world.instances[answer["Instances"][0]["InstanceId"]]
+
+
+def script(body: str, lease: int = 600, lifetime: float = 600) -> str:
+    arm = ARM.replace("LEASE", str(lease), 1).replace("LIFETIME", str(lifetime), 1)
+    return "#!/bin/bash\n" + textwrap.dedent(arm) + textwrap.dedent(body)
+
+
+def until(condition: Callable[[], Any], what: str, within_s: float = 20.0) -> Any:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if result := condition():
+            return result
+        time.sleep(0.02)
+    raise AssertionError(f"{what}: not within {within_s} s")
+
+
+def ended(aws: Rehearsal, machine: Instance) -> bool:
+    return not machine.lives() and not aws.machines.processes(machine.instance_id)
+
+
+def says(aws: Rehearsal, machine: Instance, text: str) -> None:
+    until(lambda: text in aws.machines.console(machine.instance_id), f"{text!r} on the console")
+
+
+def test_user_data_runs_with_the_machines_own_environment(aws: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_OF_THE_DRIVER", "1")
+    machine = launch(
+        aws,
+        script("""
+            python3 -c 'import sys, boto3, rubberband; print("python", sys.version_info[:2])'
+            echo "secret=[${SECRET_OF_THE_DRIVER:-}] options=[$RUBBERBAND_RAY_OPTIONS] home=[$HOME]"
+            sudo -E echo as root
+            echo booted
+        """),
+    )
+    says(aws, machine, "booted")
+    console = aws.machines.console(machine.instance_id)
+    assert f"python {sys.version_info[:2]}" in console
+    assert "as root" in console
+    assert "secret=[]" in console
+    assert "--temp-dir /tmp/" in console
+    assert f"home=[{aws.machines.disk(machine.instance_id)}/root]" in console
+    assert machine.lives()
+    aws.fake.power_off(machine.instance_id)
+
+
+def test_what_is_no_script_does_not_run(aws: Rehearsal) -> None:
+    machine = launch(aws, "echo hello")
+    says(aws, machine, "nothing to run")
+    assert machine.lives()
+    aws.fake.power_off(machine.instance_id)
+
+
+def test_a_machine_ends_with_its_lease_unless_it_is_extended(aws: Rehearsal) -> None:
+    short, extended = launch(aws, script("sleep 600", lease=2)), launch(aws, script("sleep 600", lease=2))
+    says(aws, extended, "armed")
+    later = time.time() + 600
+    lease = aws.machines.disk(extended.instance_id) / "var/lib/rubberband/lease"
+    os.utime(lease, (later, later))
+    until(lambda: ended(aws, short), "the end of the lease")
+    says(aws, short, "lease ended")
+    assert short.state_reason == "Client.InstanceInitiatedShutdown"
+    assert extended.lives()
+    os.utime(lease, (0, 0))
+    until(lambda: ended(aws, extended), "a lease that was moved to the past")
+
+
+def test_the_hard_stop_ends_a_machine_whatever_its_lease(aws: Rehearsal) -> None:
+    machine = launch(aws, script("sleep 600", lifetime=0.3))
+    until(lambda: ended(aws, machine), "the hard stop")
+
+
+def test_shutdown_from_inside_ends_everything_and_stops_the_bill(aws: Rehearsal) -> None:
+    machine = launch(aws, script("(setsid sleep 600 &) ; env -i sleep 600 & shutdown -h now; sleep 600"))
+    until(lambda: ended(aws, machine), "the end")
+    line = next(line for line in aws.fake.bill().lines if line.instance_id == machine.instance_id)
+    assert line.ended_at is not None
+    assert not aws.machines.disk(machine.instance_id).exists()
+
+
+@pytest.mark.parametrize("how", ["terminate", "reclaim", "crash"])
+def test_whatever_ends_a_machine_leaves_no_process(aws: Rehearsal, how: str) -> None:
+    spot: dict[str, Any] = {"InstanceMarketOptions": {"MarketType": "spot"}} if how == "reclaim" else {}
+    machine = launch(aws, script("trap '' TERM; (setsid nohup sleep 600 &); echo ready; sleep 600"), **spot)
+    says(aws, machine, "ready")
+    assert len(aws.machines.processes(machine.instance_id)) >= 3
+    if how == "terminate":
+        aws.fake.session("admin").client("ec2").terminate_instances(InstanceIds=[machine.instance_id])
+    elif how == "reclaim":
+        aws.fake.reclaim(machine.instance_id, notice_s=0.3)
+    else:
+        first = int((aws.machines.disk(machine.instance_id) / "run/init.pid").read_text())
+        os.kill(first, signal.SIGKILL)
+    until(lambda: ended(aws, machine), "the end of all processes")
+
+
+def test_units_start_when_asked_once_or_again_and_not_twice_under_a_name(aws: Rehearsal) -> None:
+    machine = launch(
+        aws,
+        """
+        #!/bin/bash
+        export MINE=1
+        systemd-run --unit=now --setenv=GIVEN=2 --property=TimeoutStopSec=10s -- \\
+            /bin/bash -c 'echo "now [$MINE] [$GIVEN]"'
+        systemd-run --unit=again --on-active=100ms --on-unit-active=0.1s /bin/bash -c 'echo tick'
+        systemd-run --unit=again --on-active=1 true || echo "refused twice"
+        systemd-run --unit=late --on-active="1h 30min" echo too soon
+        systemd-run --on-unit-active=1 true || echo "refused endless"
+        systemd-run --unit=missing /no/such/program
+        systemd-run --no-such-option true || echo "refused option"
+        """,
+    )
+    until(lambda: aws.machines.console(machine.instance_id).count("tick") >= 3, "three ticks")
+    says(aws, machine, "refused option")
+    console = aws.machines.console(machine.instance_id)
+    assert "now [] [2]" in console
+    assert "refused twice" in console
+    assert "refused endless" in console
+    assert "too soon" not in console.replace("echo too soon", "")
+    aws.fake.power_off(machine.instance_id)
+
+
+def test_a_machine_reads_its_metadata_and_hears_of_its_interruption(aws: Rehearsal) -> None:
+    machine = launch(
+        aws,
+        """
+        #!/bin/bash
+        at=$AWS_EC2_METADATA_SERVICE_ENDPOINT/latest
+        token=$(curl -s -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 60' $at/api/token)
+        get() { curl -s -o "$HOME/answer" -w "$1=%{http_code}:" -H "X-aws-ec2-metadata-token: $token" "$at/meta-data/$1"
+                cat "$HOME/answer"; echo; }
+        curl -s -o /dev/null -w 'version1=%{http_code}\\n' $at/meta-data/instance-id
+        get instance-id; get placement/region; get spot/instance-action
+        python3 -c 'import boto3; print(boto3.client("sts", "us-east-1").get_caller_identity()["Arn"])'
+        until get spot/instance-action | grep terminate; do sleep 0.1; done
+        """,
+        InstanceMarketOptions={"MarketType": "spot"},
+        IamInstanceProfile={"Name": "rubberband-worker"},
+    )
+    says(aws, machine, "arn:aws:sts::")
+    console = aws.machines.console(machine.instance_id)
+    assert "version1=401" in console
+    assert f"instance-id=200:{machine.instance_id}" in console
+    assert "placement/region=200:us-east-1" in console
+    assert "spot/instance-action=404" in console
+    assert "assumed-role/rubberband-worker/" in console
+    aws.fake.reclaim(machine.instance_id, notice_s=60.0)
+    says(aws, machine, '"action": "terminate"')
+    aws.fake.reclaim(machine.instance_id, notice_s=None)
+    until(lambda: ended(aws, machine), "the end")
+    assert machine.state_reason == "Server.SpotInstanceTermination"
+
+
+def test_the_script_of_a_worker_arms_its_lease_and_runs_on_after_the_boot(aws: Rehearsal) -> None:
+    armed = 'find "$RUBBERBAND_ROOT/var/lib/rubberband/lease" -newermt "+500 seconds" -printf "%f is armed\\n"; false'
+    boot = Boot(
+        region="us-east-1",
+        token_parameter="/rubberband/nobody/ray-token",
+        installation=Installation(python="3.11"),
+        setup=(armed,),
+        ray_settings={},
+    )
+    start = NodeStart(instance="i-007", head_address="127.0.0.1:1", gpus=1, lease_s=600.0, lifetime_s=3600.0)
+    machine = launch(aws, worker_script(boot, start))
+    until(lambda: ended(aws, machine), "the end, since a set-up command failed")
+    assert "lease is armed" in aws.machines.console(machine.instance_id)
+
+
+def test_a_machine_boots_after_its_delay(tmp_path: Path) -> None:
+    with rehearsal(tmp_path, fake=FakeAws(time.time, pending_s=0.2), boot_s=0.3) as aws:
+        machine = launch(aws, "#!/bin/bash\necho up")
+        until(lambda: "up" in aws.machines.console(machine.instance_id), "booting")
+        assert time.time() >= machine.running_at + 0.3
+        assert machine.running_at == pytest.approx(machine.launched_at + 0.2)
+        booting = launch(aws, "#!/bin/bash\necho up")
+    assert not machine.lives()
+    assert not booting.lives()
+
+
+DYING_CLOUD = """
+import sys, time
+from pathlib import Path
+from rubberband.cloud.aws_fake.rehearsal import rehearsal
+from tests.integration.test_fake_machine import launch, says, script
+with rehearsal(Path(sys.argv[1])) as aws:
+    machine = launch(aws, script("trap '' TERM; (setsid sleep 600 &); echo ready; sleep 600"))
+    says(aws, machine, "ready")
+    print(*aws.machines.processes(), flush=True)
+    time.sleep(600)
+"""
+
+
+def test_machines_end_when_the_cloud_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", DYING_CLOUD, str(tmp_path)]
+    cloud = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    assert cloud.stdout is not None
+    processes = [int(word) for word in cloud.stdout.readline().split()]
+    cloud.stdout.close()
+    assert len(processes) >= 3
+    cloud.kill()
+    cloud.wait()
+    until(lambda: not any(map(psutil.pid_exists, processes)), "the end of the machines")

@@ -1,0 +1,345 @@
+"""The fake over HTTP: real boto3 gets there what the clients in this process get, and a small S3 and metadata."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import boto3
+import botocore.session
+import pytest
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.utils import InstanceMetadataFetcher, InstanceMetadataRegionFetcher
+
+from rubberband.cloud.aws_fake.core import FakeAws
+from rubberband.cloud.aws_fake.faults import FakeCall, Fault
+from rubberband.cloud.aws_fake.operations import OPERATIONS
+from rubberband.cloud.aws_fake.server import SECRET_KEY, FakeServer, access_key
+from rubberband.cloud.aws_fake.storage import decode_chunks
+from tests.integration.test_fake_wire import pruned
+
+NOW = 1_800_000_000.0
+BUCKET = "bucket"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
+    with FakeServer(FakeAws(lambda: NOW), tmp_path_factory.mktemp("s3")) as running:
+        running.storage.make_bucket(BUCKET)
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+def client(server: FakeServer, service: str, principal: str = "admin", region: str = "us-east-1") -> Any:
+    return boto3.client(
+        service,
+        region_name=region,
+        endpoint_url=server.url,
+        aws_access_key_id=access_key(principal),
+        aws_secret_access_key=SECRET_KEY,
+        config=Config(retries={"total_max_attempts": 1}, read_timeout=20),
+    )
+
+
+def outcome(clients: Callable[[str], Any], service: str, method: str, params: Mapping[str, Any]) -> Any:
+    try:
+        answer = getattr(clients(service), method)(**params)
+    except ClientError as error:
+        return error.response["Error"], error.response["ResponseMetadata"]["HTTPStatusCode"]
+    return pruned({name: value for name, value in answer.items() if name != "ResponseMetadata"})
+
+
+def a_life(clients: Callable[[str], Any]) -> list[tuple[str, str, Any]]:
+    """Every operation of the fake, called so that each has something to say; with what came of it."""
+    told: list[tuple[str, str, Any]] = []
+
+    def ask(service: str, method: str, **params: Any) -> Any:
+        answer = outcome(clients, service, method, params)
+        told.append((service, method, answer))
+        return answer
+
+    image = ask("ec2", "describe_images", Filters=[{"Name": "architecture", "Values": ["x86_64"]}])["Images"][0]
+    vpc = ask("ec2", "describe_vpcs", Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"][0]["VpcId"]
+    subnet = ask("ec2", "describe_subnets", Filters=[{"Name": "vpc-id", "Values": [vpc]}])["Subnets"][0]["SubnetId"]
+    group = ask("ec2", "create_security_group", GroupName="ours", Description="x", VpcId=vpc)["GroupId"]
+    rule = {"IpProtocol": "tcp", "FromPort": 0, "ToPort": 65535, "UserIdGroupPairs": [{"GroupId": group}]}
+    for way in ("ingress", "egress"):
+        ask("ec2", f"authorize_security_group_{way}", GroupId=group, IpPermissions=[rule])
+        ask("ec2", "describe_security_groups", GroupIds=[group])
+        ask("ec2", f"revoke_security_group_{way}", GroupId=group, IpPermissions=[rule])
+    launch = {
+        "ImageId": image["ImageId"],
+        "InstanceType": "g4dn.xlarge",
+        "MinCount": 1,
+        "MaxCount": 1,
+        "ClientToken": "t" * 64,
+        "SubnetId": subnet,
+        "SecurityGroupIds": [group],
+        "UserData": "#!/bin/bash\necho 'ä & <b>'\r\n",
+        "InstanceMarketOptions": {
+            "MarketType": "spot",
+            "SpotOptions": {"MaxPrice": "0.9", "InstanceInterruptionBehavior": "terminate"},
+        },
+        "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1},
+        "TagSpecifications": [{"ResourceType": "instance", "Tags": [{"Key": "rubberband:owner", "Value": "a b&c"}]}],
+        "BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 200, "DeleteOnTermination": True}}],
+        "IamInstanceProfile": {"Name": "rubberband-worker"},
+        "KeyName": "me",
+    }
+    ask("ec2", "run_instances", **launch, DryRun=True)
+    instance = ask("ec2", "run_instances", **launch)["Instances"][0]["InstanceId"]
+    ask("ec2", "run_instances", **launch)
+    ask("ec2", "run_instances", **{**launch, "InstanceType": "m5.large"})
+    ask("ec2", "run_instances", **{**launch, "InstanceType": "x9.huge", "ClientToken": "u"})
+    ask("ec2", "describe_instances", Filters=[{"Name": "tag:rubberband:owner", "Values": ["a b&c"]}])
+    ask("ec2", "create_tags", Resources=[instance], Tags=[{"Key": "k", "Value": "v"}])
+    ask("ec2", "describe_spot_instance_requests")
+    ask("ec2", "delete_security_group", GroupId=group)
+    ask("ec2", "terminate_instances", InstanceIds=[instance])
+    ask("ec2", "terminate_instances", InstanceIds=["i-0123456789abcdef0"])
+    ask("ec2", "describe_instances", InstanceIds=[instance])
+    ask("ec2", "describe_instance_types", InstanceTypes=["p3.8xlarge", "m5.large"])
+    ask("ec2", "describe_instance_types", MaxResults=5)
+    ask(
+        "ec2",
+        "describe_instance_type_offerings",
+        LocationType="availability-zone",
+        Filters=[{"Name": "instance-type", "Values": ["g4dn.xlarge"]}],
+    )
+    ask("ec2", "describe_spot_price_history", InstanceTypes=["g4dn.xlarge"], ProductDescriptions=["Linux/UNIX"])
+    ask("ec2", "describe_regions", AllRegions=True)
+    ask("ec2", "describe_availability_zones")
+    ask("ec2", "describe_key_pairs", KeyNames=["me"])
+    ask("ec2", "describe_account_attributes")
+    ask("sts", "get_caller_identity")
+    ask("ssm", "put_parameter", Name="/rubberband/o/ray-token", Value="s3cret", Type="SecureString", Overwrite=True)
+    ask("ssm", "get_parameter", Name="/rubberband/o/ray-token", WithDecryption=True)
+    ask("ssm", "get_parameters", Names=["/rubberband/o/ray-token", "/no/such"])
+    ask("ssm", "get_parameters_by_path", Path="/rubberband", Recursive=True)
+    ask("ssm", "delete_parameter", Name="/rubberband/o/ray-token")
+    ask("ssm", "get_parameter", Name="/rubberband/o/ray-token")
+    ask("service-quotas", "get_service_quota", ServiceCode="ec2", QuotaCode="L-DB2E81BA")
+    ask("service-quotas", "get_service_quota", ServiceCode="ec2", QuotaCode="L-00000000")
+    ask("service-quotas", "get_aws_default_service_quota", ServiceCode="ec2", QuotaCode="L-DB2E81BA")
+    ask("service-quotas", "list_service_quotas", ServiceCode="ec2")
+    price_filter = {"Type": "TERM_MATCH", "Field": "instanceType", "Value": "g4dn.xlarge"}
+    ask("pricing", "get_products", ServiceCode="AmazonEC2", Filters=[price_filter], FormatVersion="aws_v1")
+    return told
+
+
+def test_boto3_gets_from_the_server_what_it_gets_in_process(tmp_path: Path) -> None:
+    in_process = FakeAws(lambda: NOW, pending_s=0.0).session("admin")
+    expected = a_life(in_process.client)
+    with FakeServer(FakeAws(lambda: NOW, pending_s=0.0), tmp_path) as fresh:
+        clients: dict[str, Any] = {}
+        told = a_life(lambda service: clients.setdefault(service, client(fresh, service)))
+    for served, known in zip(told, expected, strict=True):
+        assert served == known
+    called = {(call.service, call.operation) for call in fresh.fake.calls}
+    assert called == {operation for operation in OPERATIONS if operation[0] != "s3"}
+
+
+def test_who_signs_decides_what_is_allowed(server: FakeServer) -> None:
+    assert client(server, "sts", "worker").get_caller_identity()["Arn"].endswith("i-0e02ce20000000001")
+    with pytest.raises(ClientError, match=r"UnauthorizedOperation.*ec2:DescribeInstances"):
+        client(server, "ec2", "worker").describe_instances()
+    assert client(server, "ec2", "driver").describe_instances()["Reservations"] == []
+
+
+@pytest.mark.parametrize(
+    ("service", "method", "code"),
+    [
+        ("ec2", "describe_instances", "AuthFailure"),
+        ("sts", "get_caller_identity", "InvalidClientTokenId"),
+        ("ssm", "describe_parameters", "UnrecognizedClientException"),
+        ("s3", "list_buckets", "InvalidAccessKeyId"),
+    ],
+)
+def test_an_unknown_key_is_refused_as_each_service_does(
+    server: FakeServer, service: str, method: str, code: str
+) -> None:
+    with pytest.raises(ClientError, match=code):
+        getattr(client(server, service, "nobody"), method)()
+
+
+def test_another_region_and_an_unsigned_request_are_refused(server: FakeServer) -> None:
+    with pytest.raises(ClientError, match="AuthFailure"):
+        client(server, "ec2", region="eu-west-1").describe_instances()
+    unsigned = boto3.client(
+        "ec2", region_name="us-east-1", endpoint_url=server.url, config=Config(signature_version=botocore.UNSIGNED)
+    )
+    with pytest.raises(ClientError, match="MissingAuthenticationToken"):
+        unsigned.describe_instances()
+
+
+def test_a_lost_answer_is_a_lost_connection_and_the_call_took_effect(tmp_path: Path) -> None:
+    fake = FakeAws(lambda: NOW)
+    with FakeServer(fake, tmp_path) as fresh:
+        ec2 = client(fresh, "ec2")
+        fake.fault = lambda call: Fault.timeout(took_effect=True)
+        with pytest.raises(BotoCoreError):
+            ec2.create_security_group(GroupName="ours", Description="x")
+        fake.fault = None
+        groups = ec2.describe_security_groups()["SecurityGroups"]
+    assert "ours" in [group["GroupName"] for group in groups]
+
+
+def test_boto3_tries_again_when_it_is_throttled(tmp_path: Path) -> None:
+    def first_is_throttled(call: FakeCall) -> Fault | None:
+        return Fault.throttled() if call.index == 0 else None
+
+    fake = FakeAws(lambda: NOW)
+    fake.fault = first_is_throttled
+    with FakeServer(fake, tmp_path) as fresh:
+        keys = {"aws_access_key_id": access_key("admin"), "aws_secret_access_key": SECRET_KEY}
+        ec2 = boto3.client("ec2", region_name="us-east-1", endpoint_url=fresh.url, **keys)
+        assert ec2.describe_instances()["Reservations"] == []
+    assert [call.outcome for call in fake.calls] == ["RequestLimitExceeded", "ok"]
+
+
+def test_objects_are_kept_listed_and_removed(server: FakeServer) -> None:
+    s3 = client(server, "s3")
+    contents = {f"runs/{name}": name.encode() * 3 for name in ("a b", "ä/ö", "c+d&<e>", "x/y/z", ".hidden", "..")}
+    for key, content in contents.items():
+        s3.put_object(Bucket=BUCKET, Key=key, Body=content)
+    s3.put_object(Bucket=BUCKET, Key="other", Body=b"")
+    for key, content in contents.items():
+        assert s3.get_object(Bucket=BUCKET, Key=key)["Body"].read() == content
+        assert s3.head_object(Bucket=BUCKET, Key=key)["ContentLength"] == len(content)
+    pages = s3.get_paginator("list_objects_v2").paginate(
+        Bucket=BUCKET, Prefix="runs/", PaginationConfig={"PageSize": 2}
+    )
+    assert [found["Key"] for page in pages for found in page["Contents"]] == sorted(contents)
+    top = s3.list_objects_v2(Bucket=BUCKET, Prefix="runs/", Delimiter="/")
+    assert [found["Prefix"] for found in top["CommonPrefixes"]] == ["runs/x/", "runs/ä/"]
+    s3.delete_object(Bucket=BUCKET, Key="runs/a b")
+    s3.delete_object(Bucket=BUCKET, Key="runs/a b")
+    s3.delete_objects(Bucket=BUCKET, Delete={"Objects": [{"Key": key} for key in contents]})
+    assert s3.list_objects_v2(Bucket=BUCKET, Prefix="runs/")["KeyCount"] == 0
+
+
+def test_missing_objects_and_buckets_are_told_apart(server: FakeServer) -> None:
+    s3 = client(server, "s3")
+    with pytest.raises(s3.exceptions.NoSuchKey):
+        s3.get_object(Bucket=BUCKET, Key="none")
+    with pytest.raises(s3.exceptions.NoSuchBucket):
+        s3.put_object(Bucket="none", Key="k", Body=b"")
+    for method, arguments in (("head_bucket", {"Bucket": "none"}), ("head_object", {"Bucket": BUCKET, "Key": "none"})):
+        with pytest.raises(ClientError) as caught:
+            getattr(s3, method)(**arguments)
+        assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 404
+    s3.head_bucket(Bucket=BUCKET)
+
+
+def test_a_principal_may_do_with_objects_what_its_policy_says(server: FakeServer) -> None:
+    worker = client(server, "s3", "worker")
+    worker.put_object(Bucket=BUCKET, Key="mine", Body=b"1")
+    with pytest.raises(ClientError, match=r"AccessDenied.*s3:CreateBucket"):
+        worker.create_bucket(Bucket="another")
+
+
+def test_large_files_travel_in_parts(server: FakeServer, tmp_path: Path) -> None:
+    content = random.Random(0).randbytes(18 * 1024**2)
+    (tmp_path / "sent").write_bytes(content)
+    s3 = client(server, "s3")
+    s3.upload_file(str(tmp_path / "sent"), BUCKET, "large")
+    s3.download_file(BUCKET, "large", str(tmp_path / "got"))
+    assert (tmp_path / "got").read_bytes() == content
+    assert s3.get_object(Bucket=BUCKET, Key="large", Range="bytes=5-9")["Body"].read() == content[5:10]
+    s3.delete_object(Bucket=BUCKET, Key="large")
+
+
+def test_a_body_that_was_damaged_is_not_stored(server: FakeServer) -> None:
+    s3 = client(server, "s3")
+    with pytest.raises(ClientError, match="BadDigest"):
+        s3.put_object(Bucket=BUCKET, Key="damaged", Body=b"content", ChecksumCRC32="AAAAAA==")
+
+
+def test_chunked_bodies_are_unwrapped() -> None:
+    body = b"4;chunk-signature=ab\r\nabcd\r\n3\r\nefg\r\n0\r\nx-amz-checksum-crc32:Nh71Lw==\r\n\r\n"
+    assert decode_chunks(body) == (b"abcdefg", {"x-amz-checksum-crc32": "Nh71Lw=="})
+
+
+def test_botocore_finds_credentials_and_region_of_the_drivers_machine(server: FakeServer) -> None:
+    config = {"ec2_metadata_service_endpoint": server.metadata_url(), "ec2_metadata_v1_disabled": True}
+    credentials = InstanceMetadataFetcher(env={}, config=config).retrieve_iam_role_credentials()
+    assert credentials["access_key"] == access_key("driver")
+    assert InstanceMetadataRegionFetcher(env={}, config=config).retrieve_region() == "us-east-1"
+
+
+def test_metadata_wants_a_token_that_is_of_this_machine_and_not_too_old(tmp_path: Path) -> None:
+    now = [NOW]
+    fake = FakeAws(lambda: now[0], pending_s=0.0)
+    image = next(one for one in fake.world.images.values() if one.architecture == "x86_64")
+    launched = (
+        fake.session("admin")
+        .client("ec2")
+        .run_instances(ImageId=image.image_id, InstanceType="g4dn.xlarge", MinCount=1, MaxCount=1)
+    )
+    machine = launched["Instances"][0]["InstanceId"]
+    with FakeServer(fake, tmp_path) as fresh:
+        address = fresh.metadata_url(machine) + "/latest/meta-data/"
+        assert curl(address + "instance-id")[0] == 401
+        assert curl(fresh.metadata_url(machine) + "/latest/api/token", "-X", "PUT")[0] == 400
+        mine = ["-H", f"X-aws-ec2-metadata-token: {token(fresh, machine)}"]
+        assert curl(address + "instance-id", *mine) == (200, machine)
+        assert "instance-id\n" in curl(address, *mine)[1]
+        mac = curl(address + "mac", *mine)[1]
+        vpc = curl(f"{address}network/interfaces/macs/{mac}/vpc-id", *mine)
+        assert vpc == (200, launched["Instances"][0]["VpcId"])
+        assert curl(address + "iam/security-credentials/", *mine)[0] == 404
+        assert curl(address + "instance-id", "-H", f"X-aws-ec2-metadata-token: {token(fresh, 'driver')}")[0] == 401
+        now[0] += 61
+        assert curl(address + "instance-id", *mine)[0] == 401
+        fake.power_off(machine)
+        assert curl(address + "instance-id")[0] == 404
+
+
+def token(server: FakeServer, machine: str) -> str:
+    address = server.metadata_url(machine) + "/latest/api/token"
+    return curl(address, "-X", "PUT", "-H", "X-aws-ec2-metadata-token-ttl-seconds: 60")[1]
+
+
+def curl(address: str, *options: str) -> tuple[int, str]:
+    command = ["curl", "--silent", "--noproxy", "*", "--write-out", "\n%{http_code}", *options, address]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    body, _, status = answer.rpartition("\n")
+    return int(status), body
+
+
+REHEARSED = """
+import sys, time, boto3
+ec2 = boto3.client("ec2")
+image = ec2.describe_images(Filters=[{"Name": "architecture", "Values": ["x86_64"]}])["Images"][0]["ImageId"]
+tags = [{"Key": "rubberband:owner", "Value": "rubberband"}, {"Key": "rubberband:instance", "Value": "i-001"}]
+ec2.run_instances(
+    ImageId=image, InstanceType="g4dn.xlarge", MinCount=1, MaxCount=1, MetadataOptions={"HttpTokens": "required"},
+    TagSpecifications=[{"ResourceType": kind, "Tags": tags} for kind in ("instance", "volume")],
+    UserData="#!/bin/bash\\necho up; sleep 600",
+)
+running = [{"Name": "instance-state-name", "Values": ["running"]}]
+while not ec2.describe_instances(Filters=running)["Reservations"]:
+    time.sleep(0.05)
+sys.exit(7)
+"""
+
+
+def test_a_command_is_rehearsed_and_billed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rubberband.cloud.aws_fake", "--dir", str(tmp_path), "--pending", "0.1", "--"]
+    done = subprocess.run(
+        [*command, sys.executable, "-c", REHEARSED], capture_output=True, text=True, cwd=Path(__file__).parents[2]
+    )
+    assert done.returncode == 7, done.stderr
+    assert "still there when the command ended: i-" in done.stderr
+    assert "i-001" in done.stderr
+    assert "USD for 1 instances" in done.stderr
