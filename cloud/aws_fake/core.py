@@ -40,23 +40,25 @@ class FakeAws:
         pending_s: Delay = 20.0,
         shutting_down_s: Delay = 30.0,
         visible_after_s: Delay = 0.0,
+        boot_s: Delay = 0.0,
         reads: Callable[[str], tuple[float, float]] | None = None,
         policies: Mapping[str, Sequence[Statement] | None] | None = None,
         validates: bool = True,
     ) -> None:
         """`clock` gives Unix time in seconds. `pending_s` from a launch to running, `shutting_down_s` from an end to
-        terminated, and `visible_after_s` until a look finds what was launched: each a number, or a function of the
-        fake's random source that draws it for each instance.
+        terminated, `visible_after_s` until a look finds what was launched, and `boot_s` from running until UserData
+        is run: each a number, or a function of the fake's random source that draws it for each instance.
 
         `reads` takes UserData to its (lease_s, lifetime_s): instances then end themselves at their lease as what runs
-        on them would do, and `extend_lease` stands for their beat. None: only `power_off` says that they shut down.
+        on them would do (never, where `boot_s` is infinite), and `extend_lease` stands for their beat. None: only
+        `power_off` says that they shut down.
         `policies`: principal -> what it may do (None: everything); by default those that the package ships.
         `validates`: whether clients hold parameters against the service model, as boto3 does.
         """
         self.clock = clock
         self.world = World(region, seed)
         self.world.pending_s, self.world.shutting_down_s = pending_s, shutting_down_s
-        self.world.visible_after_s, self.world.reads = visible_after_s, reads
+        self.world.visible_after_s, self.world.boot_s, self.world.reads = visible_after_s, boot_s, reads
         furnish(self.world)
         self.policies = dict(shipped_policies() if policies is None else policies)
         self.validates = validates

@@ -22,7 +22,7 @@ def describe_instances(request: Request) -> dict[str, Any]:
         message = "The parameter instancesSet cannot be used with the parameter maxResults"
         raise FakeError("InvalidParameterCombination", message)
     chosen = filtered(_visible(request), params, {**_READERS, "instance-state-name": lambda one: (one.state(now),)})
-    shown, following = page(chosen, params)
+    shown, following = page(chosen, params, at_least=5)
     reservations: dict[str, list[Instance]] = {}
     for instance in shown:
         reservations.setdefault(instance.reservation_id, []).append(instance)

@@ -29,14 +29,19 @@ def filtered(things: Iterable[Any], params: Mapping[str, Any], readers: Mapping[
     return chosen
 
 
-def page(things: Sequence[Any], params: Mapping[str, Any], *, at_most: int = PAGE) -> tuple[list[Any], dict[str, str]]:
-    """The page that is asked for, and {"NextToken": …} if more follow.
+def page(
+    things: Sequence[Any], params: Mapping[str, Any], *, at_least: int = 1, at_most: int = PAGE
+) -> tuple[list[Any], dict[str, str]]:
+    """The page that is asked for, and {"NextToken": …} if more follow; `at_most` on a page, also where none is asked.
 
     Raises FakeError for a token that was not given out, or a page's size out of its bounds.
     """
     size = params.get("MaxResults", at_most)
-    if not 1 <= size <= 1000:
-        raise FakeError("InvalidParameterValue", f"Value ( {size} ) for parameter maxResults is invalid.")
+    if not at_least <= size <= at_most:
+        raise FakeError(
+            "InvalidParameterValue",
+            f"Value ( {size} ) for parameter maxResults is invalid. Expecting {at_least} to {at_most}.",
+        )
     start = _start(params.get("NextToken"))
     more = start + size < len(things)
     following = {"NextToken": base64.b64encode(str(start + size).encode()).decode()} if more else {}

@@ -188,7 +188,17 @@ def _market(params: Mapping[str, Any]) -> tuple[Market, str | None]:
     if one_time and spot.get("InstanceInterruptionBehavior", "terminate") != "terminate":
         message = "Interruption behavior is not supported for one-time Spot instance requests"
         raise FakeError("InvalidParameterCombination", message)
-    return "spot", spot.get("MaxPrice")
+    return "spot", _bid(spot.get("MaxPrice"))
+
+
+def _bid(max_price: str | None) -> str | None:
+    try:
+        valid = max_price is None or float(max_price) > 0.0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise FakeError("InvalidParameterValue", f"Value ({max_price}) for parameter maxPrice is invalid.")
+    return max_price
 
 
 def _profile(world: World, asked: Mapping[str, str]) -> str | None:

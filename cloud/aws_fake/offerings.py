@@ -50,7 +50,7 @@ def describe_instance_types(request: Request) -> dict[str, Any]:
         message = f"The following supplied instance types do not exist: [{', '.join(unknown)}]"
         raise FakeError("InvalidInstanceType", message)
     chosen = [machine for machine in known.values() if not asked or machine.name in asked]
-    shown, following = page(filtered(chosen, request.params, _TYPE_READERS), request.params, at_most=100)
+    shown, following = page(filtered(chosen, request.params, _TYPE_READERS), request.params, at_least=5, at_most=100)
     return {"InstanceTypes": [as_described(machine) for machine in shown], **following}
 
 

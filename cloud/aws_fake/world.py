@@ -122,7 +122,7 @@ def drawn(delay: Delay, rng: random.Random) -> float:
 class World:
     """Mutable state; all of its methods take the time as an argument. Attributes may be changed by a test at any time.
 
-    `pending_s`, `shutting_down_s` and `visible_after_s` are drawn anew for each instance.
+    `pending_s`, `shutting_down_s`, `visible_after_s` and `boot_s` are drawn anew for each instance.
     """
 
     def __init__(self, region: str, seed: int) -> None:
@@ -133,6 +133,7 @@ class World:
         self.pending_s: Delay = 20.0
         self.shutting_down_s: Delay = 30.0
         self.visible_after_s: Delay = 0.0
+        self.boot_s: Delay = 0.0
         self.ignores_spot = False
         self.machine_types: dict[str, MachineType] = dict(MACHINE_TYPES)
         self.quotas_vcpus: dict[str, float] = dict.fromkeys(QUOTAS, DEFAULT_VCPUS)
@@ -172,8 +173,9 @@ class World:
         """It was launched."""
         if self.reads is not None:
             lease_s, lifetime_s = self.reads(instance.user_data)
-            instance.lease_until = instance.running_at + lease_s
-            instance.hard_stop_at = instance.running_at + lifetime_s
+            booted_at = instance.running_at + drawn(self.boot_s, self.rng)
+            instance.lease_until = booted_at + lease_s
+            instance.hard_stop_at = booted_at + lifetime_s
         self.instances[instance.instance_id] = self._living[instance.instance_id] = instance
 
     def living(self) -> Iterator[Instance]:

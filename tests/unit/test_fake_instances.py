@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -103,6 +105,7 @@ def test_there_is_one_instance_for_each_token_and_one_for_each_call_without(toke
         ({"Placement": {"AvailabilityZone": "us-east-1e"}}, "Unsupported", "us-east-1a, us-east-1b"),
         ({"MinCount": 2}, "InvalidParameterValue", "minCount"),
         ({"ClientToken": "x" * 65}, "InvalidParameterValue", "clientToken"),
+        ({"InstanceMarketOptions": spot("cheap")}, "InvalidParameterValue", "maxPrice"),
         ({"InstanceMarketOptions": spot("0.01")}, "SpotMaxPriceTooLow", "0.01"),
     ],
 )
@@ -342,6 +345,28 @@ def test_a_lease_is_extended_up_to_the_hard_stop_and_may_be_cut() -> None:
     rental.clock.sleep(10_000)
     rental.fake.tick()
     assert [one.ended_at for one in rental.fake.instances] == [START + 1020, START + 200]
+
+
+def test_a_machine_that_never_boots_does_not_end_itself() -> None:
+    rental = Rental(reads=lambda user_data: (300.0, 1000.0), boot_s=lambda rng: math.inf)
+    rental.launch()
+    rental.clock.sleep(1_000_000)
+    assert len(rental.fake.living) == 1
+
+
+def test_a_lease_begins_when_the_machine_has_booted() -> None:
+    rental = Rental(reads=lambda user_data: (300.0, 1000.0), boot_s=40.0)
+    rental.launch()
+    rental.clock.sleep(1000)
+    assert [one.ended_at for one in rental.fake.instances] == [START + 20 + 40 + 300]
+
+
+def test_threads_with_the_same_token_rent_once() -> None:
+    rental = Rental()
+    with ThreadPoolExecutor(8) as threads:
+        launched = set(threads.map(lambda _: rental.launch(ClientToken="t"), range(64)))
+    assert len(launched) == len(rental.fake.instances) == 1
+    assert [call.index for call in rental.fake.calls] == list(range(64))
 
 
 def test_a_lease_that_is_over_is_not_extended() -> None:
