@@ -184,11 +184,12 @@ class Experiment(Words):
         return brackets[0]
 
     def require_runnable(self) -> None:
-        """Raise InputError for what can be planned and not be run yet: provider aws, the spot market, hyperband."""
-        if self.resources.provider == "aws":
-            raise InputError(_plan_only("provider", "aws", "use local or virtual"))
-        if self.resources.market == "spot":
-            raise InputError(_plan_only("market", "spot", "use on_demand"))
+        """Raise InputError for what can be planned and not be run: hyperband, EC2 without a checkpoint store."""
+        if self.resources.provider == "aws" and self.resources.checkpoints is None:
+            raise InputError(
+                "resources.checkpoints: missing, and instances of EC2 do not see this machine's files; name a bucket, "
+                "such as checkpoints: s3://my-bucket/rubberband"
+            )
         self.stages()
 
     def configurations(self) -> list[dict[str, Any]]:
@@ -262,10 +263,6 @@ def _check_gang(key: str, gpus: int, gpus_per_instance: int) -> None:
 
 def _loaded(written: InlineProfile | str) -> Profile:
     return load_profile(written) if isinstance(written, str) else written.to_profile()
-
-
-def _plan_only(key: str, value: str, remedy: str) -> str:
-    return f"resources.{key}: {value} can be estimated and is not supported yet for a run; {remedy}"
 
 
 def _check_money(constraints: Constraints, resources: Resources) -> None:

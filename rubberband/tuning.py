@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rubberband.cases import batch_notes, cases
-from rubberband.cloud.catalogue import offers
-from rubberband.errors import InfeasibleError, InputError
+from rubberband.cases import MARKETS, Room, batch_notes
+from rubberband.cloud.catalogue import Table, offers, types_of
+from rubberband.cloud.prices import live_table
+from rubberband.errors import InputError
 from rubberband.executor.driver import Observer
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.result import Result
 from rubberband.executor.session import (
-    RELEASE_MARGIN_S,
     cancel_on_signals,
     create,
     local_devices,
@@ -28,11 +28,9 @@ from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.experiment import Experiment
 from rubberband.home import default_home as default_home
 from rubberband.measuring import Announce, MeasuredProfile, Spent, make_setup, measure_profile
-from rubberband.plan import Constraints
-from rubberband.planner.estimate import Case, estimate
+from rubberband.plan import Market
 from rubberband.planner.families import Policy
-from rubberband.planner.lanes import JobPlan
-from rubberband.profile import Profile
+from rubberband.planning import plan_job
 from rubberband.units import format_duration, format_usd
 
 View = Callable[[Job, Callable[[], float], ExitStack], Sequence[Observer]]
@@ -76,22 +74,59 @@ def run_experiment(
     entrypoint = find_entrypoint(experiment, search_path)
     folder.require_free()
     announce_device(experiment, announce)
+    terms = cloud_terms(experiment, folder.home, announce)
     with cancel_on_signals() as cancelled:
         profiles, spent = experiment.loaded_profiles(), Spent()
         if profiles is None:
             announce("no profile yet: measuring one first")
-            measured = measure_profile(experiment, entrypoint, folder, announce=announce, cancelled=cancelled)
+            measured = measure_profile(
+                experiment, entrypoint, folder, table=terms.table, announce=announce, cancelled=cancelled
+            )
             for line in measured.remark_lines():
                 announce(line)
             announce(f"the profile is kept in {_keep(measured, profile_path, folder)}")
             profiles = measured.profile
             spent = Spent(seconds=time.time() - started_at, cost_usd=measured.cost_usd)
-        job = plan_job(experiment, profiles, policy, spent=spent)
+        job = plan_job(experiment, profiles, policy, spent=spent, table=terms.table, room=terms.room)
         for note in batch_notes(experiment, job.profile.goodput):
             announce(note)
         announce(_plan_line(job))
         create(folder, job, make_setup(experiment, entrypoint, folder, spent))
         return run(folder, view=view, cancelled=cancelled)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudTerms:
+    """What a cloud asks and allows today; nothing of it where that is not asked."""
+
+    table: Table | None = None
+    room: Room | None = None
+
+
+def cloud_terms(experiment: Experiment, home: Path, announce: Announce) -> CloudTerms:
+    """Look at all that could be amiss with EC2 before anything is rented, and tell what is worth knowing.
+
+    Raises InputError (with the remedy) for what would keep the experiment from being run there.
+    """
+    resources = experiment.resources
+    if resources.provider != "aws":
+        return CloudTerms()
+    try:
+        from rubberband.cloud.aws.preflight import preflight
+        from rubberband.cloud.aws.quota import quotas
+        from rubberband.cloud.aws.session import open_session
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"resources.provider: aws needs {error.name}, which is not here; pip install 'rubberband[aws]'"
+        ) from None
+    session = open_session(resources.region)
+    table = live_table(resources, home, session=session)
+    for note in (*table.notes, *preflight(resources, offers(resources, table=table), session=session)):
+        announce(note)
+    room: dict[str, dict[Market, int]] = {}
+    for found in quotas(session, types_of(resources), MARKETS):
+        room.setdefault(found.instance_type, {})[found.market] = found.instances
+    return CloudTerms(table=table, room=room)
 
 
 def announce_device(experiment: Experiment, announce: Announce) -> None:
@@ -131,72 +166,6 @@ def _keep(measured: MeasuredProfile, wanted: Path | None, folder: ExperimentFold
             return wanted
     measured.save(fallback)
     return fallback
-
-
-def plan_job(
-    experiment: Experiment,
-    profiles: Profile | Mapping[str, Profile],
-    policy: Policy = "optimal",
-    *,
-    spent: Spent | None = None,
-) -> Job:
-    """Plan an experiment that starts now, on the best of its instance types, and say all that its controller must know.
-
-    `profiles` is one for all types, or type -> profile. Raises InfeasibleError if no plan meets the constraints.
-    """
-    used = spent or Spent()
-    found = estimate(
-        [experiment.stages()],
-        [_less(case, used) for case in cases(experiment, profiles, time.time() - used.seconds)],
-        policy,
-        experiment.name,
-        clock=time.perf_counter,
-        objective=experiment.constraints.objective,
-        compare=False,
-    )
-    if found.job is None:
-        assert found.nearest is not None, "what has no plan has a nearest one"
-        raise InfeasibleError(
-            found.reason or "", shortest_jct_s=found.nearest.jct_s, cheapest_usd=found.nearest.cost_usd
-        )
-    return _job(experiment, found.case, found.job, policy)
-
-
-def _less(case: Case, spent: Spent) -> Case:
-    return replace(case, constraints=_left(case.constraints, spent))
-
-
-def _left(constraints: Constraints, spent: Spent) -> Constraints:
-    deadline_s, max_cost_usd = constraints.deadline_s, constraints.max_cost_usd
-    return replace(
-        constraints,
-        deadline_s=None if deadline_s is None else max(0.0, deadline_s - spent.seconds),
-        max_cost_usd=None if max_cost_usd is None else max(0.0, max_cost_usd - spent.cost_usd),
-    )
-
-
-def _job(experiment: Experiment, case: Case, planned: JobPlan, policy: Policy) -> Job:
-    constraints = case.constraints
-    return Job(
-        name=experiment.name,
-        stages=experiment.stages(),
-        plan=planned.plan,
-        prediction=planned.prediction,
-        offer=case.offer,
-        profile=case.profile,
-        metric=experiment.search.metric,
-        mode=experiment.search.mode,
-        deadline_s=constraints.deadline_s,
-        max_cost_usd=constraints.max_cost_usd,
-        max_failures=experiment.constraints.max_failures,
-        iteration_timeout_s=experiment.constraints.iteration_timeout_s,
-        release_margin_s=0.0 if experiment.resources.provider == "virtual" else RELEASE_MARGIN_S,
-        replan=policy == "optimal",
-        objective=experiment.constraints.objective,
-        min_gpus_per_trial=constraints.min_gpus_per_trial,
-        max_gpus_per_trial=constraints.max_gpus_per_trial,
-        confidence=constraints.confidence,
-    )
 
 
 def _plan_line(job: Job) -> str:

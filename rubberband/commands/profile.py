@@ -34,16 +34,24 @@ def profile(
     from rubberband.executor.session import cancel_on_signals
     from rubberband.files import default_profile_path, load_experiment
     from rubberband.measuring import measure_profile
-    from rubberband.tuning import announce_device, default_home, find_entrypoint
+    from rubberband.tuning import announce_device, cloud_terms, default_home, find_entrypoint
 
     experiment = load_experiment(file, overrides or [])
+    experiment.require_runnable()
     target = output or default_profile_path(file)
     entrypoint = find_entrypoint(experiment, (file.absolute().parent, Path.cwd()))
     folder = ExperimentFolder(home=default_home(), name=experiment.name)
-    announce_device(experiment, lambda line: print(line, file=sys.stderr, flush=True))
+    announce_device(experiment, _announce)
+    table = cloud_terms(experiment, folder.home, _announce).table
     with cancel_on_signals() as cancelled:
-        measured = measure_profile(experiment, entrypoint, folder, iterations=iterations, cancelled=cancelled)
+        measured = measure_profile(
+            experiment, entrypoint, folder, iterations=iterations, table=table, cancelled=cancelled
+        )
     measured.save(target)
     for line in measured.lines():
         print(line)
     print(f"written to {target}", file=sys.stderr)
+
+
+def _announce(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

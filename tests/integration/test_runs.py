@@ -180,7 +180,7 @@ def test_a_metric_that_no_trial_reports_is_told_at_once(command_line: CommandLin
         ("entrypoint=sleepy:Slepy", "did you mean 'Sleepy'"),
         ("entrypoint=sleepy:NotATrial", "a trial is"),
         ("resources.checkpoints=/dev/null/here", "checkpoints cannot be written"),
-        ("resources.checkpoints=s3://bucket", "not supported yet"),
+        ("resources.checkpoints=gs://bucket", "not supported"),
         ("constraints.deadline=2s", "deadline 2s cannot be met"),
         ("resources.gpus_per_trial={min: 3, max: 3}", "no whole multiple"),
     ],

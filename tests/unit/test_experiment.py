@@ -276,8 +276,7 @@ def test_the_brackets_of_hyperband_share_one_list_of_trials() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"resources__provider": "aws"}, "resources.provider: aws can be estimated and is not supported yet for a run"),
-        ({"resources__market": "spot"}, "resources.market: spot can be estimated and is not supported yet for a run"),
+        ({"resources__provider": "aws"}, "resources.checkpoints: missing, and instances of EC2 do not see"),
         ({"search__scheduler": HYPERBAND}, "search.scheduler: hyperband has 3 brackets; `rubberband estimate` plans"),
     ],
 )

@@ -18,12 +18,13 @@ from rubberband.executor.session import Setup, local_devices
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual import Faults, VirtualBackend
 from rubberband.experiment import Experiment
-from rubberband.measuring import MeasuredProfile, measure_profile
+from rubberband.measuring import MeasuredProfile, Spent, make_setup, measure_profile
 from rubberband.offer import Offer
 from rubberband.profile import Profile
 from rubberband.profile_file import load_profile
-from rubberband.tuning import announce_device, plan_job
+from rubberband.tuning import announce_device, cloud_terms, plan_job
 from tests.adaptive_backend import AdaptiveBackend
+from tests.unit.aws_account import Account
 
 PROFILE = Profile(seconds_per_iteration={1: 4.0, 2: 2.5}, trial_startup_s=3.0)
 
@@ -150,3 +151,70 @@ def test_gpus_that_are_not_used_are_told(monkeypatch: pytest.MonkeyPatch, gpus: 
         assert f"are 4 GPUs and this machine has {gpus}; lower resources.max_instances" in lines[0]
     else:
         assert lines == []
+
+
+def test_every_run_has_a_name_of_its_own_in_the_cloud_and_in_the_bucket(tmp_path: Path) -> None:
+    folder = ExperimentFolder(home=tmp_path, name="test")
+    one, other = (
+        make_setup(experiment(checkpoints="s3://bucket/all/"), None, folder, Spent(seconds=0.0)) for _ in range(2)
+    )
+    assert one.run != other.run
+    assert one.checkpoints == f"s3://bucket/all/test-{one.run}"
+    assert make_setup(experiment(checkpoints="here"), None, folder, Spent()).checkpoints == str(Path("here").absolute())
+    assert Setup.from_json(one.to_json()) == one
+    assert Setup.from_json({key: value for key, value in one.to_json().items() if key != "run"}).run == ""
+
+
+def on_ec2(account: Account, **words: Any) -> Experiment:
+    """The experiment above, on the account's instances."""
+    resources = account.resources(instance_type="g5.12xlarge", **words).model_dump(by_alias=True, exclude_none=True)
+    return experiment(**resources, gpus_per_instance=None, price_per_hour=None)
+
+
+@pytest.fixture
+def account(monkeypatch: pytest.MonkeyPatch) -> Account:
+    """The one that sessions are opened for; the driver is in its VPC."""
+    made = Account()
+    monkeypatch.setattr("rubberband.cloud.aws.session.open_session", lambda *_: made.session)
+    monkeypatch.setattr("rubberband.cloud.aws.preflight.own_place", lambda: made.place)
+    return made
+
+
+def test_before_a_run_on_ec2_prices_and_quotas_are_looked_up_and_told(account: Account, tmp_path: Path) -> None:
+    lines: list[str] = []
+    asked = on_ec2(account)
+    terms = cloud_terms(asked, tmp_path, lines.append)
+    assert terms.table is not None
+    assert terms.room is not None
+    assert terms.room["g5.12xlarge"]["on_demand"] > 0
+    job = plan_job(asked, PROFILE, table=terms.table, room=terms.room)
+    assert job.offer.price_usd_per_hour > 0
+    assert cloud_terms(experiment(), tmp_path, lines.append).table is None
+
+
+def test_what_is_amiss_with_ec2_is_refused_before_a_run(account: Account, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nosuchbucket"):
+        cloud_terms(on_ec2(account, checkpoints="s3://nosuchbucket/x"), tmp_path, lambda _: None)
+
+
+def test_a_measurement_ends_what_one_that_was_cut_off_left_on_ec2(
+    account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+
+    class Cluster:
+        def __init__(self, _folder: object, setup: Setup, _offer: object) -> None:
+            self._run = setup.run
+
+        def close(self) -> None:
+            closed.append(self._run)
+
+    monkeypatch.setattr("rubberband.measuring.open_cluster", Cluster)
+    note = tmp_path / "profiling" / "experiments" / "test" / "run"
+    note.parent.mkdir(parents=True)
+    note.write_text("of one that was cut off")
+    measured(on_ec2(account, init_delay="0s", provision_delay="0s"), tmp_path, monkeypatch)
+    assert closed == ["of one that was cut off"]
+    assert not note.exists()
+    measured(on_ec2(account, init_delay="0s", provision_delay="0s"), tmp_path, monkeypatch)
+    assert len(closed) == 1
