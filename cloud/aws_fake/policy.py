@@ -50,12 +50,8 @@ class Statement:
 
     def applies(self, action: str, resource: str, context: Context) -> bool:
         """Whether it says anything about this."""
-        if self.not_actions:
-            named = not any(_like(action.lower(), one.lower()) for one in self.not_actions)
-        else:
-            named = any(_like(action.lower(), one.lower()) for one in self.actions)
         return (
-            named
+            _names(self.actions, self.not_actions, action)
             and any(_like(resource, one) for one in self.resources)
             and all(condition.holds(context) for condition in self.conditions)
         )
@@ -96,6 +92,12 @@ def _texts(value: Any) -> tuple[str, ...]:
     return (
         (str(value),) if isinstance(value, str | int | float) else tuple(text for one in value for text in _texts(one))
     )
+
+
+@lru_cache(maxsize=4096)
+def _names(actions: tuple[str, ...], not_actions: tuple[str, ...], action: str) -> bool:
+    listed = any(_like(action.lower(), one.lower()) for one in not_actions or actions)
+    return listed != bool(not_actions)
 
 
 @lru_cache(maxsize=4096)
