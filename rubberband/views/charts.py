@@ -111,6 +111,10 @@ def _end_s(result: Result, instance: InstanceResult) -> float:
     return result.actual_jct_s if instance.ended_s is None else instance.ended_s
 
 
+def _fate(instance: InstanceResult) -> str:
+    return "PREEMPTED" if instance.preempted else "lost"
+
+
 def _row(instance: str, gpu: int) -> str:
     return f"{html.escape(instance)} : {gpu}"
 
@@ -207,7 +211,7 @@ def _lost(result: Result, rented: Sequence[InstanceResult], gpus: int, unit_s: f
             "x": [_end_s(result, instance) / unit_s for instance, _ in lost],
             "y": [_row(instance.instance, gpu) for instance, gpu in lost],
             "hovertext": [
-                f"{html.escape(i.instance)} lost at {duration(_end_s(result, i))}: {html.escape(printable(i.reason))}"
+                f"{html.escape(i.instance)} {_fate(i)} at {duration(_end_s(result, i))}: {html.escape(printable(i.reason))}"
                 for i, _ in lost
             ],
             "hoverinfo": "text",

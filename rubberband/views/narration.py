@@ -10,6 +10,7 @@ from rubberband.executor.controller import Controller
 from rubberband.executor.events import (
     DriverResumed,
     Event,
+    InstanceInterrupted,
     InstanceLost,
     InstanceReady,
     InstanceRefused,
@@ -17,7 +18,16 @@ from rubberband.executor.events import (
 )
 from rubberband.executor.forecast import forecast
 from rubberband.executor.ranking import best_trial
-from rubberband.executor.state import InstanceStatus, Job, Phase, StageRecord, State, TrialState, TrialStatus
+from rubberband.executor.state import (
+    InstanceRecord,
+    InstanceStatus,
+    Job,
+    Phase,
+    StageRecord,
+    State,
+    TrialState,
+    TrialStatus,
+)
 from rubberband.offer import slots
 from rubberband.units import format_usd
 from rubberband.views.batch_words import change
@@ -93,7 +103,10 @@ class Narrator:
             case InstanceReady():
                 record = state.instances[event.instance]
                 after = duration(event.occurred_at - record.requested_at)
-                return [f"{event.instance} ready after {after} ({len(state.ready())} of {_held(state)})"]
+                bought = self._bought(record)
+                return [f"{event.instance} ready after {after} ({len(state.ready())} of {_held(state)}){bought}"]
+            case InstanceInterrupted():
+                return [self._interrupted(event, state)]
             case InstanceRefused():
                 return [f"{event.instance} refused: {printable(event.reason)}{self._what_then(state)}"]
             case InstanceLost():
@@ -110,6 +123,20 @@ class Narrator:
             return f"; going on with {_held(state)}"
         return f"; asking again in {duration(max(0.0, state.relaunch_at - state.now))}"
 
+    def _bought(self, record: InstanceRecord) -> str:
+        """What it is, where that is not what the offer says."""
+        offer, price = self._job.offer, record.price_usd_per_hour
+        other = record.instance_type if record.instance_type not in ("", offer.instance_type) else ""
+        parts = [other, "spot" if record.market == "spot" else "", f"in {record.zone}" if record.zone else ""]
+        if price is not None and (other or record.market == "spot"):
+            parts.append(f"at {format_usd(price)}/h")
+        return f": {' '.join(part for part in parts if part)}" if any(parts) else ""
+
+    def _interrupted(self, event: InstanceInterrupted, state: State) -> str:
+        on_it = [t.trial for t in state.running() if any(slot.instance == event.instance for slot in t.gang)]
+        line = f"{event.instance} will be taken away soon; {_held(state)} without it"
+        return f"{line}; {_trials(on_it)} will move on" if on_it else line
+
     def _lost(self, event: InstanceLost, state: State) -> str:
         struck = [
             use.trial
@@ -118,7 +145,8 @@ class Narrator:
         ]
         hit = [trial for trial in struck if state.trials[trial].status in (TrialStatus.QUEUED, TrialStatus.RUNNING)]
         left = sum(record.instance in self._instances for record in state.live())
-        line = f"{event.instance} lost ({printable(event.reason)}): {len(self._live)} -> {counted(left, 'instance')}"
+        what = "PREEMPTED" if event.preempted else "lost"
+        line = f"{event.instance} {what} ({printable(event.reason)}): {len(self._live)} -> {counted(left, 'instance')}"
         if not hit:
             return line
         return f"{line}; {_trials(hit)} will go on from the last checkpoint"
@@ -129,7 +157,8 @@ class Narrator:
         """The cluster grows or shrinks: a stage begins, or what is missing is asked for again."""
         asked = [record for record in state.instances.values() if record.instance not in self._instances]
         self._instances.update(record.instance for record in asked)
-        launching = f"launching {len(asked)}: {len(state.live()) - len(asked)} -> {_held(state)}"
+        on_spot = " on spot" if any(record.market == "spot" for record in asked) else ""
+        launching = f"launching {len(asked)}{on_spot}: {len(state.live()) - len(asked)} -> {_held(state)}"
         if len(state.stages) > self._stages_begun:
             self._stages_begun = len(state.stages)
             return [self._stage_begins(state, launching if asked else f"{_held(state)} kept")]
@@ -141,6 +170,8 @@ class Narrator:
         line = f"stage {stage.stage}: {counted(len(stage.trials), 'trial')} x {counted(iterations, 'iteration')}"
         going = [name for name in sorted(self._live) if state.instances[name].status is InstanceStatus.RELEASING]
         shrinking = f"{len(self._live)} -> {_held(state)}, releasing {listed(going)}"
+        if going and any(record.status is InstanceStatus.REQUESTED for record in state.live()):
+            return f"{line}; releasing {listed(going)}, {otherwise}"
         return f"{line}; {shrinking if going else otherwise}"
 
     def _training(self, state: State) -> list[str]:

@@ -16,6 +16,7 @@ from rubberband.views.tables import (
     headlines,
     incidents,
     paid_time,
+    purchases,
     stages,
     trials,
 )
@@ -31,6 +32,7 @@ def tables(result: Result, most_trials: int | None = None) -> list[Table]:
         stages(result),
         decisions(result),
         paid_time(result),
+        purchases(result),
         batch_sizes(result, most_trials),
         failures(result),
         incidents(result),

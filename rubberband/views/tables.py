@@ -278,23 +278,62 @@ def failures(result: Result) -> Table:
 
 
 def incidents(result: Result) -> Table:
-    """Instances that were refused or lost."""
-    struck = [instance for instance in result.instances if instance.reason]
+    """Instances that were refused, lost or taken away."""
+    struck = [i for i in result.instances if i.reason or i.interrupted_s is not None]
     decimals = usd_decimals(result.actual_cost_usd)
     rows = tuple(_incident(instance, decimals) for instance in struck)
     return Table(
-        title="Instances refused or lost",
+        title=f"Instances refused or lost{', or taken away by the provider' if result.interruptions else ''}",
         header=("instance", "what", "at", "USD", "reason"),
         rows=rows,
         words=frozenset({0, 1, 4}),
+        notes=(interruptions(result),) if result.interruptions else (),
     )
 
 
+def interruptions(result: Result) -> str:
+    """How often the provider took an instance away, and what that cost, as a sentence."""
+    redone = counted(result.redone_iterations, "iteration")
+    return f"Interrupted {counted(result.interruptions, 'time')}, {redone} done again; that is no failure of a trial."
+
+
 def _incident(instance: InstanceResult, decimals: int) -> Row:
-    refused = instance.running_s is None
-    at_s = instance.requested_s if refused or instance.ended_s is None else instance.ended_s
-    what = "refused" if refused else "lost"
-    return (instance.instance, what, duration(at_s), usd(instance.cost_usd, decimals), printable(instance.reason))
+    refused = instance.running_s is None and bool(instance.reason)
+    told_s = instance.requested_s if refused else instance.ended_s
+    reason = instance.reason
+    if instance.preempted or instance.interrupted_s is not None:
+        what = "PREEMPTED" if instance.preempted else "interrupted"
+        told_s = told_s if instance.preempted else instance.interrupted_s
+        reason = reason or "given back before it was taken away"
+    else:
+        what = "refused" if refused else "lost"
+    at_s = instance.requested_s if told_s is None else told_s
+    return (instance.instance, what, duration(at_s), usd(instance.cost_usd, decimals), printable(reason))
+
+
+def purchases(result: Result) -> Table:
+    """What was bought where and at which price; empty where there is but one kind, on demand."""
+    bought = [instance for instance in result.instances if instance.running_s is not None]
+    kinds = sorted({_kind(instance) for instance in bought})
+    decimals = usd_decimals(result.actual_cost_usd)
+    rows = []
+    for kind in kinds:
+        same = [instance for instance in bought if _kind(instance) == kind]
+        market, instance_type, zone, price = kind
+        cost = usd(sum(instance.cost_usd for instance in same), decimals)
+        row = (str(len(same)), market.replace("_", " "), instance_type, zone or "-", usd(price, 4), cost)
+        rows.append(row)
+    telling = len(kinds) > 1 or any(market == "spot" or zone for market, _, zone, _ in kinds)
+    return Table(
+        title="Instances bought",
+        header=("instances", "market", "type", "zone", "USD/h at purchase", "USD"),
+        rows=tuple(rows) if telling else (),
+        words=frozenset({1, 2, 3}),
+    )
+
+
+def _kind(instance: InstanceResult) -> tuple[str, str, str, float]:
+    return instance.market, instance.instance_type, instance.zone, instance.price_usd_per_hour
 
 
 def ranked(result: Result) -> list[TrialResult]:

@@ -62,9 +62,7 @@ def test_a_greedy_plan_that_misses_the_confidence_is_refused() -> None:
     stages = [{"trials": 8, "iterations": 2}, {"trials": 2, "iterations": 6}]
     asked = words(experiment({"deadline": "3m", "max_cost": 1.0}, **FREE))
     asked["search"]["scheduler"] = {"type": "stages", "stages": stages}
-    with pytest.raises(
-        InfeasibleError, match=r"greedy plan does not keep deadline 3m .* confidence 0\.95"
-    ):
+    with pytest.raises(InfeasibleError, match=r"greedy plan does not keep deadline 3m .* confidence 0\.95"):
         plan_job(Experiment(**asked), noisy, "greedy")
 
 

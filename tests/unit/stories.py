@@ -1,0 +1,69 @@
+"""A controller that is told a story: an event in, commands out, every invariant checked; no backend."""
+
+from __future__ import annotations
+
+from rubberband.executor.controller import Controller
+from rubberband.executor.events import (
+    CheckpointRef,
+    Command,
+    InstanceReady,
+    InstanceRunning,
+    Started,
+    TrialFailed,
+    TrialReported,
+)
+from rubberband.executor.invariants import validate
+from rubberband.executor.state import Job
+from tests.unit.test_journal import JOB
+
+
+def checkpoint(trial: int, iterations: int) -> CheckpointRef:
+    return CheckpointRef(url=f"{trial}/{iterations}", digest="", size_bytes=0)
+
+
+class Story:
+    """A controller and a clock that moves one second an event."""
+
+    def __init__(self, job: Job = JOB) -> None:
+        self.controller = Controller(job)
+        self.state = self.controller.state
+        self.at = 100.0
+
+    def tell(self, event: type, **facts: object) -> list[Command]:
+        self.at += 1.0
+        commands = self.controller.handle(event(occurred_at=self.at, **facts))
+        validate(self.controller)
+        return commands
+
+    def ready(self, *instances: str) -> list[Command]:
+        commands: list[Command] = []
+        for instance in instances:
+            commands += self.tell(InstanceRunning, instance=instance, running_at=self.at)
+            commands += self.tell(InstanceReady, instance=instance)
+        return commands
+
+    def report(self, trial: int, score: float, **metrics: float) -> list[Command]:
+        state = self.state.trials[trial]
+        return self.tell(
+            TrialReported,
+            trial=trial,
+            attempt=state.attempt,
+            iterations=state.iterations + 1,
+            metrics={"score": score, **metrics},
+            checkpoint=checkpoint(trial, state.iterations + 1),
+        )
+
+    def fail(self, trial: int, kind: str = "raised") -> list[Command]:
+        attempt = self.state.trials[trial].attempt
+        return self.tell(TrialFailed, trial=trial, attempt=attempt, kind=kind, message="boom")
+
+
+def kinds(commands: list[Command]) -> list[str]:
+    return [type(command).__name__ for command in commands]
+
+
+def begun(job: Job = JOB) -> Story:
+    story = Story(job)
+    story.tell(Started)
+    story.ready("i-001", "i-002")
+    return story
