@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,7 @@ def on_ec2(account: Account, **words: Any) -> Experiment:
 def account(monkeypatch: pytest.MonkeyPatch) -> Account:
     """The one that sessions are opened for; the driver is in its VPC."""
     made = Account()
+    made.now = time.time()  # prices are asked for as of now
     monkeypatch.setattr("rubberband.cloud.aws.session.open_session", lambda *_: made.session)
     monkeypatch.setattr("rubberband.cloud.aws.preflight.own_place", lambda: made.place)
     return made
