@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from botocore.exceptions import ReadTimeoutError
+from botocore.exceptions import BotoCoreError, ClientError, ReadTimeoutError
+from botocore.parsers import ResponseParserError
+
+FAILURES = (ClientError, BotoCoreError, ResponseParserError)
+"""What a call raises. The last one is no BotoCoreError: something that is not AWS answered, such as a proxy."""
 
 MOST_PAGES = 1000
 """A listing that is longer goes in circles."""

@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from botocore.exceptions import BotoCoreError, ClientError
-
 from rubberband.cloud.aws.errors import explain, lacks_rights
 from rubberband.cloud.aws.machines import Session
-from rubberband.cloud.aws.pages import pages
+from rubberband.cloud.aws.pages import FAILURES, pages
 from rubberband.cloud.price_cache import ALL_PARTS, Facts, Part, Quote
 
 T = TypeVar("T")
@@ -197,7 +195,7 @@ class _Asking:
             return None
         try:
             return part()
-        except (ClientError, BotoCoreError) as error:
+        except FAILURES as error:
             self.problems.append(explain(error))
             self._hopeless = not lacks_rights(error)
             return None

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import ClientError
 
 from rubberband.cloud.aws.errors import explain
 from rubberband.cloud.aws.machines import Session
-from rubberband.cloud.aws.pages import pages
+from rubberband.cloud.aws.pages import FAILURES, pages
 from rubberband.errors import ProviderError
 from rubberband.plan import Market
 
@@ -153,7 +153,7 @@ def quotas(session: Session, types: Sequence[str], markets: Sequence[Market]) ->
     """
     try:
         return _rooms(session, types, markets)
-    except (ClientError, BotoCoreError) as error:
+    except FAILURES as error:
         raise ProviderError(explain(error)) from error
 
 
@@ -200,7 +200,7 @@ def _living(session: Session) -> list[tuple[str, Market]] | None:
     try:
         found = pages(session.client("ec2").describe_instances, "Reservations", Filters=_LIVING)
         instances = [one for reservation in found for one in reservation["Instances"]]
-    except (ClientError, BotoCoreError):
+    except FAILURES:
         return None
     return [
         (one["InstanceType"], "spot" if one.get("InstanceLifecycle") == "spot" else "on_demand") for one in instances

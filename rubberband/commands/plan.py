@@ -71,7 +71,7 @@ def live_terms(experiment: Experiment) -> Terms:
         f"prices of AWS are missing ({note}); those that it told before, or the catalogue's, stand in."
         for note in table.notes
     )
-    rooms, unknown = _rooms(experiment)
+    rooms, unknown = _rooms(experiment, table.notes)
     markets: dict[str, dict[Market, int]] = {}
     for room in rooms:
         markets.setdefault(room.instance_type, {})[room.market] = room.instances
@@ -81,8 +81,11 @@ def live_terms(experiment: Experiment) -> Terms:
     return Terms(table=table, room=markets, notes=(*stale, *unknown, *told))
 
 
-def _rooms(experiment: Experiment) -> tuple[Sequence[quota.Room], tuple[str, ...]]:
-    """What the account may hold of each type on each market that a plan may use; or why that is not known."""
+def _rooms(experiment: Experiment, told: Sequence[str]) -> tuple[Sequence[quota.Room], tuple[str, ...]]:
+    """What the account may hold of each type on each market that a plan may use; or why that is not known.
+
+    `told` is what was said of prices: it is not said again.
+    """
     from rubberband.cloud.catalogue import types_of
     from rubberband.errors import RubberbandError
 
@@ -97,7 +100,8 @@ def _rooms(experiment: Experiment) -> tuple[Sequence[quota.Room], tuple[str, ...
         why = f"{error.name} is not installed; run `pip install 'rubberband[aws]'`"
     except RubberbandError as error:
         why = str(error)
-    return (), (f"quota: not known ({why}); max_instances={resources.max_instances} is taken as it is.",)
+    reason = "for the same reason" if why in told else why
+    return (), (f"quota: not known ({reason}); max_instances={resources.max_instances} is taken as it is.",)
 
 
 def _no_quota(rooms: Sequence[quota.Room], max_instances: int) -> Exception:

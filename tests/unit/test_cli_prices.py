@@ -219,7 +219,7 @@ def test_plan_without_credentials_is_an_estimate_that_says_so(
     assert planned["prediction"] == printed_json(capsys)["prediction"]
     notes = "\n".join(planned["notes"])
     assert "prices of AWS are missing (there are no AWS credentials" in notes
-    assert "quota: not known (there are no AWS credentials" in notes
+    assert "quota: not known (for the same reason); max_instances=16 is taken as it is." in notes
     assert "price: that of g5.xlarge is from the catalogue of 2026-01-19" in notes
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from botocore.parsers import ResponseParserError
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from rubberband.cloud.aws.pricing import PATIENCE_S, facts_of, fetch, on_demand_price, spot_prices
@@ -243,8 +244,11 @@ def test_what_is_late_is_left_out(world: World) -> None:
     assert "AWS does not answer" in answer.problems[0]
 
 
-def test_where_nothing_answers_nothing_more_is_asked(world: World) -> None:
-    world.fake.fault = lambda call: Fault(error=FakeDisconnect("connect_timeout"))
+@pytest.mark.parametrize(
+    "error", [FakeDisconnect("connect_timeout"), ResponseParserError("<html>"), FakeError("Unavailable", "busy", 503)]
+)
+def test_where_nothing_answers_nothing_more_is_asked(error: Exception, world: World) -> None:
+    world.fake.fault = lambda call: Fault(error=error)
     assert len(world.table("g5.xlarge").notes) == 1
     assert world.asked() == ["DescribeInstanceTypes"]
 
