@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import rubberband
-from rubberband.commands import estimate, plan, prices, profile, report, run, sweep
+from rubberband.commands import down, estimate, plan, prices, profile, report, run, sweep, up
 from rubberband.errors import RubberbandError
 
 app = typer.Typer(
@@ -36,6 +36,8 @@ for _command in (
     report.ps,
     report.logs,
     sweep.sweep,
+    up.up,
+    down.down,
 ):
     app.command(_command.__name__)(_command)
 

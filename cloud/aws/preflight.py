@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import botocore.session
 from botocore.exceptions import ClientError
 
 from rubberband.cloud.aws.calls import Choice, by_tags, launch_request, tags_of
 from rubberband.cloud.aws.errors import code_of, explain, lacks_rights
+from rubberband.cloud.aws.extra import open_aws
 from rubberband.cloud.aws.images import type_facts
 from rubberband.cloud.aws.machines import Machines, NodeStart, Session
 from rubberband.cloud.aws.metadata import Place, own_place
@@ -23,11 +23,11 @@ from rubberband.cloud.aws.pages import pages
 from rubberband.cloud.aws.quota import quotas
 from rubberband.cloud.aws.resolving import in_one_line, resolve
 from rubberband.cloud.aws.storage_check import check_store
-from rubberband.errors import InputError
+from rubberband.errors import InputError, ProviderError
 from rubberband.offer import Offer
 from rubberband.plan import Market
 from rubberband.resources import Resources
-from rubberband.units import nearest, shown
+from rubberband.units import shown
 
 _PROBE = "preflight"
 _LONGEST_S = 1e9
@@ -57,32 +57,10 @@ def preflight(
     which value, the remedy) for the first thing that is amiss: credentials, region, types, images, network, roles and
     rights, quota, the checkpoint store, or where the driver runs.
     """
-    check_region(resources.region)
-    checks = _Checks(session=session or _opened(resources.region), resources=resources, place=place or own_place())
+    checks = _Checks(session=session or open_aws(resources.region), resources=resources, place=place or own_place())
     with in_one_line():
         checks.session.client("sts").get_caller_identity()
         return list(_looked_at(checks, offers))
-
-
-def check_region(region: str) -> None:
-    """Raise InputError, naming near ones, unless boto3 knows the region."""
-    session = botocore.session.get_session()
-    known = [
-        name
-        for partition in session.get_available_partitions()
-        for name in session.get_available_regions("ec2", partition_name=partition)
-    ]
-    if region not in known:
-        raise InputError(
-            f"resources.region: {shown(region)} is no region of EC2 (a new one needs a newer boto3); "
-            f"{nearest(region, known)}"
-        )
-
-
-def _opened(region: str) -> Session:
-    from rubberband.cloud.aws.session import open_session
-
-    return open_session(region)
 
 
 def _looked_at(checks: _Checks, offers: Sequence[Offer]) -> Iterator[str]:
@@ -125,7 +103,11 @@ def _look_at_driver(checks: _Checks, instance_type: str) -> Iterator[str]:
 
 
 def _look_at_quota(checks: _Checks, types: Sequence[str]) -> Iterator[str]:
-    for room in quotas(checks.session, types, checks.markets):
+    try:
+        rooms = quotas(checks.session, types, checks.markets)
+    except ProviderError as error:
+        raise InputError(str(error)) from None
+    for room in rooms:
         if room.instances < 1:
             raise InputError(f"resources.instance_type: {room.refusal(checks.resources.max_instances)}")
         if room.instances < checks.resources.max_instances:

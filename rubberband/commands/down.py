@@ -1,0 +1,77 @@
+"""`rubberband down`: end everything that an owner has on EC2."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rubberband.errors import InputError
+
+if TYPE_CHECKING:
+    from rubberband.cloud.aws.ending import Ended, Owned
+
+
+def down(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="An experiment file that names region and owner.", show_default=False),
+    ] = None,
+    region: Annotated[str | None, typer.Option("--region", "-r", help="The region of AWS.", show_default=False)] = None,
+    owner: Annotated[
+        str | None, typer.Option("--owner", help="Whose (resources.aws.owner).", show_default=False)
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, even if an experiment runs.")] = False,
+) -> None:
+    """End everything on EC2: workers, head, and what belongs to them.
+
+    Every instance of the owner in the region is ended, whoever drives it; then the published Ray token and the security
+    group are deleted. What experiments have written to their checkpoint store stays; journals on the head do not.
+    """
+    from rubberband.cloud.aws.extra import open_aws
+
+    chosen_region, chosen_owner = _meant(file, region, owner)
+    session = open_aws(chosen_region)
+
+    from rubberband.cloud.aws.ending import end_everything, living
+
+    workers = [one for one in living(session, chosen_owner) if one.role != "head"]
+    if workers and not yes:
+        _ask(workers, chosen_owner, chosen_region)
+    for line in _told(end_everything(session, chosen_owner), chosen_owner, chosen_region):
+        print(line)
+
+
+def _meant(file: Path | None, region: str | None, owner: str | None) -> tuple[str, str]:
+    """Region and owner: what the options say, else the file, else the environment and the defaults."""
+    from rubberband.files import load_experiment
+    from rubberband.resources import Resources
+
+    resources = Resources() if file is None else load_experiment(file, []).resources
+    environment = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    fallback = environment if file is None and environment else resources.region
+    return region or fallback, owner or resources.aws.owner
+
+
+def _ask(workers: Iterable[Owned], owner: str, region: str) -> None:
+    """Raises InputError if nobody can be asked, Abort if the answer is no."""
+    running = Counter(one.experiment or "no experiment" for one in workers)
+    what = ", ".join(f"{count} of {name}" for name, count in sorted(running.items()))
+    told = f"instances of owner {owner} live in {region}: {what}"
+    if not sys.stdin.isatty():
+        raise InputError(f"{told}; end them all the same with --yes")
+    typer.confirm(f"{told}; end them?", abort=True, err=True)
+
+
+def _told(ended: Ended, owner: str, region: str) -> list[str]:
+    if not ended:
+        return [f"owner {owner} has nothing in {region}"]
+    lines = [f"ended {one}" for one in ended.instances]
+    if ended.token:
+        lines.append("deleted the published Ray token")
+    return [*lines, *(f"deleted security group {group}" for group in ended.security_groups)]

@@ -1,0 +1,67 @@
+"""A fake account with a clock that jumps, for tests of what is looked up and made in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rubberband.cloud.aws.metadata import Place
+from rubberband.cloud.aws_fake import FakeAws
+from rubberband.cloud.aws_fake.policy import Statement
+from rubberband.offer import Offer
+from rubberband.resources import Resources
+
+START_AT = 1_800_000_000.0
+
+
+class Account:
+    """The fake, its clock, and a driver's machine in the default VPC."""
+
+    def __init__(self, *, policies: Mapping[str, Sequence[Statement] | None] | None = None, **options: Any) -> None:
+        self.now = START_AT
+        self.fake = FakeAws(lambda: self.now, policies=policies, **options)
+        self.session = self.fake.session()
+        self.bucket = next(iter(self.fake.world.buckets))
+
+    def sleep(self, seconds: float) -> None:
+        """Time passes."""
+        self.now += seconds
+
+    @property
+    def vpc(self) -> str:
+        """The default one."""
+        return next(iter(self.fake.world.vpcs))
+
+    @property
+    def place(self) -> Place:
+        """A machine in its second zone."""
+        zone = self.fake.world.zones[1]
+        subnet = next(one for one in self.fake.world.subnets.values() if (one.vpc_id, one.zone) == (self.vpc, zone))
+        return Place(
+            instance_id="i-0123456789abcdef0",
+            address="172.31.16.4",
+            region=self.fake.region,
+            zone=zone,
+            vpc=self.vpc,
+            subnet=subnet.subnet_id,
+        )
+
+    def resources(self, *, aws: Mapping[str, Any] | None = None, **words: Any) -> Resources:
+        """What an experiment asks for that this account can give."""
+        chosen = {
+            "provider": "aws",
+            "instance_type": "g5.xlarge",
+            "checkpoints": f"s3://{self.bucket}/tests",
+            "max_instances": 4,
+            "aws": {"install": "none", **(aws or {})},
+        }
+        return Resources(**{**chosen, **words})
+
+    def operations(self) -> list[str]:
+        """The names of the calls so far."""
+        return [call.operation for call in self.fake.calls]
+
+
+def offer(instance_type: str = "g5.xlarge", gpus: int = 1) -> Offer:
+    """An offer of a type."""
+    return Offer(instance_type=instance_type, gpus=gpus, price_usd_per_hour=1.006, max_instances=4)

@@ -1,0 +1,183 @@
+"""The policies that the package ships: enough for every call that is made, and nothing that no call needs."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubberband.cloud.aws.calls import Choice, client_token, launch_request, tags_of
+from rubberband.cloud.aws.ending import end_everything
+from rubberband.cloud.aws.machines import NodeStart
+from rubberband.cloud.aws.preflight import preflight
+from rubberband.cloud.aws.resolving import resolve
+from rubberband.cloud.aws_fake.policy import statements
+from rubberband.errors import InputError
+from tests.unit.aws_account import Account, offer
+from tests.unit.test_aws_preflight import started
+
+PREFLIGHT = [
+    "ec2:AuthorizeSecurityGroupIngress",
+    "ec2:CreateSecurityGroup",
+    "ec2:CreateTags",
+    "ec2:DescribeImages",
+    "ec2:DescribeInstanceTypeOfferings",
+    "ec2:DescribeInstanceTypes",
+    "ec2:DescribeInstances",
+    "ec2:DescribeSecurityGroups",
+    "ec2:DescribeSpotPriceHistory",
+    "ec2:DescribeSubnets",
+    "ec2:RunInstances",
+    "ec2:TerminateInstances",
+    "iam:PassRole",
+    "s3:DeleteObject",
+    "s3:GetObject",
+    "s3:PutObject",
+    "servicequotas:GetServiceQuota",
+    "ssm:GetParameter",
+    "ssm:PutParameter",
+]
+"""What a run cannot do without: the checks before it find that it is missing."""
+OTHERWISE = {
+    "ec2:DeleteSecurityGroup": "rubberband down",
+    "ec2:DescribeVpcs": "a driver that is not in the VPC",
+    "kms:Decrypt": "SSM, for the token",
+    "kms:Encrypt": "SSM, for the token",
+    "pricing:GetProducts": "prices, which have a fallback",
+    "s3:AbortMultipartUpload": "large checkpoints",
+    "s3:ListBucket": "an object that is not there is then 404, not 403",
+    "servicequotas:GetAWSDefaultServiceQuota": "quotas that were never changed",
+    "ssm:DeleteParameter": "rubberband down",
+}
+"""What else the driver's policy allows, and what for."""
+
+
+def policy(name: str) -> dict[str, Any]:
+    text = files("rubberband.cloud.aws").joinpath("policies", f"{name}.json").read_text(encoding="utf-8")
+    document: dict[str, Any] = json.loads(text)
+    return document
+
+
+def actions(document: dict[str, Any]) -> set[str]:
+    listed = [one["Action"] for one in document["Statement"]]
+    return {action for one in listed for action in ([one] if isinstance(one, str) else one)}
+
+
+def without(document: dict[str, Any], action: str) -> dict[str, Any]:
+    kept = []
+    for one in document["Statement"]:
+        listed = [one["Action"]] if isinstance(one["Action"], str) else one["Action"]
+        if rest := [each for each in listed if each != action]:
+            kept.append({**one, "Action": rest})
+    return {**document, "Statement": kept}
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
+
+
+def held_to(document: dict[str, Any]) -> Account:
+    account = Account()
+    filled = json.loads(json.dumps(document).replace("BUCKET", account.bucket))
+    account.fake.policies["driver"] = statements(filled)
+    started(account)
+    return account
+
+
+def everything(account: Account) -> None:
+    """What is asked of AWS for a run: the checks, a launch on both markets, its end, and the end of everything."""
+    resources = account.resources(market="spot", aws={"key_name": "me"})
+    preflight(resources, [offer()], session=account.session, place=account.place)
+    machines = resolve(account.session, resources.aws, "g5.xlarge", place=account.place)
+    ec2 = account.session.client("ec2")
+    for market in ("on_demand", "spot"):
+        choice = Choice(
+            instance_type="g5.xlarge",
+            zone=account.place.zone,
+            market=market,  # type: ignore[arg-type]
+            price_usd_per_hour=1.0,
+            on_demand_usd_per_hour=1.0,
+        )
+        start = NodeStart(instance="i-001", head_address="10.0.0.1:1", gpus=1, lease_s=600, lifetime_s=3600)
+        request = launch_request(
+            machines,
+            choice,
+            token=client_token("e", "r", "i-001", 0, choice),
+            tags=tags_of("e", "r", "i-001", machines.owner),
+            user_data=machines.user_data(start),
+        )
+        ec2.run_instances(**request)
+    end_everything(account.session, machines.owner, place=account.place, clock=lambda: account.now, sleep=account.sleep)
+
+
+def test_the_drivers_policy_allows_all_that_a_run_asks_for() -> None:
+    account = held_to(policy("driver"))
+
+    everything(account)
+
+    assert not [call for call in account.fake.calls if call.outcome in ("UnauthorizedOperation", "AccessDenied")]
+    assert account.fake.living == ()
+
+
+def test_the_drivers_policy_allows_nothing_that_is_not_needed() -> None:
+    assert actions(policy("driver")) == {*PREFLIGHT, *OTHERWISE, "sts:GetCallerIdentity"}
+
+
+@pytest.mark.parametrize("action", PREFLIGHT)
+def test_a_role_without_a_right_is_refused_before_anything_is_rented(action: str) -> None:
+    account = held_to(without(policy("driver"), action))
+    before = len(account.fake.instances)
+
+    with pytest.raises(InputError, match=f"{action}.*driver\\.json"):
+        preflight(account.resources(market="spot"), [offer()], session=account.session, place=account.place)
+
+    assert len(account.fake.instances) == before
+
+
+def test_the_driver_cannot_launch_without_its_tag_or_with_the_old_metadata_service() -> None:
+    account = held_to(policy("driver"))
+    resources = account.resources()
+    machines = resolve(account.session, resources.aws, "g5.xlarge", place=account.place)
+    choice = Choice(
+        instance_type="g5.xlarge",
+        zone=account.place.zone,
+        market="on_demand",
+        price_usd_per_hour=1.0,
+        on_demand_usd_per_hour=1.0,
+    )
+    ours = tags_of("e", "r", "i-001", machines.owner)
+    for tags, tokens in ((tags_of("e", "r", "i-001", "somebody"), "required"), (ours, "optional")):
+        request = launch_request(machines, choice, token="t", tags=tags, user_data="#!/bin/bash")
+        request["MetadataOptions"]["HttpTokens"] = tokens
+        with pytest.raises(Exception, match="not authorized to perform: ec2:RunInstances"):
+            account.session.client("ec2").run_instances(**request)
+
+
+def test_the_driver_cannot_end_or_tag_what_is_not_its_own() -> None:
+    account = held_to(policy("driver"))
+    (ours,) = account.fake.instances
+    admin, driver = account.fake.session("admin").client("ec2"), account.session.client("ec2")
+    other = admin.run_instances(ImageId=ours.image_id, InstanceType="m7i.large", MinCount=1, MaxCount=1)
+    theirs = other["Instances"][0]["InstanceId"]
+
+    with pytest.raises(Exception, match="not authorized to perform: ec2:TerminateInstances"):
+        driver.terminate_instances(InstanceIds=[theirs])
+    with pytest.raises(Exception, match="not authorized to perform: ec2:CreateTags"):
+        driver.create_tags(Resources=[theirs], Tags=[{"Key": "rubberband:owner", "Value": "rubberband"}])
+
+
+def test_instances_may_do_nothing_on_ec2() -> None:
+    document = policy("worker")
+
+    assert not [action for action in actions(document) if action.startswith(("ec2:", "iam:")) or "*" in action]
+    assert "ssm:PutParameter" not in actions(document)
+
+
+def test_no_policy_uses_a_wildcard_for_actions() -> None:
+    for name in ("driver", "worker"):
+        assert not [action for action in actions(policy(name)) if "*" in action]

@@ -1,0 +1,168 @@
+"""What is refused before anything is rented, and the remedy that it names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubberband.cloud.aws.extra import open_aws
+from rubberband.cloud.aws.preflight import preflight
+from rubberband.cloud.aws.storage_check import check_store, file_system
+from rubberband.cloud.aws_fake import Fault
+from rubberband.cloud.aws_fake.faults import FakeCall, FakeError
+from rubberband.errors import InputError
+from rubberband.offer import Offer
+from tests.unit.aws_account import Account, offer
+
+
+@pytest.fixture
+def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Account:
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
+    return Account()
+
+
+def looked_at(account: Account, *offers: Offer, aws: dict[str, Any] | None = None, **words: Any) -> list[str]:
+    resources = account.resources(aws=aws, **words)
+    return preflight(resources, offers or [offer()], session=account.session, place=account.place)
+
+
+def test_what_can_be_rented_for_passes_and_rents_nothing(account: Account) -> None:
+    notes = looked_at(account, market="spot")
+
+    assert account.fake.instances == ()
+    assert [note for note in notes if "TerminateInstances" not in note] == []
+    assert {call.params.get("DryRun") for call in account.fake.calls if call.operation == "RunInstances"} == {True}
+    assert account.fake.world.buckets[account.bucket] == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"instance_type": "g5.xlage"}, r"EC2 has no type 'g5\.xlage' in us-east-1; did you mean 'g5\.xlarge'"),
+        ({"checkpoints": None}, r"resources\.checkpoints: .*give s3://bucket/prefix"),
+        ({"checkpoints": "s3://nowhere/c"}, "there is no bucket|put the bucket's name into"),
+        ({"checkpoints": "gs://bucket/c"}, r"gs://bucket/c is not known"),
+        ({"aws": {"image": "ami-00000000000000000"}}, r"resources\.aws\.image: there is no image"),
+        ({"aws": {"key_name": "lost"}}, r"resources\.aws\.key_name: there is no key pair 'lost'"),
+        ({"aws": {"worker_profile": "lost"}}, r"resources\.aws\.worker_profile: there is no instance profile 'lost'"),
+        ({"aws": {"owner": "me"}}, r"may not (ec2:CreateSecurityGroup|ec2:CreateTags).*policies/driver\.json"),
+    ],
+)
+def test_bad_input_is_refused_with_the_remedy(account: Account, words: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told) as refused:
+        looked_at(account, offer(words.get("instance_type", "g5.xlarge")), **words)
+
+    assert "\n" not in str(refused.value)
+    assert account.fake.instances == ()
+
+
+def test_without_credentials_the_remedy_is_to_get_some(account: Account) -> None:
+    with pytest.raises(InputError, match=r"there are no AWS credentials.*aws configure"):
+        preflight(account.resources(), [offer()], session=account.fake.session("nobody"), place=account.place)
+
+
+def test_expired_credentials_say_so(account: Account) -> None:
+    account.fake.fault = lambda _: Fault(error=FakeError("ExpiredToken", "The security token is expired", 403))
+
+    with pytest.raises(InputError, match="the credentials have expired"):
+        looked_at(account)
+
+
+def test_a_region_that_there_is_not_is_refused_with_near_ones() -> None:
+    with pytest.raises(InputError, match=r"resources\.region: 'us-east-11' .*did you mean 'us-east-1'"):
+        open_aws("us-east-11")
+
+
+def test_more_gpus_than_the_type_has_are_refused_and_fewer_told(account: Account) -> None:
+    with pytest.raises(InputError, match="2 are more than the 1 GPUs"):
+        looked_at(account, offer(gpus=2))
+
+    notes = looked_at(account, offer("g5.12xlarge", gpus=2))
+    assert any("has 4 GPUs, of which 2 are used" in note for note in notes)
+    assert any("has no GPUs: trials train on its 2 vCPUs" in note for note in looked_at(account, offer("m7i.large")))
+
+
+@pytest.mark.parametrize(("market", "code"), [("on_demand", "L-DB2E81BA"), ("spot", "L-3819A6DF")])
+def test_without_quota_for_one_instance_it_is_refused_with_the_command_that_asks_for_more(
+    account: Account, market: str, code: str
+) -> None:
+    account.fake.world.quotas_vcpus[code] = 3
+
+    with pytest.raises(InputError, match=rf"request-service-quota-increase.*--quota-code {code}"):
+        looked_at(account, market=market)
+
+
+def test_quota_for_fewer_instances_is_told(account: Account) -> None:
+    account.fake.world.quotas_vcpus["L-DB2E81BA"] = 8
+
+    assert any("2 more g5.xlarge on demand" in note for note in looked_at(account))
+
+
+def test_a_driver_that_instances_cannot_reach_is_sent_to_the_head(account: Account) -> None:
+    resources = account.resources()
+    with pytest.raises(InputError, match="is not in EC2: they cannot reach it; start a head there with `rubberband up"):
+        preflight(resources, [offer()], session=account.session)
+    elsewhere = replace(account.place, region="eu-west-1")
+    with pytest.raises(InputError, match=r"this machine is in vpc-.* \(eu-west-1\)"):
+        preflight(resources, [offer()], session=account.session, place=elsewhere)
+
+    told = account.resources(aws={"driver_address": "10.1.2.3"})
+    notes = preflight(told, [offer()], session=account.session)
+    assert any("must reach this machine at 10.1.2.3" in note for note in notes)
+
+
+def test_a_machine_outside_of_the_instances_group_is_told(account: Account) -> None:
+    place = replace(account.place, security_groups=("sg-other",))
+
+    notes = preflight(account.resources(), [offer()], session=account.session, place=place)
+
+    assert any("is not in the instances' security group sg-" in note for note in notes)
+
+
+def test_directories_must_be_shared_and_on_spot_outlive_the_instances(account: Account) -> None:
+    mounts = ["/dev/root / ext4 rw 0 0", "fs-1.efs:/ /mnt/shared\\040disk nfs4 rw 0 0"]
+    shared, plain = account.resources(checkpoints="/mnt/shared disk/c"), account.resources(checkpoints="/tmp/c")
+
+    assert ["nfs4" in note for note in check_store(account.session, shared, mounts=mounts)] == [True]
+    assert ["no network mount" in note for note in check_store(account.session, plain, mounts=mounts)] == [True]
+    on_spot = account.resources(checkpoints="file:///tmp/c", market="spot")
+    with pytest.raises(InputError, match=r"directory of one machine \(ext4\).*or set market: on_demand"):
+        list(check_store(account.session, on_spot, mounts=mounts))
+    assert file_system(Path("/mnt/shared"), mounts) == "ext4"
+    assert file_system(Path("/x"), []) == ""
+
+
+def test_whether_instances_may_be_ended_is_known_once_there_is_one(account: Account) -> None:
+    assert any("ec2:TerminateInstances" in note for note in looked_at(account))
+
+    started(account)
+    assert not any("TerminateInstances" in note for note in looked_at(account))
+    assert all(one.lives() for one in account.fake.instances)
+
+
+def started(account: Account) -> None:
+    """An instance of the owner runs."""
+    tags = [{"Key": "rubberband:owner", "Value": "rubberband"}]
+    account.fake.session("admin").client("ec2").run_instances(
+        ImageId=next(name for name, image in account.fake.world.images.items() if image.architecture == "x86_64"),
+        InstanceType="m7i.large",
+        MinCount=1,
+        MaxCount=1,
+        SubnetId=account.place.subnet,
+        TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
+    )
+    account.sleep(60.0)
+
+
+def test_an_aws_that_breaks_is_one_line(account: Account) -> None:
+    def breaks(call: FakeCall) -> Fault | None:
+        return Fault(error=FakeError("InternalError", "An internal error has occurred", 500)) if call.index else None
+
+    account.fake.fault = breaks
+
+    with pytest.raises(InputError, match="AWS is busy or broken"):
+        looked_at(account)

@@ -1,0 +1,252 @@
+"""The boot scripts, run by bash with stand-ins for the programs of a real machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+from shlex import quote
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rubberband.cloud.aws.machines import NodeStart
+from rubberband.cloud.aws.user_data import (
+    MAX_BYTES,
+    Boot,
+    Installation,
+    boot_times,
+    head_script,
+    installation,
+    script,
+    worker_script,
+)
+from rubberband.errors import InputError
+
+START = NodeStart(instance="i-001", head_address="10.0.0.5:6379", gpus=4, lease_s=600.9, lifetime_s=7200.0)
+BOOT = Boot(
+    region="us-east-1",
+    token_parameter="/rubberband/me/ray-token",
+    installation=Installation(python="3.11"),
+    ray_settings={"RAY_b": "2", "RAY_a": "1"},
+)
+
+
+class Machine:
+    """A directory that stands for a machine: programs that write down how they were called."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.log = root / "called"
+        self.programs = root / "bin"
+        self.programs.mkdir(parents=True)
+        for name in ("systemd-run", "shutdown", "python3", "uv", "curl"):
+            self.program(name)
+
+    def program(self, name: str, body: str = "") -> None:
+        """Make `name` do `body` once it has been written down."""
+        path = self.programs / name
+        path.write_text(f'#!/bin/bash\nLOG={quote(str(self.log))}\necho {name} "$@" >> "$LOG"\n{body}\n')
+        path.chmod(0o755)
+
+    def run(self, path: Path) -> subprocess.CompletedProcess[str]:
+        environment = {"PATH": f"{self.programs}:{os.environ['PATH']}", "RUBBERBAND_ROOT": str(self.root)}
+        return subprocess.run(["bash", str(path)], env=environment, capture_output=True, text=True, check=False)
+
+    def boot(self, text: str) -> subprocess.CompletedProcess[str]:
+        path = self.root / "user-data"
+        path.write_text(text)
+        return self.run(path)
+
+    def work(self) -> subprocess.CompletedProcess[str]:
+        """Run what the boot script has left for systemd to start."""
+        return self.run(self.folder / "worker")
+
+    @property
+    def folder(self) -> Path:
+        return self.root / "var/lib/rubberband"
+
+    @property
+    def called(self) -> list[str]:
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "a machine")
+
+
+def test_the_lease_is_armed_before_anything_else(machine: Machine) -> None:
+    before = time.time()
+
+    ran = machine.boot(worker_script(BOOT, START))
+
+    assert ran.returncode == 0, ran.stderr
+    assert [line.split()[1] for line in machine.called] == [
+        "--unit=rubberband-lease",
+        "--unit=rubberband-stop",
+        "--unit=rubberband-worker",
+    ]
+    assert machine.called[0].split()[2:5] == ["--on-active=5", "--on-unit-active=5", "--timer-property=AccuracySec=1s"]
+    assert machine.called[1].endswith("--on-active=7200 shutdown -h now")
+    ends_at = (machine.folder / "lease").stat().st_mtime
+    assert before + 599 <= ends_at <= time.time() + 600
+
+
+def test_a_machine_that_cannot_arm_its_lease_ends_at_once(machine: Machine) -> None:
+    machine.program("systemd-run", "exit 1")
+
+    ran = machine.boot(worker_script(BOOT, START))
+
+    assert ran.returncode != 0
+    assert machine.called[-1] == "shutdown -h now"
+    assert not (machine.folder / "worker").exists()
+
+
+@pytest.mark.parametrize(("left_s", "ends"), [(3600, False), (-1, True), (None, True)])
+def test_the_lease_ends_the_machine_when_it_is_over_or_gone(machine: Machine, left_s: float | None, ends: bool) -> None:
+    machine.boot(worker_script(BOOT, START))
+    lease = machine.folder / "lease"
+    if left_s is None:
+        lease.unlink()
+    else:
+        os.utime(lease, (time.time() + left_s,) * 2)
+
+    assert machine.run(machine.folder / "check-lease").returncode == 0
+
+    assert (machine.called[-1] == "shutdown -h now") == ends
+
+
+def test_the_machine_joins_with_token_label_and_settings_and_ends_with_ray(machine: Machine) -> None:
+    machine.program("python3", '[[ "$*" == *start* ]] || exit 0; env | grep -E "^(RAY|RUBBERBAND_L)" >> "$LOG"')
+    machine.boot(worker_script(replace(BOOT, setup=("echo it\\'s here > setup-ran", "true")), START))
+
+    ran = machine.work()
+
+    assert ran.returncode == 0, ran.stderr
+    token = next(line for line in machine.called if "cloud.aws.token" in line)
+    assert token.endswith(f"/rubberband/me/ray-token us-east-1 {machine.folder}/ray-token")
+    start = next(line for line in machine.called if "scripts start" in line)
+    assert "--address=10.0.0.5:6379 --labels rubberband/instance=i-001 --num-cpus=4 --num-gpus=4" in start
+    assert "--block" in start
+    assert {"RAY_a=1", "RAY_b=2", "RAY_AUTH_MODE=token", f"RUBBERBAND_LEASE={machine.folder}/lease"} <= {
+        *machine.called
+    }
+    assert machine.called[-1] == "shutdown -h now"
+
+
+@pytest.mark.parametrize("failing", ["setup", "token", "uv"])
+def test_whatever_fails_ends_the_machine(machine: Machine, failing: str) -> None:
+    boot = replace(BOOT, setup=("exit 3",) if failing == "setup" else ())
+    if failing == "token":
+        machine.program("python3", "exit 1")
+    if failing == "uv":
+        boot = replace(BOOT, installation=Installation(python="3.11", requirements=("torch",)))
+        machine.program("uv", "exit 1")
+    machine.boot(worker_script(boot, START))
+
+    assert machine.work().returncode != 0
+
+    assert machine.called[-1] == "shutdown -h now"
+    assert not any("scripts start" in line for line in machine.called)
+
+
+def test_requirements_are_installed_into_an_environment_of_the_drivers_python(machine: Machine) -> None:
+    asked = installation(
+        "s3://bucket/a/rubberband-0.1.0-py3-none-any.whl 'scikit-learn>1, <2'", python="3.11", ray="2.60.0"
+    )
+    machine.boot(worker_script(replace(BOOT, installation=asked), START))
+
+    assert machine.work().returncode == 0
+
+    made, _, installed = [line for line in machine.called if line.startswith("uv ")]
+    assert f"--python 3.11 {machine.folder}/venv" in made
+    assert installed.endswith("./wheels/rubberband-0.1.0-py3-none-any.whl[ray,aws] scikit-learn>1, <2 ray==2.60.0")
+    assert any("s3://bucket/a/rubberband-0.1.0-py3-none-any.whl wheels" in line for line in machine.called)
+
+
+def test_an_image_that_has_everything_installs_nothing(machine: Machine) -> None:
+    asked = installation("none", python="3.11", ray="2.60.0")
+    machine.boot(worker_script(replace(BOOT, installation=asked), START))
+    machine.work()
+
+    assert not any(line.startswith(("uv", "curl")) for line in machine.called)
+
+
+@pytest.mark.parametrize(
+    ("install", "requirements"),
+    [
+        ("rubberband[ray,aws]==0.1.0 torch", ("rubberband[ray,aws]==0.1.0", "torch", "ray==2")),
+        (
+            "https://example.org/rubberband-0.1.0-py3-none-any.whl",
+            ("rubberband[ray,aws] @ https://example.org/rubberband-0.1.0-py3-none-any.whl", "ray==2"),
+        ),
+        ("https://example.org/mine-1-py3-none-any.whl", ("https://example.org/mine-1-py3-none-any.whl", "ray==2")),
+        ("s3://b/mine-1-py3-none-any.whl", ("./wheels/mine-1-py3-none-any.whl", "ray==2")),
+        ("none", ()),
+    ],
+)
+def test_install_reads_requirements_wheels_and_none(install: str, requirements: tuple[str, ...]) -> None:
+    assert installation(install, python="3.11", ray="2").requirements == requirements
+
+
+@pytest.mark.parametrize(("install", "told"), [("'torch", "open quotation"), ("s3://b/folder", "is no wheel")])
+def test_what_cannot_be_installed_is_refused(install: str, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        installation(install, python="3.11", ray="2")
+
+
+def test_the_same_arguments_give_the_same_text_and_its_times_can_be_read_back() -> None:
+    assert worker_script(BOOT, START) == worker_script(replace(BOOT, ray_settings={"RAY_a": "1", "RAY_b": "2"}), START)
+    assert boot_times(worker_script(BOOT, START)) == (600.0, 7200.0)
+
+
+def test_a_script_that_ec2_would_not_take_is_refused() -> None:
+    with pytest.raises(InputError, match=f"EC2 takes {MAX_BYTES}"):
+        worker_script(replace(BOOT, setup=("x" * MAX_BYTES,)), START)
+
+
+def test_the_longest_usual_script_leaves_room_for_set_up_commands() -> None:
+    asked = installation("rubberband[ray,aws]==0.1.0", python="3.11", ray="2.60.0")
+
+    assert len(worker_script(replace(BOOT, installation=asked), START)) < MAX_BYTES / 2
+
+
+def test_no_script_has_a_secret() -> None:
+    for text in (worker_script(BOOT, START), head_script("us-east-1", BOOT.installation, (), ())):
+        assert not re.search(r"AWS_(SECRET|ACCESS)|BEGIN [A-Z ]*PRIVATE KEY|password", text)
+
+
+@settings(max_examples=25, deadline=None)
+@given(words=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0")), max_size=4))
+def test_every_value_arrives_as_it_is(words: list[str]) -> None:
+    text = script({"ONE": "".join(words), "ALL": tuple(words)}).rstrip("\n")
+    shows = f'{text}\nprintf "%s\\0" "$ONE" "${{ALL[@]}}"'
+    shown = subprocess.run(["bash"], input=shows.encode(), capture_output=True, check=True).stdout.decode()
+
+    assert shown.split("\0")[: len(words) + 1] == ["".join(words), *words]
+
+
+def test_the_head_installs_fetches_the_folder_and_leaves_commands_behind(machine: Machine) -> None:
+    machine.program(
+        "python3",
+        'mkdir -p "${@: -1}"; [[ "$*" != *zipfile* ]] || { mkdir -p "${@: -1}/0"; echo x > "${@: -1}/0/file"; }',
+    )
+
+    ran = machine.boot(
+        head_script("us-east-1", BOOT.installation, ('touch "$RUBBERBAND_ROOT/set-up"',), ("s3://b/f/digits.zip",))
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    assert (machine.root / "opt/rubberband/digits/file").read_text() == "x\n"
+    assert (machine.root / "set-up").exists()
+    assert "the head is ready" in (machine.root / "var/log/rubberband.log").read_text()
+    commands = machine.root / "usr/local/bin"
+    assert machine.run(commands / "rubberband").returncode == 0
+    assert machine.called[-1] == "python3 -m rubberband.cli"
+    assert machine.run(commands / "rubberband-fetch").returncode != 0
+    assert not any("shutdown" in line for line in machine.called)
