@@ -10,18 +10,17 @@ import logging
 import math
 import os
 import random
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from rubberband.cloud.aws import calls
+from rubberband.cloud.aws import calls, states
 from rubberband.cloud.aws.errors import FAILURES, explain, verdict
-from rubberband.cloud.aws.intents import Attempt, Intent, Intents
+from rubberband.cloud.aws.intents import Attempt, Intent, Intents, Run
 from rubberband.cloud.aws.machines import Session
 from rubberband.cloud.aws.pages import pages
 from rubberband.errors import ProviderError
@@ -36,14 +35,15 @@ PATIENCE_S = 60.0
 _LONGEST_PAUSE_S = 20.0
 _SHUTDOWN_S = 90.0
 """From the end of a lease until the machine is off, at most."""
-_ALIVE = frozenset({"pending", "running", "stopping", "stopped"})
-_NEVER_RAN = (
-    "Server.InsufficientInstanceCapacity",
-    "Client.VolumeLimitExceeded",
-    "Client.InvalidSnapshot",
-    "Client.InternalError",
-)
-_TRANSITION = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
+
+
+def described(session: Session, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The instances that pass the filters. Raises ProviderError if EC2 does not answer."""
+    try:
+        reservations = pages(session.client("ec2").describe_instances, "Reservations", Filters=wanted)
+        return [machine for reservation in reservations for machine in reservation["Instances"]]
+    except FAILURES as error:
+        raise ProviderError(f"EC2 does not say what there is: {explain(error)}") from error
 
 
 class Fleet:
@@ -52,8 +52,7 @@ class Fleet:
     def __init__(
         self,
         session: Session,
-        experiment: str,
-        run: str,
+        run: Run,
         intents: Intents,
         *,
         clock: Callable[[], float] = time.time,
@@ -61,7 +60,6 @@ class Fleet:
         look_s: float = LOOK_S,
     ) -> None:
         """`clock` is Unix time."""
-        self.experiment = experiment
         self.run = run
         self.intents = intents
         self.look_s = look_s
@@ -69,8 +67,10 @@ class Fleet:
         self.sleep = sleep
         self.launching: set[str] = set()
         """Names that a launch is at work on: it, not a look, settles them."""
+        self.strays: dict[str, Mapping[str, Any]] = {}
+        """Id -> what was ended since nothing referred to it."""
         self.session = session
-        self._random = random.Random(f"{experiment}/{run}")
+        self._random = random.Random(f"{run.experiment}/{run.run}")
         self._looking = threading.RLock()
         self._looked_at: float | None = None
         self._pending_at: dict[str, float] = {}
@@ -96,13 +96,12 @@ class Fleet:
         if until > self._latest_until:
             self._latest_until = until
             with suppress(OSError):
-                self.intents.directory.mkdir(parents=True, exist_ok=True)
                 self._until_path.touch()
                 os.utime(self._until_path, (until, until))
 
     @property
-    def _until_path(self) -> Any:
-        return self.intents.directory / "until"
+    def _until_path(self) -> Path:
+        return self.intents.folder / "until"
 
     def _recall_until(self) -> float:
         try:
@@ -128,15 +127,7 @@ class Fleet:
                     self._miss(intent, at)
 
     def _shown(self) -> list[dict[str, Any]]:
-        return self.describe(calls.by_tags(experiment=self.experiment, run=self.run, role="worker"))
-
-    def describe(self, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The instances that pass the filters. Raises ProviderError."""
-        try:
-            reservations = pages(self.ec2.describe_instances, "Reservations", Filters=wanted)
-            return [machine for reservation in reservations for machine in reservation["Instances"]]
-        except FAILURES as error:
-            raise ProviderError(f"EC2 does not say what there is of {self.experiment}: {explain(error)}") from error
+        return described(self.session, calls.by_tags(experiment=self.run.experiment, run=self.run.run, role="worker"))
 
     def _take_in(self, machine: Mapping[str, Any], at: float) -> str | None:
         """Learn from an instance that EC2 shows; the name whose instance it is, or None for a stray."""
@@ -163,7 +154,7 @@ class Fleet:
 
     def _follow(self, name: str, machine: Mapping[str, Any], at: float) -> None:
         state = machine["State"]["Name"]
-        if state in _ALIVE:
+        if state in states.ALIVE:
             self._met.add(name)
         if state == "pending":
             self._pending_at[name] = at
@@ -193,17 +184,20 @@ class Fleet:
 
         EC2 bills from `running`, and tells only when the launch was. A look may show a state that is out of date.
         """
-        launched_at = _instant(machine.get("LaunchTime")) or intent.requested_at
+        launched_at = states.launched_at(machine) or intent.requested_at
         pending_at = self._pending_at.get(intent.instance, launched_at) - LOOK_S
         return max(intent.requested_at, min(at, max(launched_at, pending_at)))
 
     def _ended(self, name: str, machine: Mapping[str, Any], at: float) -> None:
-        code = machine.get("StateReason", {}).get("Code", "")
-        if not code.startswith(_NEVER_RAN):
+        if not states.never_ran(machine):
             self._runs(name, machine, at)
-        told_at = _transition_at(machine)
+        told_at = states.transition_at(machine)
         ended_at = min(at, self._latest_end(name) if told_at is None else told_at + 1.0)
-        self._finish(name, ended_at, self._why(machine, ended_at), preempted=code.startswith("Server.Spot"))
+        intent = self.intents.get(name)
+        ours = None if intent is None or not states.ended_by_a_call(machine) else intent.ending
+        lease_over = ended_at >= self._latest_until - self.look_s
+        reason = states.why(machine, lease_over=lease_over) if ours is None else ours
+        self._finish(name, ended_at, reason, preempted=states.taken_back(machine))
 
     def _latest_end(self, name: str) -> float:
         """When an instance has surely ended itself, whatever became of the driver: with its lease."""
@@ -214,28 +208,10 @@ class Fleet:
         until = self._latest_until if name in self._met else self._former_until
         return max(until, began_at + intent.last.lease_s) + _SHUTDOWN_S
 
-    def _why(self, machine: Mapping[str, Any], ended_at: float) -> str:
-        code = machine.get("StateReason", {}).get("Code", "")
-        said = machine.get("StateReason", {}).get("Message", "") or machine.get("StateTransitionReason", "")
-        if code.startswith("Server.Spot"):
-            return "EC2 took the spot instance back"
-        if code == "Client.InstanceInitiatedShutdown":
-            if ended_at >= self._latest_until - self.look_s:
-                return "lease expired"
-            identity = machine["InstanceId"]
-            return (
-                "it powered itself off: its lease expired, its boot script failed, or Ray ended there; see `aws ec2 "
-                f"get-console-output --latest --instance-id {identity}`"
-            )
-        if code == "Client.UserInitiatedShutdown":
-            return "terminated by somebody else"
-        return f"EC2 ended it ({said or 'it does not say why'})"
-
     def _finish(self, name: str, ended_at: float, reason: str, *, preempted: bool = False) -> Intent:
         def finished(intent: Intent) -> Intent:
-            ours = intent.ending if intent.ending is not None and not preempted else reason
             ended = ended_at if intent.running_at is None else max(ended_at, intent.running_at)
-            return replace(intent, ended_at=ended, reason=ours, preempted=preempted)
+            return replace(intent, ended_at=ended, reason=reason, preempted=preempted)
 
         return self.intents.change(name, finished)
 
@@ -264,10 +240,11 @@ class Fleet:
 
     def _end_stray(self, machine: Mapping[str, Any]) -> None:
         """An instance of this run that nothing refers to: a request that was given up took effect after all."""
-        if machine["State"]["Name"] in _ALIVE:
+        if machine["State"]["Name"] in states.ALIVE:
             _log.warning("ending %s, which was given up and runs all the same", machine["InstanceId"])
             with suppress(*FAILURES):  # it is ended at the next look
                 self.ec2.terminate_instances(InstanceIds=[machine["InstanceId"]])
+                self.strays[machine["InstanceId"]] = machine
 
     def end_soon(self, name: str, reason: str) -> None:
         """Order the end of an instance once, without waiting; a look that still finds it is to order it again."""
@@ -314,20 +291,21 @@ class Fleet:
             self.sleep(next(pauses))
 
     def _terminate_once(self, name: str, attempt: Attempt) -> Intent:
+        intent = self.intents.get(name)
         answer = self.ec2.terminate_instances(InstanceIds=[attempt.instance_id])
         at = self.clock()
         before = answer["TerminatingInstances"][0]["PreviousState"]["Name"]
         if before in ("shutting-down", "terminated"):  # by itself, or by an order whose answer was lost
-            shown = [m for m in self._by_id(attempt.instance_id) if m["State"]["Name"] not in _ALIVE]
+            shown = [m for m in self._by_id(attempt.instance_id) if m["State"]["Name"] not in states.ALIVE]
             for machine in shown:
                 self._ended(name, machine, at)
         elif before != "pending":
             self._runs(name, {}, at)
-        return self._finish(name, at, "")
+        return self._finish(name, at, (intent.ending if intent is not None else None) or "")
 
     def _by_id(self, identity: str) -> list[dict[str, Any]]:
         try:
-            return self.describe([{"Name": "instance-id", "Values": [identity]}])
+            return described(self.session, [{"Name": "instance-id", "Values": [identity]}])
         except ProviderError:
             return []
 
@@ -360,7 +338,7 @@ class Fleet:
 
     def find_now(self, attempt: Attempt) -> dict[str, Any] | None:
         """The instance that carries an attempt's token, if EC2 shows it."""
-        return next(iter(self.describe([{"Name": "client-token", "Values": [attempt.token]}])), None)
+        return next(iter(described(self.session, [{"Name": "client-token", "Values": [attempt.token]}])), None)
 
     def end_all(self, end: Callable[[str], object] | None = None) -> list[Intent]:
         """End everything, strays included, each by `end` (by default this fleet's), and return what this ended.
@@ -401,19 +379,7 @@ class Fleet:
             self.sleep(max(self.look_s, next(pauses)))
 
     def _strays(self) -> list[dict[str, Any]]:
-        alive = [machine for machine in self._shown() if machine["State"]["Name"] in _ALIVE]
+        alive = [machine for machine in self._shown() if machine["State"]["Name"] in states.ALIVE]
         for machine in alive:
             self._end_stray(machine)
         return alive
-
-
-def _instant(value: object) -> float | None:
-    return value.timestamp() if isinstance(value, datetime) else None
-
-
-def _transition_at(machine: Mapping[str, Any]) -> float | None:
-    """The instant that EC2 tells of a state's beginning, to the second."""
-    found = _TRANSITION.search(machine.get("StateTransitionReason", "") or "")
-    if found is None:
-        return None
-    return datetime.strptime(found.group(1), "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()

@@ -1,5 +1,7 @@
 """What was asked of EC2, written down before it is asked, and what became of it: one small file for each instance.
 
+They lie in `ec2/RUN/instances` of a provider's directory; `ec2/RUN/run.json` tells whose they are.
+
 The files are the truth of what this driver did; EC2 is the truth of what exists. Terminated instances vanish from EC2
 after an hour, so their ends are kept here. An end is final: nothing that EC2 shows later revives an instance.
 """
@@ -12,7 +14,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -105,24 +107,42 @@ class Intent:
         )
 
 
-@dataclass
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Whose instances a folder's are, and where."""
+
+    experiment: str
+    run: str
+    """Sets it apart from other runs of the same name."""
+    region: str
+    owner: str
+
+    def folder_in(self, directory: Path) -> Path:
+        """Where it keeps its files below a provider's directory."""
+        return directory / "ec2" / self.run
+
+
+def runs_in(directory: Path) -> list[Run]:
+    """The runs that a provider's directory knows of. Raises ProviderError if a file cannot be read."""
+    return [Run(**_read(path)) for path in sorted(directory.glob("ec2/*/run.json"))]
+
+
 class Intents:
-    """The intents of one run, in memory and in `directory`. Safe to use from several threads."""
+    """The intents of one run, in memory and in its folder below `directory`. Safe to use from several threads."""
 
-    directory: Path
-    _known: dict[str, Intent] = field(default_factory=dict)
-    _mutex: threading.RLock = field(default_factory=threading.RLock)
-
-    def __post_init__(self) -> None:
-        """Read what is there. Raises ProviderError if a file cannot be read."""
-        for path in sorted(self.directory.glob("*.json")):
-            try:
-                intent = _from_json(json.loads(path.read_text()))
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                raise ProviderError(
-                    f"{path} cannot be read ({error}); it says which EC2 instance was asked for: restore it, or end "
-                    "the experiment's instances by hand and delete it"
-                ) from error
+    def __init__(self, directory: Path, run: Run) -> None:
+        """Read what is there. Raises ProviderError if a file cannot be read, or the folder cannot be written."""
+        self.folder = run.folder_in(directory)
+        self._files = self.folder / "instances"
+        self._mutex = threading.RLock()
+        self._known: dict[str, Intent] = {}
+        try:
+            self._files.mkdir(parents=True, exist_ok=True)
+            _write(self.folder / "run.json", asdict(run))
+        except OSError as error:
+            raise ProviderError(_unwritable(self.folder, error)) from error
+        for path in sorted(self._files.glob("*.json")):
+            intent = _from_json(_read(path))
             self._known[intent.instance] = intent
 
     def get(self, instance: str) -> Intent | None:
@@ -145,10 +165,7 @@ class Intents:
             try:
                 self._save(intent)
             except OSError as error:
-                raise ProviderError(
-                    f"{error.filename or self.directory} cannot be written ({error.strerror or error}), and nothing is "
-                    "rented that is not written down first; make room or give access"
-                ) from error
+                raise ProviderError(_unwritable(self._files, error)) from error
             self._known[intent.instance] = intent
             return intent
 
@@ -183,19 +200,41 @@ class Intents:
         return last
 
     def _save(self, intent: Intent) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=self.directory, prefix=".intent-")
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                json.dump(asdict(intent), file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.directory / f"{intent.instance}.json")
-            _sync(self.directory)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        _write(self._files / f"{intent.instance}.json", asdict(intent))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        plain: dict[str, Any] = json.loads(path.read_text())
+        return plain
+    except (OSError, ValueError) as error:
+        raise ProviderError(
+            f"{path} cannot be read ({error}); it says which EC2 instances were asked for: restore it, or end them by "
+            "`rubberband down` and delete it"
+        ) from error
+
+
+def _write(path: Path, plain: dict[str, Any]) -> None:
+    """Write a file whole and for good: a reader, also after a power cut, sees the old one or the new one."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(plain, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync(path.parent)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _unwritable(path: Path, error: OSError) -> str:
+    return (
+        f"{error.filename or path} cannot be written ({error.strerror or error}), and nothing is rented that is not "
+        "written down first; make room or give access"
+    )
 
 
 def _sync(directory: Path) -> None:

@@ -74,7 +74,7 @@ class Launcher:
         if intent is None:
             intent = Intent(
                 instance=order.instance,
-                experiment=self._fleet.experiment,
+                experiment=self._fleet.run.experiment,
                 market=order.market,
                 requested_at=self._fleet.clock(),
             )
@@ -154,7 +154,7 @@ class Launcher:
 
     def _write(self, order: Order, choice: Choice) -> None:
         """Write the next attempt down. Raises ProviderError if an instance would end before it is of use."""
-        fleet, machines = self._fleet, self._machines
+        fleet, machines, run = self._fleet, self._machines, self._fleet.run
         intent = fleet.intents.get(order.instance)
         assert intent is not None
         lease_s = float(math.floor(_LEASE_SHARE * order.reach_s()))
@@ -165,7 +165,7 @@ class Launcher:
                 "max_cost, or resources.lease"
             )
             raise ProviderError(self._refuse(order.instance, reason))
-        token = calls.client_token(fleet.experiment, fleet.run, order.instance, len(intent.attempts) + 1, choice)
+        token = calls.client_token(run.experiment, run.run, order.instance, len(intent.attempts) + 1, choice)
         node = NodeStart(
             instance=order.instance,
             head_address=order.head_address,
@@ -173,7 +173,7 @@ class Launcher:
             lease_s=lease_s,
             lifetime_s=max(self._lifetime_s, lease_s),
         )
-        tags = calls.tags_of(fleet.experiment, fleet.run, order.instance, machines.owner)
+        tags = calls.tags_of(run.experiment, run.run, order.instance, machines.owner)
         request = calls.launch_request(machines, choice, token=token, tags=tags, user_data=machines.user_data(node))
         attempt = Attempt(token=token, choice=choice, request=request, lease_s=lease_s, asked_at=fleet.clock())
         fleet.intents.add_attempt(order.instance, attempt)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from rubberband.cloud.aws.fleet import LOOK_S, PATIENCE_S, Fleet
-from rubberband.cloud.aws.intents import Intent, Intents
+from rubberband.cloud.aws.intents import Intent, Intents, Run
 from rubberband.cloud.aws.launching import Launcher, Order, Ware
 from rubberband.cloud.aws.machines import Machines, Session
 from rubberband.cloud.cluster import Head
@@ -78,8 +78,9 @@ class AwsProvider:
         """
         self._head = head
         self._device = device
-        self._intents = Intents(directory / "ec2")
-        self._fleet = Fleet(session, experiment, run, self._intents, clock=clock, sleep=sleep, look_s=look_s)
+        this = Run(experiment=experiment, run=run, region=session.region, owner=machines.owner)
+        self._intents = Intents(directory, this)
+        self._fleet = Fleet(session, this, self._intents, clock=clock, sleep=sleep, look_s=look_s)
         self._launcher = Launcher(
             self._fleet, machines, wares, gpus=gpus, lifetime_s=lifetime_s, least_lease_s=least_lease_s
         )
@@ -195,7 +196,7 @@ class AwsProvider:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise ProviderError(f"the provider of experiment {self._fleet.experiment} is closed; open a new one")
+            raise ProviderError(f"the provider of experiment {self._fleet.run.experiment} is closed; open a new one")
 
     def _given_up(self, instance: str) -> str:
         gone = self._closed or instance in self._unwanted
