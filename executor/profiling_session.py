@@ -43,7 +43,7 @@ class Limits:
 
     held_s: float = math.inf
     """How long each instance may run."""
-    slack_s: float = 0.0
+    slack_s: float = 1.5
     """Beyond `held_s`, until an instance that nobody gave back ends itself."""
     held_by: str = "max_cost"
     """What sets `held_s`, in the user's words."""
