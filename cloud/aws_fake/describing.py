@@ -17,7 +17,7 @@ def describe_instances(request: Request) -> dict[str, Any]:
     """DescribeInstances."""
     request.access.check("ec2:DescribeInstances")
     request.end_dry_run()
-    params, now = request.params, request.now
+    params, now = request.params, request.now - request.fault.stale_s
     if params.get("InstanceIds") and "MaxResults" in params:
         message = "The parameter instancesSet cannot be used with the parameter maxResults"
         raise FakeError("InvalidParameterCombination", message)
@@ -64,10 +64,10 @@ def describe_spot_instance_requests(request: Request) -> dict[str, Any]:
 
 
 def _visible(request: Request) -> Sequence[Instance]:
-    asked = request.params.get("InstanceIds")
+    asked, when = request.params.get("InstanceIds"), request.now - request.fault.stale_s
     if asked:
-        return [_found(request, instance_id) for instance_id in asked]
-    return [one for one in request.world.instances.values() if one.is_visible(request.now)]
+        return [_found(request, instance_id).as_of(when) for instance_id in asked]
+    return [one.as_of(when) for one in request.world.instances.values() if one.is_visible(when)]
 
 
 def _found(request: Request, instance_id: str) -> Instance:
@@ -75,7 +75,7 @@ def _found(request: Request, instance_id: str) -> Instance:
         message = f'Invalid id: "{instance_id}" (expecting "i-...")'
         raise FakeError("InvalidInstanceID.Malformed", message)
     instance = request.world.instances.get(instance_id)
-    if instance is None or not instance.is_visible(request.now):
+    if instance is None or not instance.is_visible(request.now - request.fault.stale_s):
         raise FakeError("InvalidInstanceID.NotFound", f"The instance ID '{instance_id}' does not exist")
     return instance
 

@@ -58,6 +58,8 @@ class Fault:
     """What the call launches is invisible to other calls for so long; None: as long as the fake is set to."""
     pending_s: float | None = None
     """What the call launches begins to run so long after; None: as the fake is set to."""
+    stale_s: float = 0.0
+    """DescribeInstances shows what was there so long ago."""
 
     @classmethod
     def throttled(cls) -> Fault:
@@ -90,3 +92,8 @@ class Fault:
     def invisible(cls, seconds: float) -> Fault:
         """The call is answered; what it launched is not to be seen for so long."""
         return cls(visible_after_s=seconds)
+
+    @classmethod
+    def stale(cls, seconds: float) -> Fault:
+        """A look is answered with what was there so long ago: later ends are not seen, nor later launches."""
+        return cls(stale_s=seconds)

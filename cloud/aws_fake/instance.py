@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -130,6 +130,12 @@ class Instance:
             if at is not None and at <= now and (reason == SPOT_TERMINATION or now >= self.running_at)
         ]
         return min(ends, default=None)
+
+    def as_of(self, when: float) -> Instance:
+        """As it was at an earlier instant, at which it had been launched."""
+        if self.ended_at is None or self.ended_at <= when:
+            return self
+        return replace(self, ended_at=None, state_reason="", end_behavior="terminate")
 
     def state_as_dict(self, now: float) -> dict[str, Any]:
         """InstanceState."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,8 +44,10 @@ def _check_token(token: str) -> None:
         raise FakeError("InvalidParameterValue", message)
 
 
-def _compared(params: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in params.items() if key not in ("ClientToken", "DryRun")}
+def _compared(params: Mapping[str, Any]) -> str:
+    """As text, so that the caller may change what it passed, and a tuple is as good as a list."""
+    asked = {key: value for key, value in params.items() if key not in ("ClientToken", "DryRun")}
+    return json.dumps(asked, sort_keys=True, default=str)
 
 
 def _launched_before(world: World, token: str, params: Mapping[str, Any]) -> tuple[Instance, ...] | None:

@@ -150,7 +150,7 @@ class World:
         self.subnets: dict[str, Subnet] = {}
         self.groups: dict[str, Group] = {}
         self.instances: dict[str, Instance] = {}
-        self.launched_by_token: dict[str, tuple[object, tuple[Instance, ...]]] = {}
+        self.launched_by_token: dict[str, tuple[str, tuple[Instance, ...]]] = {}
         """Client token -> the parameters that it came with, and what was launched."""
         self.reads: Callable[[str], tuple[float, float]] | None = None
         """From UserData to its lease and lifetime, in seconds: instances then power themselves off."""

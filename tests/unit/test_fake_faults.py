@@ -81,6 +81,18 @@ def test_a_fault_may_slow_or_hide_what_is_launched() -> None:
     assert rental.state(hidden) == "running"
 
 
+def test_a_look_may_be_stale() -> None:
+    rental = Rental()
+    instance = rental.launch()
+    rental.clock.sleep(100)
+    rental.ec2.terminate_instances(InstanceIds=[instance])
+    rental.clock.sleep(10)
+    looks = [Fault.stale(5.0), Fault.stale(10.5), Fault.stale(100.0), Fault.stale(110.5)]
+    rental.fake.fault = lambda call: looks.pop(0)
+    states = [[(one["State"]["Name"], "StateReason" in one) for one in rental.look()] for _ in range(4)]
+    assert states == [[("shutting-down", True)], [("running", False)], [("pending", False)], []]
+
+
 def test_the_log_keeps_every_call_and_its_outcome() -> None:
     rental = Rental()
     instance = rental.launch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -70,6 +71,14 @@ def test_the_same_token_is_the_same_instance_whatever_became_of_it(rental: Renta
 def test_the_same_token_with_other_parameters_is_a_mismatch(rental: Rental) -> None:
     rental.launch(ClientToken="t")
     assert code_of(refusal(rental, ClientToken="t", InstanceType="p3.8xlarge")) == "IdempotentParameterMismatch"
+
+
+def test_parameters_are_the_same_after_a_round_trip_as_json_and_are_not_changed_afterwards(rental: Rental) -> None:
+    order = rental.order(ClientToken="t", SecurityGroupIds=tuple(rental.fake.world.groups))
+    kept = json.dumps(order)
+    first = rental.ec2.run_instances(**order)["Instances"][0]["InstanceId"]
+    order["TagSpecifications"].clear()
+    assert rental.ec2.run_instances(**json.loads(kept))["Instances"][0]["InstanceId"] == first
 
 
 def test_a_token_whose_launch_was_refused_is_free(rental: Rental) -> None:

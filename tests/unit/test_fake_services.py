@@ -20,11 +20,11 @@ FAMILIES = {"p3.2xlarge": "L-417A185B", "g5.xlarge": "L-DB2E81BA", "m7i.large": 
 
 @pytest.fixture
 def rental() -> Rental:
-    return Rental()
+    return Rental("admin")
 
 
 def client(rental: Rental, service: str) -> Any:
-    return rental.fake.session("driver").client(service)
+    return rental.fake.session("admin").client(service)
 
 
 def refused(call: Any, **params: Any) -> str:
@@ -117,7 +117,8 @@ def test_a_group_that_an_instance_has_is_not_deleted(rental: Rental) -> None:
     rental.ec2.delete_security_group(GroupId=group)
 
 
-def test_the_driver_changes_no_group_but_its_own(rental: Rental) -> None:
+def test_the_driver_changes_no_group_but_its_own() -> None:
+    rental = Rental()
     default = next(iter(rental.fake.world.groups))
     assert refused(rental.ec2.delete_security_group, GroupId=default) == "UnauthorizedOperation"
 
@@ -201,8 +202,12 @@ def test_secrets_are_sealed_until_they_are_decrypted(rental: Rental) -> None:
     assert refused(ssm.delete_parameter, Name=name) == "ParameterNotFound"
 
 
-def test_one_knows_who_one_is(rental: Rental) -> None:
-    assert client(rental, "sts").get_caller_identity()["Arn"].split("/")[1] == "rubberband-head"
+@pytest.mark.parametrize(
+    ("principal", "named"), [("driver", "rubberband-head"), ("worker", "rubberband-worker"), ("admin", "admin")]
+)
+def test_one_knows_who_one_is(rental: Rental, principal: str, named: str) -> None:
+    who = rental.fake.session(principal).client("sts").get_caller_identity()
+    assert who["Arn"].split("/")[1] == named
 
 
 @pytest.mark.parametrize(("instance_type", "code"), FAMILIES.items())
@@ -255,8 +260,10 @@ def test_a_bucket_keeps_what_is_put_into_it(rental: Rental) -> None:
     s3.delete_object(Bucket=BUCKET, Key="a/b")
     assert refused(s3.get_object, Bucket=BUCKET, Key="a/b") == "NoSuchKey"
     assert refused(s3.head_object, Bucket=BUCKET, Key="a/b") == "404"
-    assert refused(s3.put_object, Bucket="another", Key="a", Body=b"") == "AccessDenied"
-    assert refused(rental.fake.session("admin").client("s3").head_bucket, Bucket="another") == "404"
+    assert refused(s3.put_object, Bucket="another", Key="a", Body=b"") == "NoSuchBucket"
+    assert refused(s3.head_bucket, Bucket="another") == "404"
+    driver = rental.fake.session("driver").client("s3")
+    assert refused(driver.put_object, Bucket="another", Key="a", Body=b"") == "AccessDenied"
 
 
 def test_another_region_has_its_own_zones_and_images() -> None:
