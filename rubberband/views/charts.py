@@ -211,7 +211,8 @@ def _lost(result: Result, rented: Sequence[InstanceResult], gpus: int, unit_s: f
             "x": [_end_s(result, instance) / unit_s for instance, _ in lost],
             "y": [_row(instance.instance, gpu) for instance, gpu in lost],
             "hovertext": [
-                f"{html.escape(i.instance)} {_fate(i)} at {duration(_end_s(result, i))}: {html.escape(printable(i.reason))}"
+                f"{html.escape(i.instance)} {_fate(i)} at {duration(_end_s(result, i))}: "
+                f"{html.escape(printable(i.reason))}"
                 for i, _ in lost
             ],
             "hoverinfo": "text",

@@ -1,0 +1,303 @@
+"""The controller in a cloud, one story a test: markets, interruptions, prices at purchase, the budget as a reserve."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from rubberband.executor import accounting
+from rubberband.executor.codec import decode_event, decode_job
+from rubberband.executor.controller import Controller
+from rubberband.executor.events import (
+    DriverResumed,
+    EndedInstance,
+    InstanceInterrupted,
+    InstanceLost,
+    InstanceReady,
+    InstanceRefused,
+    InstanceReleased,
+    InstanceRunning,
+    LaunchInstance,
+    LiveInstance,
+    ReleaseInstance,
+    Started,
+    StartTrial,
+    Tick,
+)
+from rubberband.executor.replanning import held
+from rubberband.executor.result import Result, summarise
+from rubberband.executor.state import InstanceStatus
+from rubberband.offer import Spot
+from rubberband.plan import Plan, StagePlan
+from rubberband.planner.model import predict
+from tests.unit.stories import Story, begun, kinds
+from tests.unit.test_journal import JOB, PROFILE, STAGES
+
+OFFER = dataclasses.replace(
+    JOB.offer, spot=Spot(price_usd_per_hour=1.2, interruptions_per_hour=0.05), minimum_billed_s=60.0
+)
+"""3.6 USD an hour (a tenth of a cent a second) on demand, a third of that on spot."""
+PLAN = Plan(
+    stages=(
+        StagePlan(instances=2, gpus_per_trial=1, market="spot"),
+        StagePlan(instances=1, gpus_per_trial=1, market="on_demand"),
+    )
+)
+SPOT = dataclasses.replace(JOB, offer=OFFER, plan=PLAN, prediction=predict(STAGES, PLAN, PROFILE, OFFER))
+
+
+def result(story: Story) -> Result:
+    return summarise(story.controller.job, story.state, {"configurations": [{}] * 4}, story.at)
+
+
+# Markets
+
+
+def test_a_stage_is_bought_on_its_market_and_one_of_another_market_replaces_everything() -> None:
+    story = Story(SPOT)
+    assert story.tell(Started) == [LaunchInstance(instance=i, market="spot") for i in ("i-001", "i-002")]
+    story.ready("i-001", "i-002")
+    assert [cohort.market for cohort in held(story.state, story.at)] == ["spot", "spot"]
+    for trial in range(3):
+        story.report(trial, trial / 10)
+    assert story.report(3, 0.9) == [
+        ReleaseInstance(instance="i-001"),
+        ReleaseInstance(instance="i-002"),
+        LaunchInstance(instance="i-003", market="on_demand"),
+    ]
+    assert kinds(story.ready("i-003")) == ["StartTrial", "StartTrial"]
+
+
+def test_what_is_asked_for_again_by_a_new_driver_is_of_the_same_market() -> None:
+    story = Story(SPOT)
+    story.tell(Started)
+    assert story.tell(DriverResumed, live=(), ended=()) == [
+        LaunchInstance(instance="i-001", market="spot"),
+        LaunchInstance(instance="i-002", market="spot"),
+    ]
+
+
+# Prices
+
+
+def test_the_bill_is_at_the_prices_of_purchase() -> None:
+    story = Story(SPOT)
+    story.tell(Started)
+    at = story.at
+    story.tell(InstanceRunning, instance="i-001", running_at=at, price_usd_per_hour=7.2, zone="us-east-1a")
+    story.tell(InstanceRunning, instance="i-002", running_at=at)
+    assert accounting.bill_usd(SPOT, story.state, at + 100.0) == pytest.approx((7.2 + 1.2) / 36.0)
+    first = result(story).instances[0]
+    assert (first.market, first.zone, first.price_usd_per_hour) == ("spot", "us-east-1a", 7.2)
+
+
+def test_prices_come_through_a_resume() -> None:
+    story = Story(SPOT)
+    story.tell(Started)
+    live = (LiveInstance(instance="i-001", running_at=story.at, price_usd_per_hour=3.0),)
+    ended = (
+        EndedInstance(
+            instance="i-002", running_at=story.at, ended_at=story.at + 0.5, price_usd_per_hour=2.0, preempted=True
+        ),
+    )
+    story.tell(DriverResumed, live=live, ended=ended)
+    assert [story.state.instances[name].price_usd_per_hour for name in ("i-001", "i-002")] == [3.0, 2.0]
+    assert story.state.instances["i-002"].preempted
+
+
+# Interruptions
+
+
+def test_a_notice_asks_for_a_replacement_at_once_and_trials_go_on_until_there_is_room_elsewhere() -> None:
+    story = begun(SPOT)
+    assert story.tell(InstanceInterrupted, instance="i-001") == [LaunchInstance(instance="i-003", market="spot")]
+    assert [trial.status for trial in story.state.trials] == ["running"] * 4
+    assert accounting.bill_usd(SPOT, story.state, story.at + 600) > accounting.bill_usd(SPOT, story.state, story.at)
+
+
+def longer() -> Story:
+    """Every trial trains for two iterations in the first stage."""
+    stages = (dataclasses.replace(STAGES[0], iterations=2), STAGES[1])
+    return begun(dataclasses.replace(SPOT, stages=stages))
+
+
+def test_a_trial_moves_off_at_its_next_report_once_there_is_room() -> None:
+    story = longer()
+    story.tell(InstanceInterrupted, instance="i-001")
+    assert kinds(story.report(0, 0.1)) == [], "there is no room yet: it may as well go on"
+    story.ready("i-003")
+    commands = story.report(1, 0.1)
+    assert kinds(commands) == ["StopTrial", "StartTrial"]
+    assert isinstance(commands[1], StartTrial)
+    assert (commands[1].from_iterations, {slot.instance for slot in commands[1].gang}) == (1, {"i-003"})
+    assert kinds(story.report(0, 0.1)) == ["DiscardCheckpoint", "ReleaseInstance"]
+    assert (story.state.trials[0].failures, story.state.trials[1].failures) == (0, 0)
+    assert (result(story).interruptions, result(story).redone_iterations) == (1, 0)
+
+
+def test_nothing_starts_on_an_instance_that_is_taken_away_soon() -> None:
+    story = longer()
+    story.tell(InstanceInterrupted, instance="i-001")
+    story.tell(InstanceLost, instance="i-002", ended_at=story.at, reason="taken away", preempted=True)
+    assert [trial.status for trial in story.state.trials] == ["running", "running", "queued", "queued"]
+    story.report(0, 0.1)
+    assert kinds(story.report(0, 0.1)) == ["DiscardCheckpoint"]
+    assert len(story.state.queued()) == 2
+
+
+def test_what_is_taken_away_amid_an_iteration_costs_that_iteration_and_no_failure() -> None:
+    story = longer()
+    for trial in story.state.trials:
+        story.state.allocation(trial).training_at = story.at
+    commands = story.tell(InstanceLost, instance="i-001", ended_at=story.at, reason="taken away", preempted=True)
+    assert kinds(commands) == ["StopTrial", "StopTrial", "LaunchInstance"]
+    assert [trial.failures for trial in story.state.trials] == [0, 0, 0, 0]
+    assert [use.preempted for use in story.state.allocations] == [True, True, False, False]
+    assert (result(story).interruptions, result(story).redone_iterations) == (1, 2)
+
+
+def test_an_instance_that_leaves_before_it_is_of_use_is_given_back_and_replaced() -> None:
+    story = Story(SPOT)
+    story.tell(Started)
+    story.ready("i-001")
+    assert kinds(story.tell(InstanceInterrupted, instance="i-002")) == ["ReleaseInstance", "LaunchInstance"]
+
+
+def test_live_and_leaving_instances_are_no_more_than_may_be_held() -> None:
+    offer = dataclasses.replace(OFFER, max_instances=2)
+    story = begun(dataclasses.replace(SPOT, offer=offer))
+    assert story.tell(InstanceInterrupted, instance="i-001") == []
+    assert LaunchInstance(instance="i-003", market="spot") in story.tell(
+        InstanceLost, instance="i-001", ended_at=story.at, reason="taken away", preempted=True
+    )
+
+
+def test_interruptions_do_not_use_up_the_attempts_at_refused_launches() -> None:
+    story = begun(SPOT)
+    for number in range(1, 8):
+        name = f"i-{number + 2:03d}"
+        lost = f"i-{number:03d}" if number == 1 else f"i-{number + 1:03d}"
+        commands = story.tell(InstanceLost, instance=lost, ended_at=story.at, reason="taken away", preempted=True)
+        assert LaunchInstance(instance=name, market="spot") in commands
+        story.ready(name)
+
+
+def test_what_leaves_at_the_end_is_given_back_with_the_rest() -> None:
+    story = begun(SPOT)
+    story.tell(InstanceInterrupted, instance="i-001")
+    for trial in range(3):
+        story.report(trial, trial / 10)
+    assert story.state.instances["i-001"].status is InstanceStatus.RELEASING
+
+
+def test_what_is_told_of_an_instance_that_is_gone_changes_nothing() -> None:
+    story = begun(SPOT)
+    story.tell(InstanceLost, instance="i-001", ended_at=story.at, reason="died")
+    ended_at = story.state.instances["i-001"].ended_at
+    for event, facts in (
+        (InstanceLost, {"ended_at": story.at + 50.0, "reason": "died"}),
+        (InstanceReleased, {"ended_at": story.at + 60.0}),
+        (InstanceReady, {}),
+        (InstanceRefused, {"reason": "late"}),
+        (InstanceInterrupted, {}),
+    ):
+        story.tell(event, instance="i-001", **facts)
+    assert story.state.instances["i-001"].ended_at == ended_at
+
+
+# The budget
+
+
+def test_spot_is_reserved_at_the_price_on_demand() -> None:
+    """Two instances for their minimum of a minute cost 0.12 USD on demand."""
+    enough = Story(dataclasses.replace(SPOT, max_cost_usd=0.1201))
+    assert len(enough.tell(Started)) == 2
+    too_little = Story(dataclasses.replace(SPOT, max_cost_usd=0.1199))
+    assert len(too_little.tell(Started)) == 1
+
+
+def test_a_dearer_type_that_may_stand_in_is_reserved_for() -> None:
+    story = Story(dataclasses.replace(SPOT, max_cost_usd=0.1201, dearest_usd_per_hour=7.2))
+    assert len(story.tell(Started)) == 1
+
+
+def test_what_is_being_given_back_is_still_reserved_for() -> None:
+    story = begun(dataclasses.replace(SPOT, max_cost_usd=0.13))
+    for trial in range(4):
+        commands = story.report(trial, 0.1)
+    assert kinds(commands) == ["ReleaseInstance", "ReleaseInstance", "LaunchInstance"]
+    story = begun(dataclasses.replace(SPOT, max_cost_usd=0.21, release_margin_s=100.0))
+    for trial in range(4):
+        commands = story.report(trial, 0.1)
+    assert "LaunchInstance" not in kinds(commands)
+
+
+@pytest.mark.parametrize("market", ["spot", "on_demand"])
+def test_the_stop_comes_before_the_leases_end_and_both_before_the_cap(market: str) -> None:
+    stages = tuple(dataclasses.replace(choice, market=market) for choice in PLAN.stages)
+    patient = dataclasses.replace(SPOT, plan=Plan(stages=stages), iteration_timeout_s=1e6)
+    job = dataclasses.replace(patient, max_cost_usd=2.0, release_margin_s=30.0)
+    story = begun(job)
+    for _ in range(1000):
+        wake_at, hold_until = story.controller.wake_at(), story.controller.hold_until()
+        assert wake_at is not None
+        assert wake_at > story.at
+        assert accounting.bill_usd(job, story.state, hold_until) <= 2.0
+        story.at = wake_at - 1.0
+        if "ReleaseInstance" in kinds(story.tell(Tick)):
+            break
+    assert story.state.outcome == "budget"
+    assert accounting.bill_usd(job, story.state, story.at + 30.0) <= 2.0
+    assert story.controller.hold_until() >= story.at
+
+
+def test_a_first_lease_that_the_driver_cannot_cut_is_paid_for_in_advance() -> None:
+    """The driver may die while an instance is on its way: it then lives for all of its first lease."""
+    story = Story(dataclasses.replace(JOB, max_cost_usd=2.0, lease_s=600.0))
+    story.tell(Started)
+    story.ready("i-001")
+    story.at += 900.0
+    story.tell(Tick)
+    first_usd = accounting.bill_usd(story.controller.job, story.state, story.controller.hold_until())
+    assert first_usd + 600.0 * 0.001 == pytest.approx(2.0)
+
+
+def test_without_a_cap_leases_are_as_long_as_they_may_be() -> None:
+    assert Story(SPOT).controller.hold_until() == math.inf
+
+
+# Old journals
+
+
+OLD_JOB = (
+    '{"name":"test","stages":[{"trials":4,"iterations":1},{"trials":2,"iterations":2}],"plan":{"stages":[{"instances":2,'
+    '"gpus_per_trial":1},{"instances":1,"gpus_per_trial":1}]},"prediction":{"jct_s":30.0,"cost_usd":0.12,"stages":['
+    '{"start_s":0.0,"provisioning_s":0.0,"duration_s":10.0,"cost_usd":0.12,"slots":4},{"start_s":10.0,"provisioning_s":'
+    '0.0,"duration_s":20.0,"cost_usd":0.0,"slots":2}],"jct":null,"cost":null,"num_samples":1,"extrapolated":[]},"offer":'
+    '{"instance_type":"test","gpus":2,"price_usd_per_hour":3.6,"max_instances":4},"profile":{"seconds_per_iteration":'
+    '{"1":10.0,"2":6.0}},"metric":"score","mode":"max","replan":false}'
+)
+OLD_EVENTS = (
+    ("Started", '{"occurred_at":1.0}'),
+    ("InstanceRunning", '{"occurred_at":2.0,"instance":"i-001","running_at":1.5}'),
+    ("InstanceReady", '{"occurred_at":2.5,"instance":"i-001"}'),
+    ("InstanceLost", '{"occurred_at":3.0,"instance":"i-001","ended_at":2.9,"reason":"process died"}'),
+    (
+        "DriverResumed",
+        '{"occurred_at":9.0,"live":[{"instance":"i-002","running_at":2.0}],"ended":[{"instance":"i-003","running_at":3.0,'
+        '"ended_at":8.0}]}',
+    ),
+)
+
+
+def test_a_journal_of_a_version_without_markets_goes_on() -> None:
+    controller = Controller(decode_job(OLD_JOB))
+    for kind, body in OLD_EVENTS:
+        controller.handle(decode_event(kind, body))
+    records = controller.state.instances
+    assert {record.market for record in records.values()} == {"on_demand"}
+    assert [record.status.value for record in records.values()][:3] == ["ended", "running", "ended"]
+    assert accounting.bill_usd(controller.job, controller.state, 9.0) == pytest.approx(3 * 60 * 0.001)
+    assert isinstance(controller.handle(decode_event("Tick", '{"occurred_at":10.0}')), list)
