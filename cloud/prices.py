@@ -123,16 +123,13 @@ def _asked(
     region: str, types: Sequence[str] | None, parts: frozenset[Part], session: Session | None, clock: Clock
 ) -> tuple[Answer | None, tuple[str, ...]]:
     """What AWS tells, and why it does not tell all."""
+    from rubberband.cloud.aws.extra import open_aws
+
     try:
+        session = session or open_aws(region)
         from rubberband.cloud.aws.pricing import fetch
 
-        if session is None:
-            from rubberband.cloud.aws.session import open_session
-
-            session = open_session(region)
         answer = fetch(session, types, parts, clock=clock)
-    except ModuleNotFoundError as error:
-        return None, (f"{error.name} is not installed; run `pip install 'rubberband[aws]'` to ask AWS for prices",)
     except RubberbandError as error:
         return None, (str(error),)
     return answer, answer.problems

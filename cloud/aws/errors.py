@@ -9,6 +9,7 @@ import re
 from typing import Literal
 
 from botocore import exceptions as boto
+from botocore.parsers import ResponseParserError
 
 Verdict = Literal["unknown", "throttled", "capacity", "quota", "absent", "mismatch", "refused"]
 """What an error says of the request. `unknown`: it may have taken effect, or yet take effect; `throttled`: it was not
@@ -52,8 +53,8 @@ _KEYS = frozenset(
 )  # fmt: skip
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
 
-FAILURES = (boto.ClientError, boto.BotoCoreError, OSError)
-"""What a client raises."""
+FAILURES = (boto.ClientError, boto.BotoCoreError, ResponseParserError, OSError)
+"""What a client raises. ResponseParserError is no BotoCoreError: an answer that was cut short, or that of a proxy."""
 
 _ACTION = re.compile(r"not authorized to perform:? ([A-Za-z0-9-]+:[A-Za-z]+)")
 _WHO = re.compile(r"User: (\S+) is not authorized")
@@ -71,7 +72,8 @@ def verdict(error: BaseException) -> Verdict:
     """What a failed request came to."""
     if isinstance(error, boto.ClientError):
         return _verdict_of_answer(error)
-    if isinstance(error, boto.HTTPClientError | boto.ResponseStreamingError | boto.ConnectionError | OSError):
+    lost = boto.HTTPClientError | boto.ResponseStreamingError | boto.ConnectionError | ResponseParserError | OSError
+    if isinstance(error, lost):
         return "unknown"
     return "refused"
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from botocore.exceptions import BotoCoreError, ClientError, ReadTimeoutError
-from botocore.parsers import ResponseParserError
-
-FAILURES = (ClientError, BotoCoreError, ResponseParserError)
-"""What a call raises. The last one is no BotoCoreError: something that is not AWS answered, such as a proxy."""
+from botocore.exceptions import ReadTimeoutError
 
 MOST_PAGES = 1000
 """A listing that is longer goes in circles."""

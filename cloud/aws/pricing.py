@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from rubberband.cloud.aws.errors import explain, lacks_rights
+from rubberband.cloud.aws.errors import FAILURES, explain, lacks_rights
 from rubberband.cloud.aws.machines import Session
-from rubberband.cloud.aws.pages import FAILURES, pages
+from rubberband.cloud.aws.pages import pages
 from rubberband.cloud.price_cache import ALL_PARTS, Facts, Part, Quote
 
 T = TypeVar("T")

@@ -12,9 +12,9 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from rubberband.cloud.aws.errors import explain
+from rubberband.cloud.aws.errors import FAILURES, explain
 from rubberband.cloud.aws.machines import Session
-from rubberband.cloud.aws.pages import FAILURES, pages
+from rubberband.cloud.aws.pages import pages
 from rubberband.errors import ProviderError
 from rubberband.plan import Market
 

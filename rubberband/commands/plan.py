@@ -86,18 +86,17 @@ def _rooms(experiment: Experiment, told: Sequence[str]) -> tuple[Sequence[quota.
 
     `told` is what was said of prices: it is not said again.
     """
+    from rubberband.cloud.aws.extra import open_aws
     from rubberband.cloud.catalogue import types_of
     from rubberband.errors import RubberbandError
 
     resources = experiment.resources
     markets: tuple[Market, ...] = ("on_demand", "spot") if resources.market == "spot" else ("on_demand",)
     try:
+        session = open_aws(resources.region)
         from rubberband.cloud.aws.quota import quotas
-        from rubberband.cloud.aws.session import open_session
 
-        return quotas(open_session(resources.region), types_of(resources), markets), ()
-    except ModuleNotFoundError as error:
-        why = f"{error.name} is not installed; run `pip install 'rubberband[aws]'`"
+        return quotas(session, types_of(resources), markets), ()
     except RubberbandError as error:
         why = str(error)
     reason = "for the same reason" if why in told else why

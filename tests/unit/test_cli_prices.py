@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -144,6 +145,17 @@ def test_a_warm_cache_answers_without_boto3(
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr == ""
     assert json.loads(done.stdout) == told
+
+
+def test_without_boto3_the_catalogue_is_shown_and_how_to_install_it(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom rubberband import cli\nsys.modules['boto3'] = None\n"
+        "sys.argv = ['rubberband', 'prices', 'p3.8xlarge']\ncli.main()"
+    )
+    environment = {**os.environ, "RUBBERBAND_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert "12.2400" in done.stdout
+    assert "is not installed; run pip install 'rubberband[aws]'" in done.stderr
 
 
 def test_plan_takes_live_prices_and_says_so(
