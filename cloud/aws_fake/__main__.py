@@ -25,7 +25,9 @@ from rubberband.cloud.aws_fake.principals import BUCKET
 from rubberband.cloud.aws_fake.rehearsal import rehearsal
 from rubberband.units import format_duration, format_usd
 
-_CAPACITY = re.compile(r"(?P<type>[^:=]+)(:(?P<zone>[^:=]+))?(:(?P<market>spot|on-demand))?=(?P<instances>\d+)")
+_CAPACITY = re.compile(
+    r"(?P<type>[^:=]+)(:(?!spot=|on-demand=)(?P<zone>[^:=]+))?(:(?P<market>spot|on-demand))?=(?P<instances>\d+)"
+)
 _QUOTA = re.compile(r"(?P<code>L-[0-9A-F]{8})=(?P<vcpus>\d+)")
 _NOT_FOUND, _NOT_RUNNABLE = 127, 126
 

@@ -324,22 +324,52 @@ image = ec2.describe_images(Filters=[{"Name": "architecture", "Values": ["x86_64
 tags = [{"Key": "rubberband:owner", "Value": "rubberband"}, {"Key": "rubberband:instance", "Value": "i-001"}]
 ec2.run_instances(
     ImageId=image, InstanceType="g4dn.xlarge", MinCount=1, MaxCount=1, MetadataOptions={"HttpTokens": "required"},
+    InstanceMarketOptions={"MarketType": sys.argv[1]},
     TagSpecifications=[{"ResourceType": kind, "Tags": tags} for kind in ("instance", "volume")],
     UserData="#!/bin/bash\\necho up; sleep 600",
 )
-running = [{"Name": "instance-state-name", "Values": ["running"]}]
-while not ec2.describe_instances(Filters=running)["Reservations"]:
+wanted = [{"Name": "instance-state-name", "Values": [sys.argv[2]]}]
+while not ec2.describe_instances(Filters=wanted)["Reservations"]:
     time.sleep(0.05)
+print("done")
 sys.exit(7)
 """
 
 
+def rehearse(options: list[str], *command: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "rubberband.cloud.aws_fake", "--pending", "0.1", *options, *command]
+    return subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
+
+
 def test_a_command_is_rehearsed_and_billed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "rubberband.cloud.aws_fake", "--dir", str(tmp_path), "--pending", "0.1", "--"]
-    done = subprocess.run(
-        [*command, sys.executable, "-c", REHEARSED], capture_output=True, text=True, cwd=Path(__file__).parents[2]
-    )
-    assert done.returncode == 7, done.stderr
+    done = rehearse(["--dir", str(tmp_path)], sys.executable, "-c", REHEARSED, "spot", "running")
+    assert (done.returncode, done.stdout) == (7, "done\n"), done.stderr
     assert "still there when the command ended: i-" in done.stderr
     assert "i-001" in done.stderr
     assert "USD for 1 instances" in done.stderr
+
+
+def test_spot_instances_are_taken_away_while_the_command_runs(tmp_path: Path) -> None:
+    options = ["--dir", str(tmp_path), "--interrupt-every", "0.2", "--notice", "0.1", "--capacity", "*:spot=1"]
+    done = rehearse(options, sys.executable, "-c", REHEARSED, "spot", "terminated")
+    assert (done.returncode, done.stdout) == (7, "done\n"), done.stderr
+    assert "still there" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--capacity", "g4dn.xlarge"], "TYPE[:ZONE][:MARKET]=N"),
+        (["--quota", "L-00000000=3"], "L-DB2E81BA"),
+    ],
+)
+def test_options_that_say_nothing_are_refused(options: list[str], told: str) -> None:
+    refused = rehearse(options, "true")
+    assert refused.returncode == 2
+    assert told in refused.stderr.replace("\n", " ")
+
+
+def test_a_command_that_does_not_exist_is_told(tmp_path: Path) -> None:
+    missing = rehearse(["--dir", str(tmp_path)], "no-such-command")
+    assert missing.returncode == 127
+    assert "no-such-command: No such file" in missing.stderr
