@@ -138,7 +138,8 @@ class Intents:
         self._known: dict[str, Intent] = {}
         try:
             self._files.mkdir(parents=True, exist_ok=True)
-            _write(self.folder / "run.json", asdict(run))
+            if not (self.folder / "run.json").exists():
+                _write(self.folder / "run.json", asdict(run))
         except OSError as error:
             raise ProviderError(_unwritable(self.folder, error)) from error
         for path in sorted(self._files.glob("*.json")):

@@ -15,7 +15,7 @@ from rubberband.cloud.aws.intents import Intent, Intents, Run, runs_in
 from rubberband.cloud.aws.machines import Session
 from rubberband.cloud.aws.states import ALIVE
 from rubberband.cloud.local.instance import lock
-from rubberband.errors import ProviderError
+from rubberband.errors import ProviderError, RubberbandError
 
 SWEPT = "swept: its driver was dead"
 
@@ -43,7 +43,9 @@ class Swept:
     unknown: tuple[Found, ...] = ()
     """Instances of the same owners that no folder here knows, which live on: their driver may be elsewhere."""
     troubles: tuple[str, ...] = ()
-    """What could not be ended, or not be looked for, a line each."""
+    """What may still run and could not be ended, or not be looked for, a line each."""
+    notes: tuple[str, ...] = ()
+    """Why AWS could not be asked, where nothing is known to be left."""
 
 
 def sweep(
@@ -65,6 +67,7 @@ def sweep(
     ended: list[Found] = []
     unknown: list[Found] = []
     troubles: list[str] = []
+    notes: list[str] = []
     for (region, owner), runs in sorted(places.items()):
         meant = [run for _, run in runs if experiment in (None, run.experiment)]
         if not meant:
@@ -73,9 +76,17 @@ def sweep(
             place = _Place(open_session(region), owner, runs, clock, sleep)
             ended += place.end(meant, troubles)
             unknown += place.unknown() if experiment is None else ()
-        except ProviderError as error:
-            troubles.append(str(error))
-    return Swept(ended=tuple(ended), unknown=tuple(unknown), troubles=tuple(troubles))
+        except RubberbandError as error:
+            told = f"{owner} in {region}: {error}"
+            (troubles if any(not _over(directory, run, clock()) for directory, run in runs) else notes).append(told)
+    return Swept(ended=tuple(ended), unknown=tuple(unknown), troubles=tuple(troubles), notes=tuple(notes))
+
+
+def _over(directory: Path, run: Run, now: float) -> bool:
+    """Whether all of a run has ended, as far as its driver wrote down."""
+    intents = Intents(directory, run)
+    doubts = [intent.doubtful_at or 0.0 for intent in intents.all()]
+    return not intents.living() and now - max(doubts, default=0.0) >= VISIBILITY_S
 
 
 class _Place:
@@ -110,11 +121,10 @@ class _Place:
 
     def _end_run(self, directory: Path, run: Run, troubles: list[str]) -> list[Found]:
         """End what lives of a run whose driver is dead; nothing is asked where all of it has ended."""
-        intents = Intents(directory, run)
-        alive = {m["InstanceId"]: m for m in self._alive if _run_of(m) == (run.experiment, run.run)}
-        doubts = [intent.doubtful_at or 0.0 for intent in intents.all()]
-        if not alive and not intents.living() and self._clock() - max(doubts, default=0.0) >= VISIBILITY_S:
+        alive = any(_run_of(machine) == (run.experiment, run.run) for machine in self._alive)
+        if not alive and _over(directory, run, self._clock()):
             return []
+        intents = Intents(directory, run)
         fleet = Fleet(self._session, run, intents, clock=self._clock, sleep=self._sleep)
         before = {intent.instance for intent in intents.living()}
         try:

@@ -1,0 +1,128 @@
+"""What a dead driver left on EC2 is ended, by its own records; what others drive is left alone."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rubberband.cloud.aws.sweeping import Swept, sweep
+from rubberband.cloud.aws_fake import Fault
+from rubberband.cloud.local.instance import lock
+from rubberband.commands.sweep import sweep as sweep_command
+from tests.fake_ec2 import World
+
+
+class Killed(BaseException):
+    """The driver is killed."""
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """An account with a driver's directory."""
+    return World(tmp_path / "experiments" / "digits" / "local")
+
+
+def swept(world: World, *others: Path, experiment: str | None = None) -> Swept:
+    return sweep(
+        [world.directory, *others],
+        lambda _region: world.fake.session("driver"),
+        experiment,
+        clock=lambda: world.now,
+        sleep=world.sleep,
+    )
+
+
+def test_where_there_is_no_run_aws_is_not_asked(world: World) -> None:
+    assert swept(world) == Swept()
+    assert world.fake.calls == []
+
+
+def test_what_a_dead_driver_left_is_ended(world: World) -> None:
+    driver = world.driver()
+    driver.launch("a")
+    driver.launch("b")
+    driver.release("b")
+    found = swept(world)
+    assert [(one.experiment, one.instance) for one in found.ended] == [("digits", "a")]
+    assert found.troubles == ()
+    assert world.living == []
+    assert swept(world).ended == ()
+
+
+def test_what_has_ended_by_itself_is_not_called_ended(world: World) -> None:
+    world.driver().launch("a")
+    world.sleep(2000.0)
+    assert swept(world) == Swept()
+    status = world.look(world.driver())["a"]
+    assert "lease" in status.reason
+
+
+@pytest.mark.parametrize("took_effect", [False, True])
+def test_a_driver_killed_while_it_asked_leaves_nothing(world: World, took_effect: bool) -> None:
+    def kill(call: object) -> Fault | None:
+        asks = getattr(call, "operation", "") == "RunInstances"
+        return Fault(error=Killed(), took_effect=took_effect, visible_after_s=250.0) if asks else None
+
+    world.fake.fault = kill
+    with pytest.raises(Killed):
+        world.driver().launch("a")
+    world.fake.fault = None
+    found = swept(world)
+    assert world.living == []
+    assert [one.instance for one in found.ended] == (["a"] if took_effect else [])
+    assert sum(call.operation == "RunInstances" for call in world.fake.calls) == 1
+
+
+def test_what_a_living_driver_holds_is_left_alone(world: World) -> None:
+    world.driver().launch("a")
+    with lock(world.directory / "driver"):
+        assert swept(world).ended == ()
+    assert world.living == ["a"]
+
+
+def test_only_the_named_experiment_is_swept(world: World) -> None:
+    world.driver().launch("a")
+    assert swept(world, experiment="other").ended == ()
+    assert world.living == ["a"]
+
+
+def test_what_no_folder_knows_is_told_and_left(world: World, tmp_path: Path) -> None:
+    elsewhere = World(tmp_path / "another machine", run="run-2")
+    elsewhere.fake, elsewhere.machines = world.fake, world.machines
+    elsewhere.driver().launch("x")
+    world.driver().launch("a")
+    found = swept(world)
+    assert [one.instance for one in found.unknown] == ["x"]
+    assert world.living == ["x"]
+
+
+def test_trouble_is_told_if_something_may_run_and_noted_if_not(world: World) -> None:
+    driver = world.driver()
+    driver.launch("a")
+    world.fake.fault = lambda call: Fault.timeout(took_effect=False)
+    assert "does not answer" in swept(world).troubles[0]
+    world.fake.fault = None
+    driver.close()
+    world.fake.fault = lambda call: Fault.timeout(took_effect=False)
+    found = swept(world)
+    assert found.troubles == ()
+    assert "does not answer" in found.notes[0]
+
+
+def test_the_command_sweeps_ec2_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import typer
+
+    world = World(tmp_path / "experiments" / "digits" / "local", now=time.time())
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
+    monkeypatch.setattr("rubberband.cloud.aws.extra.open_aws", lambda _region: world.fake.session("driver"))
+    app = typer.Typer()
+    app.command()(sweep_command)
+    assert CliRunner().invoke(app, []).output == "nothing was left behind\n"
+    world.driver().launch("a")
+    result = CliRunner().invoke(app, [])
+    assert result.exit_code == 0, result.output
+    assert "ended a of digits (i-" in result.output
+    assert world.living == []
