@@ -46,8 +46,7 @@ class Fate:
     stillborn_after_s: float = math.inf
     """From the request until it ends without having run, if it does not run by then."""
     init_s: float | None = None
-    """From running until its workers are warm, before which no renewal of its lease reaches it; None: as long as the
-    offer says."""
+    """From when its driver sees it run until its workers are warm; None: as long as the offer says."""
     ends_after_s: float = math.inf
     """From running until it dies, or is taken away."""
     preempted: bool = False
@@ -100,7 +99,6 @@ class _Machine:
     """When it ends of itself, infinite if it does not."""
     own_lease_until: float | None
     """Its first lease, or the last one that it heard of; None: renewals reach it."""
-    hears_from: float
     price_usd_per_s: float
     ended_at: float = math.inf
     reason: str = ""
@@ -122,14 +120,19 @@ class VirtualProvider:
         offer: Offer | None = None,
         lease_s: float = LEASE_S,
         fate_of: FateOf = nothing_goes_wrong,
+        by_worker: bool = False,
     ) -> None:
-        """Instances cost what `offer` says (None: nothing), and come after its delays; None: `provision_delay_s`."""
+        """Instances cost what `offer` says (None: nothing), and come after its delays; None: `provision_delay_s`.
+
+        `by_worker`: renewals reach only instances that `reach` was called for; otherwise all that run.
+        """
         self._experiment = experiment
         self._clock = clock
         self._offer = offer
         self._provision_delay_s = provision_delay_s if offer is None else offer.provision_delay_s
         self._init_delay_s = 0.0 if offer is None else offer.init_delay_s
         self._fate_of = fate_of
+        self._by_worker = by_worker
         self._machines: dict[str, _Machine] = {}
         self._unreached: dict[str, _Machine] = {}
         """Those that no renewal has reached yet."""
@@ -157,7 +160,6 @@ class VirtualProvider:
             runs_at=runs_at,
             taken_at=runs_at + fate.ends_after_s if runs else now + fate.stillborn_after_s,
             own_lease_until=runs_at + max(0.0, self.lease_until - now),
-            hears_from=runs_at + self._init_s(fate),
             price_usd_per_s=self._price_usd_per_s(fate, market),
         )
         self._machines[instance] = self._unreached[instance] = machine
@@ -218,6 +220,10 @@ class VirtualProvider:
         """When the instance ends, or ended, if nobody does anything any more; infinite: never."""
         return self._ends_at(self._settled(instance))
 
+    def runs_at(self, instance: str) -> float:
+        """When the instance begins, or began, to run; infinite: never."""
+        return self._settled(instance).runs_at
+
     def release(self, instance: str) -> InstanceStatus:
         """End the instance now."""
         return self._end(instance, "")
@@ -234,15 +240,27 @@ class VirtualProvider:
         return self.status(instance)
 
     def renew_lease(self, until: float) -> None:
-        """Instances end themselves at `until`; those that are not warm yet do not hear of it."""
+        """Instances that run end themselves at `until`; see `reach` for who hears of it."""
         now = self._clock.now()
         if self._head_since is None or now > self.lease_until:
             self._start_head(now)
         self.lease_until = until
-        for machine in [machine for machine in self._unreached.values() if machine.hears_from <= now]:
-            self._settled(machine.instance)
+        if not self._by_worker:
+            for machine in [machine for machine in self._unreached.values() if machine.runs_at <= now]:
+                self.reach(machine.instance)
+
+    def reach(self, instance: str) -> None:
+        """Renewals reach the instance from now on: the driver has a worker on it."""
+        machine = self._settled(instance)
+        if machine.ended_at == math.inf:
             machine.own_lease_until = None
-            del self._unreached[machine.instance]
+            self._unreached.pop(instance, None)
+
+    def lose_touch(self, instance: str) -> None:
+        """Renewals do not reach the instance any more; the lease that it has heard of last goes on."""
+        machine = self._settled(instance)
+        if machine.own_lease_until is None:
+            machine.own_lease_until = self.lease_until
 
     def _start_head(self, now: float) -> None:
         """The head outlived its lease: what had joined it is of no use, and a new one begins."""
@@ -263,11 +281,8 @@ class VirtualProvider:
         now = self._clock.now()
         if self._head_since is None or now > self.lease_until:
             self._start_head(now)
-        for machine in self._machines.values():
-            if self._settled(machine.instance).ended_at == math.inf and machine.own_lease_until is None:
-                machine.own_lease_until = self.lease_until
-                machine.hears_from = now + self._init_s(machine.fate)
-                self._unreached[machine.instance] = machine
+        for instance in self._machines:
+            self.lose_touch(instance)
 
     def course(self, instance: str) -> Course:
         """What will become of an instance that lives, as of now."""

@@ -107,7 +107,7 @@ def _purse(job: Job, state: State) -> Purse:
         if record.status in GONE:
             settled_usd += instance_cost_usd(record, offer, now)
         elif record.running_at is None:
-            expected.append(coming(job, record.first_lease_s or 0.0))
+            expected.append(coming(job, _bound_s(job, record)))
         else:
             settled_usd += offer.data_usd_per_instance
             if offer.billing == "per_instance":
@@ -122,6 +122,11 @@ def _purse(job: Job, state: State) -> Purse:
     )
 
 
+def _bound_s(job: Job, record: InstanceRecord) -> float:
+    """How long an instance runs that hears nothing more: its first lease, and until it has noticed the end of it."""
+    return 0.0 if record.first_lease_s is None else record.first_lease_s + job.release_margin_s / 2.0
+
+
 def _line(job: Job, record: InstanceRecord, running_at: float) -> Line:
     price = price_usd_per_s(record, job.offer)
     reserved = max(price, job.reserved_usd_per_hour / SECONDS_PER_HOUR) if record.market == "spot" else price
@@ -129,7 +134,7 @@ def _line(job: Job, record: InstanceRecord, running_at: float) -> Line:
     return Line(
         running_at=running_at,
         paid_until=running_at + job.offer.minimum_billed_s,
-        bound_until=running_at + (record.first_lease_s or 0.0) if unreached else running_at,
+        bound_until=running_at + _bound_s(job, record) if unreached else running_at,
         usd_per_s=price,
         reserved_usd_per_s=reserved,
     )

@@ -113,6 +113,8 @@ class InstanceReleased(Event):
     ended_at: float
     running_at: float | None = None
     """Since when it was billed, if it ran; it may have begun to after it was given up."""
+    price_usd_per_hour: float | None = None
+    """At purchase; None: that of the offer, or as was told when it ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

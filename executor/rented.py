@@ -54,6 +54,8 @@ def note(job: Job, state: State, event: InstanceEvent) -> list[Command]:
             record.status, record.ended_at = InstanceStatus.ENDED, event.ended_at
             if record.running_at is None:
                 record.running_at = event.running_at
+            if record.price_usd_per_hour is None:
+                record.price_usd_per_hour = event.price_usd_per_hour
     return []
 
 

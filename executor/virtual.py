@@ -99,7 +99,9 @@ class VirtualBackend:
         self._pace_of = pace_of
         self._batches_of = batches_of
         lease_s = max(LEASE_S, 2.0 * offer.init_delay_s) if lease_s is None else lease_s
-        self.provider = VirtualProvider(name, self._clock, offer=offer, lease_s=lease_s, fate_of=self._fortune.instance)
+        self.provider = VirtualProvider(
+            name, self._clock, offer=offer, lease_s=lease_s, fate_of=self._fortune.instance, by_worker=True
+        )
         self._agenda = Agenda()
         self._fleet = VirtualFleet(
             self.provider, self._clock, self._agenda, self._fortune, lease_s=lease_s, ready_timeout_s=ready_timeout_s
@@ -164,10 +166,14 @@ class VirtualBackend:
         self._clock.advance_to(self.now() + seconds)
         self._fleet.renew(self.now())
 
-    def reconcile(self, known: Collection[str]) -> DriverResumed:
-        """Say what lives and what ended; forget every worker, as if the driver's death had taken them along."""
+    def forget(self) -> None:
+        """The driver died: whatever it was about to do or to hear is gone."""
         self._agenda.clear()
         self._runs.clear()
+
+    def reconcile(self, known: Collection[str]) -> DriverResumed:
+        """Say what lives and what ended; forget every worker, as if the driver's death had taken them along."""
+        self.forget()
         return self._fleet.reconcile(known)
 
     def close(self) -> None:

@@ -191,7 +191,7 @@ class VirtualFleet:
     def _ready(self, instance: str, hold: _Hold, now: float) -> Event | None:
         if hold.over or instance in self.gone:
             return None
-        self.renew(now)
+        self._provider.reach(instance)
         return InstanceReady(occurred_at=now, instance=instance)
 
     def _interrupted(self, instance: str, hold: _Hold, now: float) -> Event | None:
@@ -245,6 +245,8 @@ class VirtualFleet:
             return
         hold.over = True
         self.gone.add(instance)
+        if hold.launched:
+            self._provider.lose_touch(instance)
         obeyed_at = max(now, hold.answered_at) + hold.messages.release_s
         if obeyed_at > now:
             self._agenda.add(obeyed_at, lambda then: self._released(instance, then))
@@ -258,7 +260,13 @@ class VirtualFleet:
         except ProviderError:  # it was refused, or never asked for
             return InstanceReleased(occurred_at=now, instance=instance, ended_at=now)
         ended_at = now if status.ended_at is None else status.ended_at
-        return InstanceReleased(occurred_at=now, instance=instance, ended_at=ended_at, running_at=status.running_at)
+        return InstanceReleased(
+            occurred_at=now,
+            instance=instance,
+            ended_at=ended_at,
+            running_at=status.running_at,
+            price_usd_per_hour=status.price_usd_per_hour,
+        )
 
     # A new driver
 

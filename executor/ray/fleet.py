@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 _WATCH_NODES_S = 1.0
 _RETRY_S = 2.0
+_CUT_S = 60.0
+_LOOK_S = 0.1
 
 CrewMaker = Callable[[str, Callable[[str, str], None]], Crew]
 """(instance, what to call when it is sick) -> its crew."""
@@ -116,6 +119,7 @@ class RayFleet:
         try:
             self._connection.check()
             if not hold.over:
+                self._cut_leases()
                 self._leases.renew()  # the first lease is as long as the latest one reaches ahead
                 self._provider.launch(instance, market)
         except Exception as error:
@@ -124,6 +128,33 @@ class RayFleet:
                 self._mailbox.put(lambda at: InstanceRefused(occurred_at=at, instance=instance, reason=reason))
         finally:
             hold.launched.set()
+
+    def hold_until(self, instant: float) -> None:
+        """Let no lease reach beyond `instant`."""
+        if self._leases.hold_until(instant):
+            for warden in self._wardens():
+                warden.hurry()
+
+    def _wardens(self) -> list[Warden]:
+        with self._mutex:
+            holds = [hold for hold in self._holds.values() if not hold.over]
+        return [hold.warden for hold in holds if hold.warden is not None]
+
+    def _cut_leases(self) -> None:
+        """Wait until no lease of another machine reaches beyond what the budget leaves with one instance more.
+
+        Raises ProviderError if one cannot be cut: were this driver to die, the bill could pass its cap.
+        """
+        deadline = time.monotonic() + _CUT_S
+        while late := [warden for warden in self._wardens() if warden.reaches > self._leases.held_until]:
+            if time.monotonic() >= deadline or self._closing.wait(_LOOK_S):
+                names = ", ".join(sorted(warden.instance for warden in late))
+                raise ProviderError(
+                    f"it is not asked for, since max_cost covers it only if the leases of {names} are cut, which "
+                    f"did not answer within {_CUT_S:.0f} s"
+                )
+            for warden in late:
+                warden.hurry()
 
     def release(self, instance: str) -> None:
         """Give an instance back; InstanceReleased follows. Harmless when repeated."""
@@ -140,12 +171,14 @@ class RayFleet:
         status = self._release_surely(instance)
         running_at = status.running_at if status else None
         ended_at = status.ended_at if status else None
+        price_usd_per_hour = status.price_usd_per_hour if status else None
         self._mailbox.put(
             lambda at: InstanceReleased(
                 occurred_at=at,
                 instance=instance,
                 ended_at=at if ended_at is None else ended_at,
                 running_at=running_at,
+                price_usd_per_hour=price_usd_per_hour,
             )
         )
         if hold is not None:

@@ -1,0 +1,269 @@
+"""Chaos: a random experiment in random weather, driven to its end, judged by what the provider bills.
+
+One seed is one run. `python -m tests.property.chaos --seed N` replays it and tells its story.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from rubberband.cloud.virtual import VirtualClock
+from rubberband.executor.accounting import bill_usd
+from rubberband.executor.controller import Controller
+from rubberband.executor.driver import drive
+from rubberband.executor.events import Command, Event, Finish
+from rubberband.executor.invariants import validate
+from rubberband.executor.journal import MemoryJournal
+from rubberband.executor.state import Phase
+from rubberband.executor.virtual import VirtualBackend
+from tests.property.chaos_cases import (
+    CALM,
+    LEASE_S,
+    READY_TIMEOUT_S,
+    WEATHERS,
+    Case,
+    Chance,
+    Family,
+    Weather,
+    random_case,
+)
+
+MOST_EVENTS = 20_000
+"""A run with more does not end."""
+CENT = 0.01
+
+
+class DriverDied(Exception):
+    """Stands for kill -9."""
+
+
+class ChaoticBackend(VirtualBackend):
+    """A virtual backend whose driver dies at a random call, and whose machine sleeps now and then."""
+
+    def set_out(self, source: Random, weather: Weather, calls_left: float, seen: Counter[str]) -> None:
+        """`calls_left` until the driver dies."""
+        self._source = source
+        self._weather = weather
+        self._restless = bool(weather.wake_early or weather.stall)
+        self.calls_left = calls_left
+        self._seen = seen
+        self.story: list[str] | None = None
+
+    def execute(self, command: Command) -> None:
+        """Die before or after it, if it is time."""
+        self._count()
+        super().execute(command)
+        if self.story is not None:
+            self.story.append(f"{self.now():10.1f}   -> {command}")
+        self._count()
+
+    def hold_until(self, instant: float) -> None:
+        """Die before or after it, if it is time."""
+        self._count()
+        super().hold_until(instant)
+        if self.story is not None:
+            self.story.append(f"{self.now():10.1f}   hold until {instant:.1f}")
+
+    def next_events(self, wake_at: float | None) -> Sequence[Event]:
+        """Sleep, or wake up for nothing, if chance will have it."""
+        self._count()
+        if self._restless:
+            chance = self._source.random()
+            if chance < self._weather.stall:
+                self._seen["driver stalls"] += 1
+                self.stall(self._source.choice([self._source.expovariate(1 / 60.0), 1.5 * LEASE_S]))
+            elif chance < self._weather.stall + self._weather.wake_early:
+                self._seen["woken early"] += 1
+                return []
+        return super().next_events(wake_at)
+
+    def _count(self) -> None:
+        self.calls_left -= 1
+        if self.calls_left < 0:
+            raise DriverDied
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a seed."""
+
+    case: Case
+    ended: str
+    """How: the controller's outcome, or 'abandoned' where no driver came back."""
+    reason: str
+    num_events: int
+    num_instances: int
+    bill_usd: float
+    ledger_usd: float
+    seen: Counter[str]
+    """What went wrong, and how often."""
+    wrong: tuple[str, ...]
+    """What must not be; empty if all is well."""
+    story: Sequence[str] = field(repr=False)
+
+
+class Run:
+    """One seed's run, over all its drivers."""
+
+    def __init__(self, seed: int, family: Family | None, *, replan: bool | None, check_every: int, told: bool) -> None:
+        self._source = source = Random(seed)
+        self.case = random_case(source, family, replan=replan)
+        job, weather = self.case.job, WEATHERS[self.case.weather]
+        clock = VirtualClock(1000.0)
+        chance = Chance(source, weather, job.offer, job.reserved_usd_per_hour, clock.now)
+        self.weather, self.clock, self.seen = weather, clock, chance.seen
+        self.backend = ChaoticBackend(
+            job.name,
+            job.offer,
+            job.profile,
+            metric=job.metric,
+            faults=chance,
+            clock=clock,
+            lease_s=LEASE_S,
+            ready_timeout_s=READY_TIMEOUT_S,
+        )
+        self.backend.set_out(source, weather, self._life(), chance.seen)
+        self.story: list[str] = []
+        self.backend.story = self.story if told else None
+        self.journal = MemoryJournal()
+        self.controller = Controller(job)
+        self._check_every = check_every
+        self._count = itertools.count(1)
+        self.num_events = 0
+        self._cancel_at = source.randrange(200) if source.random() < weather.cancels else -1
+        self._rounds = itertools.count()
+
+    def _life(self) -> float:
+        """Backend calls until the driver dies; a run makes some hundreds."""
+        if not self.weather.deaths:
+            return math.inf
+        return 1.0 + math.floor(self._source.expovariate(self.weather.deaths / 500.0))
+
+    def to_its_end(self) -> Finish | None:
+        """Drive it; None if in the end no driver came back."""
+        while True:
+            self.controller = Controller(self.case.job)
+            try:
+                return drive(
+                    self.controller,
+                    self.backend,
+                    self.journal,
+                    observers=[self._observe],
+                    cancelled=lambda: next(self._rounds) == self._cancel_at,
+                )
+            except DriverDied:
+                if not self._comes_back():
+                    return None
+
+    def _comes_back(self) -> bool:
+        self.seen["driver dies"] += 1
+        self._tell("the driver dies")
+        self.backend.forget()
+        if self._source.random() < self.weather.gone_for_good:
+            self.seen["driver never comes back"] += 1
+            return False
+        gap_s = self._source.choice([0.0, self._source.expovariate(1 / 60.0), self._source.expovariate(1 / 1200.0)])
+        self.clock.advance_to(self.clock.now() + gap_s)
+        self._tell("another one comes")
+        self.backend.calls_left = self._life()
+        return True
+
+    def _tell(self, what: str) -> None:
+        if self.backend.story is not None:
+            self.story.append(f"{self.clock.now():10.1f} {what}")
+
+    def _observe(self, event: Event, controller: Controller) -> None:
+        self.num_events += 1
+        if self.backend.story is not None:
+            self.story.append(f"{self.clock.now():10.1f} {event}")
+        if self.num_events % self._check_every == 0:
+            validate(controller, is_told=self.weather is CALM)
+        assert self.num_events < MOST_EVENTS, "it does not end"
+
+
+def run_seed(
+    seed: int, family: Family | None = None, *, replan: bool | None = None, check_every: int = 1, told: bool = False
+) -> Outcome:
+    """Run one seed and judge it; the state is checked after every `check_every`th event."""
+    run = Run(seed, family, replan=replan, check_every=check_every, told=told)
+    wrong: list[str] = []
+    finish: Finish | None = None
+    try:
+        finish = run.to_its_end()
+    except AssertionError as error:
+        wrong.append(str(error) or "an assertion failed")
+    if not wrong:
+        wrong += _after_the_end(run, finish)
+    run.backend.close() if finish is not None else None
+    job, state = run.case.job, run.controller.state
+    return Outcome(
+        case=run.case,
+        ended="broken" if wrong and finish is None else "abandoned" if finish is None else finish.outcome,
+        reason="" if finish is None else finish.reason,
+        num_events=run.num_events,
+        num_instances=len(state.instances),
+        bill_usd=run.backend.provider.bill_usd(math.inf),
+        ledger_usd=bill_usd(job, state, state.now),
+        seen=run.seen,
+        wrong=(*wrong, *_judged_by_the_bill(run, finish)),
+        story=run.story,
+    )
+
+
+def _after_the_end(run: Run, finish: Finish | None) -> list[str]:
+    provider, now = run.backend.provider, run.clock.now()
+    wrong = []
+    for status in provider.describe():
+        if finish is not None and status.state != "terminated":
+            wrong.append(f"{status.instance} lives on after the end")
+        ends_at = provider.ends_at(status.instance)
+        begins_at = max(now, provider.runs_at(status.instance))
+        if finish is None and ends_at > begins_at + LEASE_S + 15.0:
+            wrong.append(f"{status.instance} outlives its lease by {ends_at - begins_at - LEASE_S:.1f} s")
+    if finish is not None:
+        validate(run.controller, is_told=False)
+        if run.controller.state.phase is not Phase.FINISHED:
+            wrong.append(f"it ended in phase {run.controller.state.phase}")
+        if finish.outcome != "done" and run.case.weather == "calm" and run.case.job.max_cost_usd is None:
+            wrong.append(f"{finish.outcome} ({finish.reason}), though nothing went wrong")
+    return wrong
+
+
+def _judged_by_the_bill(run: Run, finish: Finish | None) -> list[str]:
+    """The bill only grows: if it is within the cap at the end of time, it always was."""
+    job = run.case.job
+    billed_usd = run.backend.provider.bill_usd(math.inf)
+    if job.max_cost_usd is not None and billed_usd > job.max_cost_usd + 1e-6:
+        return [f"the provider bills {billed_usd:.6f} USD of max_cost={job.max_cost_usd:.6f}"]
+    return []
+
+
+def replay_command(seed: int, family: Family | None = None) -> str:
+    """What replays a seed."""
+    return f"python -m tests.property.chaos --seed {seed}" + (f" --family {family!r}" if family else "")
+
+
+def main(arguments: Collection[str] | None = None) -> None:
+    """Tell the story of a seed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--family", choices=["27 trials", "random"])
+    asked = parser.parse_args(None if arguments is None else list(arguments))
+    outcome = run_seed(asked.seed, asked.family, told=True)
+    print(outcome.case)
+    print("\n".join(outcome.story))
+    print(f"{outcome.ended} {outcome.reason}: {outcome.num_events} events, {outcome.num_instances} instances")
+    print(f"billed {outcome.bill_usd:.6f} USD, ledger {outcome.ledger_usd:.6f}, cap {outcome.case.job.max_cost_usd}")
+    print(dict(outcome.seen))
+    for what in outcome.wrong:
+        print(f"WRONG: {what}")
+
+
+if __name__ == "__main__":
+    main()

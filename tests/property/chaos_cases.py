@@ -1,0 +1,296 @@
+"""Random experiments and random fortunes for the chaos harness: everything is drawn from one seed."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Literal
+
+from rubberband.cloud.virtual import Fate
+from rubberband.executor.events import FailureKind
+from rubberband.executor.fortune import AttemptFate, Messages
+from rubberband.executor.state import Job
+from rubberband.offer import SECONDS_PER_HOUR, Offer, Spot, gang_sizes, slots
+from rubberband.plan import Market, Plan, Stage, StagePlan
+from rubberband.planner.model import predict
+from rubberband.profile import Profile
+
+LEASE_S = 600.0
+RELEASE_MARGIN_S = 30.0
+READY_TIMEOUT_S = 900.0
+TWENTY_SEVEN = (
+    Stage(trials=27, iterations=1),
+    Stage(trials=9, iterations=2),
+    Stage(trials=3, iterations=6),
+    Stage(trials=1, iterations=18),
+)
+"""SHA(27, 1, 27, 3)."""
+
+Family = Literal["27 trials", "random"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weather:
+    """How much goes wrong; probabilities unless a unit is named."""
+
+    refused: float
+    """That a launch finds the market's capacity gone, for a while."""
+    sold_out_s: float
+    """For how long, on average."""
+    sold_out_for_good: float
+    """That it stays so."""
+    interruptions_per_hour: float
+    deaths_per_hour: float
+    """Of machines that nobody takes away."""
+    slow: float
+    """That an instance takes 20 times as long to start."""
+    stillborn: float
+    """That it never runs, or its workers never become warm."""
+    late: float
+    """That messages about an instance are late."""
+    trial_fails: float
+    slow_trial: float
+    wake_early: float
+    """Per round of events: that the loop wakes up for nothing."""
+    stall: float
+    """Per round: that the driver's machine sleeps."""
+    deaths: float
+    """Drivers that die, per run."""
+    gone_for_good: float
+    """That a driver which dies never comes back."""
+    cancels: float
+
+
+CALM = Weather(
+    refused=0.0,
+    sold_out_s=0.0,
+    sold_out_for_good=0.0,
+    interruptions_per_hour=0.0,
+    deaths_per_hour=0.0,
+    slow=0.0,
+    stillborn=0.0,
+    late=0.0,
+    trial_fails=0.0,
+    slow_trial=0.0,
+    wake_early=0.0,
+    stall=0.0,
+    deaths=0.0,
+    gone_for_good=0.0,
+    cancels=0.0,
+)
+ROUGH = Weather(
+    refused=0.05,
+    sold_out_s=60.0,
+    sold_out_for_good=0.1,
+    interruptions_per_hour=2.0,
+    deaths_per_hour=0.2,
+    slow=0.03,
+    stillborn=0.02,
+    late=0.2,
+    trial_fails=0.02,
+    slow_trial=0.05,
+    wake_early=0.005,
+    stall=0.001,
+    deaths=0.4,
+    gone_for_good=0.2,
+    cancels=0.05,
+)
+STORM = replace(
+    ROUGH,
+    refused=0.3,
+    sold_out_s=300.0,
+    interruptions_per_hour=12.0,
+    deaths_per_hour=2.0,
+    stillborn=0.1,
+    late=0.7,
+    trial_fails=0.1,
+    stall=0.01,
+    deaths=2.0,
+)
+WEATHERS = {"calm": CALM, "rough": ROUGH, "storm": STORM}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One experiment, and the weather that it meets."""
+
+    job: Job
+    weather: str
+    family: Family
+
+
+def random_case(source: Random, family: Family | None = None, *, replan: bool | None = None) -> Case:
+    """Draw one; `family` and `replan` of your choice, or drawn too: every fifth is random, one in fifty replans."""
+    family = family or ("27 trials" if source.random() < 0.8 else "random")
+    stages = TWENTY_SEVEN if family == "27 trials" else _stages(source)
+    offer, profile = _offer(source, family), _profile(source)
+    plan = _plan(source, stages, offer, profile)
+    prediction = predict(stages, plan, profile, offer)
+    room = (
+        None if source.random() < 0.3 else source.choice([0.2, 0.6, 1.0, 1.02, 1.1, 1.3, 2.0]) * source.uniform(1, 1.1)
+    )
+    dearest = source.uniform(1.0, 1.5) if source.random() < 0.1 else None
+    replanned = source.random() < 0.02
+    job = Job(
+        name="chaos",
+        stages=stages,
+        plan=plan,
+        prediction=prediction,
+        offer=offer,
+        profile=profile,
+        metric="score",
+        mode="max",
+        deadline_s=source.uniform(0.8, 2.0) * prediction.jct_s if source.random() < 0.5 else None,
+        max_cost_usd=None if room is None else room * prediction.cost_usd,
+        release_margin_s=RELEASE_MARGIN_S,
+        replan=replanned if replan is None else replan,
+        dearest_usd_per_hour=None if dearest is None else dearest * offer.price_usd_per_hour,
+        lease_s=LEASE_S,
+    )
+    weather = source.choices(["calm", "rough", "storm"], weights=[1, 7, 2])[0]
+    return Case(job=job, weather=weather, family=family)
+
+
+def _stages(source: Random) -> tuple[Stage, ...]:
+    counts = sorted((source.randint(1, 12) for _ in range(source.randint(1, 4))), reverse=True)
+    return tuple(Stage(trials=trials, iterations=source.randint(1, 5)) for trials in counts)
+
+
+def _offer(source: Random, family: Family) -> Offer:
+    gpus = source.choice([1, 2, 4, 8])
+    price = source.choice([0.9, 3.06]) * gpus
+    spot = Spot(price_usd_per_hour=price * source.uniform(0.2, 0.8), interruptions_per_hour=source.uniform(0.0, 1.0))
+    return Offer(
+        instance_type="chaos",
+        gpus=gpus,
+        price_usd_per_hour=price,
+        max_instances=max(1, (16 if family == "27 trials" else 8) // gpus) + source.randint(0, 2),
+        provision_delay_s=source.uniform(10.0, 90.0),
+        init_delay_s=source.uniform(10.0, 200.0),
+        minimum_billed_s=source.choice([60.0, 60.0, 0.0]),
+        data_usd_per_instance=source.choice([0.0, 0.0, 0.05]),
+        head_price_usd_per_hour=source.choice([0.0, 0.2]),
+        spot=spot if source.random() < 0.7 else None,
+    )
+
+
+def _profile(source: Random) -> Profile:
+    single_s, efficiency = math.exp(source.uniform(1.0, 6.0)), source.uniform(0.4, 1.0)
+    return Profile(
+        seconds_per_iteration={gpus: single_s / gpus**efficiency for gpus in (1, 2, 4, 8)},
+        trial_startup_s=source.choice([0.0, 2.0, 10.0]),
+    )
+
+
+def _plan(source: Random, stages: tuple[Stage, ...], offer: Offer, profile: Profile) -> Plan:
+    markets: list[Market] = ["on_demand"] if offer.spot is None else ["on_demand", "spot"]
+    everywhere = source.choice(markets)
+    mixed = source.random() < 0.3
+    chosen = []
+    for _ in stages:
+        instances = source.randint(1, offer.max_instances)
+        sizes = [size for size in gang_sizes(offer.gpus, 1, 8) if slots(instances, offer.gpus, size) > 0]
+        market = source.choice(markets) if mixed else everywhere
+        chosen.append(StagePlan(instances=instances, gpus_per_trial=source.choice(sizes), market=market))
+    return Plan(stages=tuple(chosen))
+
+
+_KINDS: tuple[FailureKind, ...] = ("raised", "hung", "died", "not_a_number", "checkpoint")
+_FOR_A_WHILE_S = 20.0
+_SOUND = AttemptFate()
+_PROMPT = Messages()
+
+
+class Chance:
+    """A `Fortune` drawn from a seed as the run goes on, and a count of what it brought."""
+
+    def __init__(
+        self, source: Random, weather: Weather, offer: Offer, dearest: float, now: Callable[[], float]
+    ) -> None:
+        self._source = source
+        self._weather = weather
+        self._offer = offer
+        self._dearest_usd_per_hour = dearest
+        self._now = now
+        self._sold_out_until: dict[Market, float] = {}
+        self.seen: Counter[str] = Counter()
+
+    def _happens(self, probability: float, what: str) -> bool:
+        if probability and self._source.random() < probability:
+            self.seen[what] += 1
+            return True
+        return False
+
+    def instance(self, instance: str, market: Market) -> Fate:
+        """Drawn."""
+        weather, source = self._weather, self._source
+        if weather is CALM:
+            return Fate()
+        if self._now() >= self._sold_out_until.get(market, -math.inf) and self._happens(weather.refused, "sold out"):
+            for_good = self._happens(weather.sold_out_for_good, "sold out for good")
+            open_again_s = math.inf if for_good else source.expovariate(1.0 / weather.sold_out_s)
+            self._sold_out_until[market] = self._now() + open_again_s
+        if self._now() < self._sold_out_until.get(market, -math.inf):
+            self.seen["refused"] += 1
+            return Fate(refused=f"no capacity for {instance}")
+        slow = 20.0 if self._happens(weather.slow, "slow start") else 1.0
+        provision_s = self._offer.provision_delay_s * slow * source.lognormvariate(0.0, 0.3)
+        init_s = self._offer.init_delay_s * source.lognormvariate(0.0, 0.3)
+        stillborn_after_s = math.inf
+        if self._happens(weather.stillborn, "stillborn"):
+            init_s, stillborn_after_s = source.choice(
+                [(math.inf, math.inf), (init_s, source.uniform(0.0, provision_s))]
+            )
+        return self._with_end(
+            Fate(
+                provision_s=provision_s,
+                init_s=init_s,
+                stillborn_after_s=stillborn_after_s,
+                price_usd_per_hour=self._price_usd_per_hour(market),
+                lease_late_s=source.uniform(0.0, RELEASE_MARGIN_S / 2.0),
+            ),
+            market,
+        )
+
+    def _price_usd_per_hour(self, market: Market) -> float | None:
+        if market == "spot":
+            return self._offer.price_usd_per_hour * self._source.uniform(0.2, 1.0)
+        if self._dearest_usd_per_hour > self._offer.price_usd_per_hour and self._happens(0.2, "another type"):
+            return self._dearest_usd_per_hour
+        return None
+
+    def _with_end(self, fate: Fate, market: Market) -> Fate:
+        dies = self._weather.deaths_per_hour
+        taken = self._weather.interruptions_per_hour if market == "spot" else 0.0
+        ends_after_s = self._source.expovariate((dies + taken) / SECONDS_PER_HOUR)
+        preempted = self._source.random() < taken / (dies + taken)
+        notice_s = self._source.choice([120.0, 120.0, 20.0, None]) if preempted else None
+        return replace(fate, ends_after_s=ends_after_s, preempted=preempted, notice_s=notice_s)
+
+    def messages(self, instance: str) -> Messages:
+        """Drawn."""
+        if not self._happens(self._weather.late, "late messages"):
+            return _PROMPT
+        source = self._source
+        return Messages(
+            answer_s=source.choice([0.0, source.uniform(0.0, 120.0)]),
+            arrives=source.random() < 0.5,
+            seen_after_s=source.choice([0.0, source.uniform(0.0, 10.0), source.uniform(0.0, 300.0)]),
+            release_s=source.choice([0.0, source.uniform(0.0, 5.0), source.uniform(0.0, 600.0)]),
+        )
+
+    def attempt(self, trial: int, attempt: int) -> AttemptFate:
+        """Drawn."""
+        fails = self._happens(self._weather.trial_fails, "trial fails")
+        slow = self._happens(self._weather.slow_trial, "slow trial")
+        if not fails and not slow:
+            return _SOUND
+        return AttemptFate(
+            failure=self._source.choice(_KINDS) if fails else None,
+            after_reports=self._source.choice([0, 0, 1, 5]),
+            pace=self._source.uniform(1.0, 4.0) if slow else 1.0,
+            outlives_stop=slow,
+        )
