@@ -99,10 +99,8 @@ class RayBackend:
                 shipment=shipment,
             )
 
-        self._leases = Leases(provider, lease_s=lease_s, interval_s=lease_interval_s, clock=clock)
-        self._fleet = RayFleet(
-            provider, make_crew, self._mailbox, leases=self._leases, on_gone=self._abandon, logs=logs
-        )
+        leases = Leases(provider, lease_s=lease_s, interval_s=lease_interval_s, clock=clock)
+        self._fleet = RayFleet(provider, make_crew, self._mailbox, leases=leases, on_gone=self._abandon, logs=logs)
 
     def now(self) -> float:
         """Unix time in seconds."""
@@ -131,7 +129,7 @@ class RayBackend:
 
     def hold_until(self, instant: float) -> None:
         """Let no lease reach beyond `instant`."""
-        self._leases.hold_until(instant)
+        self._fleet.hold_until(instant)
 
     def _start(self, start: StartTrial) -> None:
         if (start.trial, start.attempt) in self._attempts:

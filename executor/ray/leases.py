@@ -37,11 +37,18 @@ class Leases:
         """The instant at which instances end themselves if they hear no more."""
         return min(self._clock() + self._lease_s, self._hold_until)
 
-    def hold_until(self, instant: float) -> None:
-        """Hold nothing past `instant`; where leases reach further, they are cut at once."""
+    @property
+    def held_until(self) -> float:
+        """What `hold_until` was told last."""
+        return self._hold_until
+
+    def hold_until(self, instant: float) -> bool:
+        """Hold nothing past `instant`; where leases reach further, they are cut at once, and that is told."""
         self._hold_until = instant
-        if instant < self._renewed:
+        cut = instant < self._renewed
+        if cut:
             self._wake.set()
+        return cut
 
     def renew(self) -> None:
         """Tell the provider. A failure is only noted: the lease is long enough for the next time."""

@@ -7,6 +7,7 @@ have printed. A beat that fails changes nothing: what cannot be reached is not d
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -67,7 +68,7 @@ class Warden:
 
         `on_notice` is called at every beat that tells of an interruption.
         """
-        self._instance = instance
+        self.instance = instance
         self._until = until
         self._interval_s = interval_s
         self._logs = logs
@@ -75,17 +76,25 @@ class Warden:
         self._taken: dict[str, int] = {}
         self._mutex = threading.Lock()
         """Held while parts of logs are taken, so that none is taken twice."""
-        self._dismissed = threading.Event()
+        self._dismissed = False
+        self._wake = threading.Event()
+        self.reaches = -math.inf
+        """The latest instant at which the machine may end itself, as far as it was told one by this driver."""
         self._actor: Any = None
         self._silent = 0
 
     def begin(self) -> None:
         """Post the actor once the instance has joined, and go on asking it until dismissed."""
-        threading.Thread(target=self._run, daemon=True, name=f"warden-{self._instance}").start()
+        threading.Thread(target=self._run, daemon=True, name=f"warden-{self.instance}").start()
 
     def dismiss(self) -> None:
         """The lease is not put off any more."""
-        self._dismissed.set()
+        self._dismissed = True
+        self._wake.set()
+
+    def hurry(self) -> None:
+        """Do not wait for the next beat."""
+        self._wake.set()
 
     def collect(self) -> None:
         """Take the last of the logs, if that is quickly done; the lease is left as it is."""
@@ -95,24 +104,26 @@ class Warden:
                 self._ask(actor, None, _COLLECT_S)
 
     def _run(self) -> None:
-        while not self._dismissed.is_set():
+        while not self._dismissed:
+            self._wake.clear()
             try:
                 actor = self._actor or self._post()
                 if actor is not None:
                     self._ask(actor, self._until(), _PATIENCE_S)
                     self._silent = 0
             except Exception as error:
-                _log.debug("instance %s did not answer: %s: %s", self._instance, type(error).__name__, error)
+                _log.debug("instance %s did not answer: %s: %s", self.instance, type(error).__name__, error)
                 self._silent += 1
                 if isinstance(error, RayActorError) or self._silent >= _SILENT_BEATS:
                     self._discard()
-            self._dismissed.wait(self._interval_s if self._actor is not None else min(1.0, self._interval_s))
+            if not self._dismissed:
+                self._wake.wait(self._interval_s if self._actor is not None else min(1.0, self._interval_s))
 
     def _post(self) -> Any:
         """The actor, if the instance has joined: one that must wait for its node would keep the head busy."""
-        if not ray_nodes().get(self._instance, False):
+        if not ray_nodes().get(self.instance, False):
             return None
-        where = {INSTANCE_LABEL: self._instance}
+        where = {INSTANCE_LABEL: self.instance}
         self._actor = ray.remote(WardenActor).options(num_cpus=0, max_restarts=0, label_selector=where).remote()
         return self._actor
 
@@ -125,7 +136,11 @@ class Warden:
         if not self._mutex.acquire(timeout=timeout_s):
             return
         try:
+            if until is not None:
+                self.reaches = max(self.reaches, until)
             beat: Beat = ray.get(actor.beat.remote(until, dict(self._taken)), timeout=timeout_s)
+            if until is not None:
+                self.reaches = until  # beats arrive in their order
             if beat.interruption is not None:
                 self._on_notice()
             with suppress(OSError):  # a full disk; they are asked for again

@@ -16,6 +16,7 @@ from rubberband.executor.events import (
     Event,
     InstanceInterrupted,
     InstanceLost,
+    InstanceRefused,
     InstanceReleased,
     InstanceRunning,
 )
@@ -170,3 +171,46 @@ def test_a_lease_never_reaches_beyond_what_is_held(leases: Leases, provider: Bre
     leases.hold_until(math.inf)
     eventually(lambda: provider.leases[-1] == 40.0)
     leases.close()
+
+
+class StubWarden:
+    """Of an instance that was told that it may live until 40, and answers when a test lets it."""
+
+    def __init__(self, instance: str, **_: object) -> None:
+        self.instance = instance
+        self.reaches = 40.0
+        self.hurried = False
+
+    def hurry(self) -> None:
+        """Somebody waits."""
+        self.hurried = True
+
+    def dismiss(self) -> None:
+        """Nothing."""
+
+
+def test_no_instance_is_asked_for_before_the_leases_of_the_others_are_cut(
+    fleet: RayFleet, provider: Breaking, mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posted: list[StubWarden] = []
+    monkeypatch.setattr(
+        "rubberband.executor.ray.fleet.Warden", lambda name, **_: posted.append(StubWarden(name)) or posted[-1]
+    )
+    monkeypatch.setattr(provider, "remote", True)
+    fleet.launch("a")
+    eventually(lambda: provider.markets == ["on_demand"])
+    fleet.hold_until(25.0)
+    fleet.launch("b", "spot")
+    eventually(lambda: posted[0].hurried)
+    assert provider.markets == ["on_demand"]
+    posted[0].reaches = posted[1].reaches = 25.0
+    eventually(lambda: provider.markets == ["on_demand", "spot"])
+    assert provider.leases[-1] == 25.0
+    monkeypatch.setattr("rubberband.executor.ray.fleet._CUT_S", 0.0)
+    fleet.hold_until(20.0)
+    fleet.launch("c")
+    events: list[Event] = []
+    eventually(lambda: bool(events.extend(mailbox.take(10.0)) or events))
+    (refused,) = events
+    assert isinstance(refused, InstanceRefused)
+    assert "max_cost covers it only if the leases of a, b, c are cut" in refused.reason
