@@ -23,6 +23,7 @@ from rubberband.commands.estimate import (
 
 if TYPE_CHECKING:
     from rubberband.cloud.aws import quota
+    from rubberband.cloud.aws.machines import Session
     from rubberband.commands.estimate_inputs import Terms
     from rubberband.experiment import Experiment
     from rubberband.plan import Market
@@ -59,19 +60,25 @@ def plan(
 
 
 def live_terms(experiment: Experiment) -> Terms:
-    """What an experiment is planned with today. Raises InputError where the account may hold none of its instances."""
+    """What an experiment is planned with today.
+
+    Raises InputError where the account may hold none of its instances, for a region that EC2 does not have, and where
+    there is no boto3 to ask with.
+    """
+    from rubberband.cloud.aws.extra import open_aws
     from rubberband.cloud.prices import live_table
     from rubberband.commands.estimate_inputs import Terms
     from rubberband.home import default_home
 
     if experiment.resources.provider != "aws":
         return Terms()
-    table = live_table(experiment.resources, default_home())
+    session = open_aws(experiment.resources.region)
+    table = live_table(experiment.resources, default_home(), session=session)
     stale = tuple(
         f"prices of AWS are missing ({note}); those that it told before, or the catalogue's, stand in."
         for note in table.notes
     )
-    rooms, unknown = _rooms(experiment, table.notes)
+    rooms, unknown = _rooms(session, experiment, table.notes)
     markets: dict[str, dict[Market, int]] = {}
     for room in rooms:
         markets.setdefault(room.instance_type, {})[room.market] = room.instances
@@ -81,23 +88,22 @@ def live_terms(experiment: Experiment) -> Terms:
     return Terms(table=table, room=markets, notes=(*stale, *unknown, *told))
 
 
-def _rooms(experiment: Experiment, told: Sequence[str]) -> tuple[Sequence[quota.Room], tuple[str, ...]]:
+def _rooms(
+    session: Session, experiment: Experiment, told: Sequence[str]
+) -> tuple[Sequence[quota.Room], tuple[str, ...]]:
     """What the account may hold of each type on each market that a plan may use; or why that is not known.
 
     `told` is what was said of prices: it is not said again.
     """
-    from rubberband.cloud.aws.extra import open_aws
+    from rubberband.cloud.aws.quota import quotas
     from rubberband.cloud.catalogue import types_of
-    from rubberband.errors import RubberbandError
+    from rubberband.errors import ProviderError
 
     resources = experiment.resources
     markets: tuple[Market, ...] = ("on_demand", "spot") if resources.market == "spot" else ("on_demand",)
     try:
-        session = open_aws(resources.region)
-        from rubberband.cloud.aws.quota import quotas
-
         return quotas(session, types_of(resources), markets), ()
-    except RubberbandError as error:
+    except ProviderError as error:
         why = str(error)
     reason = "for the same reason" if why in told else why
     return (), (f"quota: not known ({reason}); max_instances={resources.max_instances} is taken as it is.",)

@@ -235,6 +235,14 @@ def test_plan_without_credentials_is_an_estimate_that_says_so(
     assert "price: that of g5.xlarge is from the catalogue of 2026-01-19" in notes
 
 
+@pytest.mark.usefixtures("fake")
+def test_plan_refuses_a_region_that_is_none(
+    file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "plan", file, *AWS, "-s", "resources.region=us-easy-1") == 2
+    assert capsys.readouterr().err.startswith("error: resources.region: 'us-easy-1' is no region of EC2")
+
+
 def test_plan_of_another_provider_asks_nobody(
     fake: FakeAws, file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
