@@ -103,7 +103,10 @@ def main(
     Instances are processes of this computer which run their real boot scripts, hold their leases and answer for their
     metadata; EC2, SSM, S3, STS, Service Quotas and the price list are served on a local port, with permissions as the
     shipped policies give them. Afterwards everything is ended, the bill that EC2 would have sent is printed on stderr,
-    and the exit code is COMMAND's. An instance has this computer's Python: in the experiment file, `install: none`.
+    and the exit code is COMMAND's.
+
+    Boot scripts run on this computer as you, with its Python: write `install: none` in the experiment file, and mind
+    what its set-up commands do.
 
     Example: python -m rubberband.cloud.aws_fake --capacity g4dn.xlarge=2 -- rubberband run experiment.yaml
     """
@@ -118,9 +121,8 @@ def main(
         fake.fault = _random_faults(random.Random(seed), faults)
     where = _made(directory)
     with rehearsal(where, fake=fake, boot_s=boot_s, bucket=bucket) as running:
-        environment = {**running.environment, "RUBBERBAND_HOME": str(where / "home")}
         with _interruptions(fake, interrupt_every_s, notice_s or None, random.Random(seed)):
-            code = _run(command, environment)
+            code = _run(command, running.environment)
         left = fake.living
     for instance in left:
         print(f"still there when the command ended: {instance.instance_id} ({_name(instance.tags)})", file=sys.stderr)

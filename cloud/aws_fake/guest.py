@@ -171,12 +171,12 @@ def _start_user_data(root: Path) -> Unit:
     """Run the UserData as cloud-init does: a script if it starts with `#!`, else nothing."""
     path = root / USER_DATA
     first_line = path.read_text().partition("\n")[0]
-    process = None
+    unit = Unit(command=[*shlex.split(first_line[2:]), str(path)], environment={}, due_at=None, every_s=None)
     if first_line.startswith("#!"):
-        process = _spawn([*shlex.split(first_line[2:]), str(path)], root, {})
+        unit.process = _start("UserData", unit, root)
     else:
         _say("UserData is no script: nothing to run")
-    return Unit(command=[], environment={}, due_at=None, every_s=None, process=process)
+    return unit
 
 
 def _add_unit(root: Path, name: str, content: str) -> None:

@@ -14,8 +14,6 @@ from rubberband.cloud.aws_fake.machine import Machines
 from rubberband.cloud.aws_fake.principals import BUCKET
 from rubberband.cloud.aws_fake.server import DRIVER, SECRET_KEY, FakeServer, access_key
 
-_ELSEWHERE = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-"""What must not reach who rehearses: it is of the user's own account."""
 _NEAR = ("127.0.0.1", "localhost")
 
 
@@ -38,7 +36,8 @@ class Rehearsal:
 def rehearsal(
     directory: Path, *, fake: FakeAws | None = None, boot_s: float = 0.0, bucket: str = BUCKET
 ) -> Iterator[Rehearsal]:
-    """AWS with its machines and its S3 (of which `bucket` exists) under `directory`, until the block ends.
+    """AWS with its machines and its S3 (of which `bucket` exists) under `directory`, an absolute path, until the block
+    ends.
 
     `fake` must be on the real clock; by default, one whose instances run at once. `boot_s`: from running to the start
     of UserData. At the end every machine is ended, and what it cost stays in `fake.bill()`.
@@ -55,7 +54,7 @@ def rehearsal(
         machines.start()
         try:
             yield Rehearsal(
-                fake=fake, machines=machines, server=server, environment=_driver_environment(server, fake.region)
+                fake=fake, machines=machines, server=server, environment=_driver_environment(server, directory)
             )
         finally:
             machines.close()
@@ -68,14 +67,16 @@ def _endpoints(server: FakeServer, machine: str) -> dict[str, str]:
     }
 
 
-def _driver_environment(server: FakeServer, region: str) -> dict[str, str]:
-    nowhere = str(server.storage.directory / "no-such-file")
+def _driver_environment(server: FakeServer, directory: Path) -> dict[str, str]:
+    """This process's, less whatever could lead to a real account or mix what is rehearsed with what is not."""
+    nowhere = str(directory / "no-such-file")
     return {
-        **{name: value for name, value in os.environ.items() if name not in _ELSEWHERE},
+        **{name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
         **_endpoints(server, DRIVER),
-        "AWS_DEFAULT_REGION": region,
-        "AWS_REGION": region,
+        "AWS_DEFAULT_REGION": server.fake.region,
+        "AWS_REGION": server.fake.region,
         "AWS_CONFIG_FILE": nowhere,
         "AWS_SHARED_CREDENTIALS_FILE": nowhere,
+        "RUBBERBAND_HOME": str(directory / "home"),
         **{name: ",".join(filter(None, [os.environ.get(name), *_NEAR])) for name in ("NO_PROXY", "no_proxy")},
     }

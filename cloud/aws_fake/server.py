@@ -44,7 +44,7 @@ class FakeServer:
 
     def __init__(self, fake: FakeAws, directory: Path, *, address: str = _ADDRESS) -> None:
         self.fake = fake
-        self.storage = Storage(directory)
+        self.storage = Storage(directory, fake.region)
         self._address = address
         self._metadata = Metadata(fake.clock, self._facts, self._notice)
         self._http = ThreadingHTTPServer((_ADDRESS, 0), _handler(self))

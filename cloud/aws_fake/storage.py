@@ -38,8 +38,8 @@ class _Refused(Exception):
 class Storage:
     """The objects under `directory`, which is made when the first bucket is."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, region: str) -> None:
+        self.directory, self._region = directory, region
 
     def make_bucket(self, name: str) -> None:
         """Let the bucket `name` exist."""
@@ -73,7 +73,7 @@ class Storage:
             return Response(headers={"Location": f"/{bucket}"})
         directory = self._bucket(bucket)
         if method == "HEAD":
-            return Response(headers={"x-amz-bucket-region": "us-east-1"})
+            return Response(headers={"x-amz-bucket-region": self._region})
         if method == "GET" and "location" in arguments:
             return _document("LocationConstraint", "")
         if method == "GET":

@@ -65,7 +65,7 @@ def script(body: str, lease: int = 600, lifetime: float = 600) -> str:
     return "#!/bin/bash\n" + textwrap.dedent(arm) + textwrap.dedent(body)
 
 
-def until(condition: Callable[[], Any], what: str, within_s: float = 20.0) -> Any:
+def until(condition: Callable[[], Any], what: str, within_s: float = 60.0) -> Any:
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if result := condition():
@@ -107,6 +107,13 @@ def test_user_data_runs_with_the_machines_own_environment(aws: Rehearsal, monkey
 def test_what_is_no_script_does_not_run(aws: Rehearsal) -> None:
     machine = launch(aws, "echo hello")
     says(aws, machine, "nothing to run")
+    assert machine.lives()
+    aws.fake.power_off(machine.instance_id)
+
+
+def test_a_machine_whose_script_cannot_start_lives_on(aws: Rehearsal) -> None:
+    machine = launch(aws, "#!/no/such/shell")
+    says(aws, machine, "No such file")
     assert machine.lives()
     aws.fake.power_off(machine.instance_id)
 

@@ -19,6 +19,7 @@ from botocore.utils import InstanceMetadataFetcher, InstanceMetadataRegionFetche
 from rubberband.cloud.aws_fake.core import FakeAws
 from rubberband.cloud.aws_fake.faults import FakeCall, Fault
 from rubberband.cloud.aws_fake.operations import OPERATIONS
+from rubberband.cloud.aws_fake.rehearsal import rehearsal
 from rubberband.cloud.aws_fake.server import SECRET_KEY, FakeServer, access_key
 from rubberband.cloud.aws_fake.storage import decode_chunks
 from tests.integration.test_fake_wire import pruned
@@ -192,6 +193,14 @@ def test_a_lost_answer_is_a_lost_connection_and_the_call_took_effect(tmp_path: P
         fake.fault = None
         groups = ec2.describe_security_groups()["SecurityGroups"]
     assert "ours" in [group["GroupName"] for group in groups]
+
+
+def test_nothing_of_the_users_account_reaches_who_rehearses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_ENDPOINT_URL_EC2", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"):
+        monkeypatch.setenv(name, "mine")
+    with rehearsal(tmp_path) as aws:
+        assert "mine" not in aws.environment.values()
+        assert aws.environment["AWS_ENDPOINT_URL"] == aws.server.url
 
 
 def test_boto3_tries_again_when_it_is_throttled(tmp_path: Path) -> None:
