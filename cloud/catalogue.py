@@ -1,7 +1,8 @@
 """Offers: what an experiment can rent, from its file, its profile and the table of instance types.
 
 The file's overrides come first, then what the profile measured, then the table. The table is `resources.catalogue`,
-or the file that the environment's RUBBERBAND_CATALOGUE names, or the one that comes with rubberband.
+or the file that the environment's RUBBERBAND_CATALOGUE names, or the one that comes with rubberband; where AWS may be
+asked, the caller lays live prices over that last one (`rubberband.cloud.prices`) and hands it in.
 """
 
 from __future__ import annotations
