@@ -14,8 +14,10 @@ from botocore.parsers import ResponseParserError
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from rubberband.cloud.aws.pricing import PATIENCE_S, facts_of, fetch, on_demand_price, spot_prices
+from rubberband.cloud.aws.session import open_session
 from rubberband.cloud.aws_fake import FakeAws, FakeCall, FakeDisconnect, FakeError, Fault
 from rubberband.cloud.aws_fake.machine_types import MachineType
+from rubberband.cloud.aws_fake.server import SECRET_KEY, FakeServer, access_key
 from rubberband.cloud.catalogue import offer, offers, price_source, spot_source
 from rubberband.cloud.instance_types import catalogue
 from rubberband.cloud.prices import ON_DEMAND_GOOD_S, SPOT_GOOD_S, live_table, prices_of
@@ -307,3 +309,14 @@ def test_ec2s_own_description_of_its_types_is_what_the_catalogue_says() -> None:
         assert (row.gpus, row.vcpus, row.memory_gib) == (facts.gpus, facts.vcpus, facts.memory_gib)
         assert facts.gpu_memory_gib == pytest.approx(row.gpu_memory_gib, rel=0.07)
         assert facts.network_gbps == pytest.approx(row.network_gbps or facts.network_gbps, rel=0.1)
+
+
+def test_over_http_boto3_is_told_the_same(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeServer(world.fake, tmp_path / "objects") as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", access_key("driver"))
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+        types = ["g5.xlarge", "p3.8xlarge", "m7i.large", "nothing.large"]
+        answer = fetch(open_session(REGION), types, clock=lambda: world.now)
+    assert answer == fetch(world.fake.session(), types, clock=lambda: world.now)
+    assert answer.problems == ()
