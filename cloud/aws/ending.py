@@ -21,6 +21,8 @@ _LOOK_S = 5.0
 _PATIENCE_S = 900.0
 _LOOKS = 2
 """EC2 is eventually consistent: nothing left is believed after so many looks."""
+_VISIBLE_S = 300.0
+"""After so long EC2 shows whatever was launched. A security group in use tells of something that it does not yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,8 @@ class Ended:
     instances: tuple[Owned, ...]
     token: bool
     security_groups: tuple[str, ...]
+    kept_groups: tuple[str, ...] = ()
+    """Security groups that something still uses."""
 
     def __bool__(self) -> bool:
         return bool(self.instances or self.token or self.security_groups)
@@ -71,19 +75,25 @@ def end_everything(
     """
     place = place or own_place()
     own = place.instance_id if place is not None else ""
+    before = clock() + _VISIBLE_S
     with in_one_line():
         ended = _end_instances(session, owner, own, clock, sleep)
         token = delete_token(session, owner)
-        groups = delete_groups(session, owner)
-        for last in (one for one in living(session, owner) if one.instance_id == own):
+        last = [one for one in living(session, owner) if one.instance_id == own]
+        groups, kept = delete_groups(session, owner)
+        while kept and not last and clock() < before:
+            sleep(_LOOK_S)
+            ended |= _end_instances(session, owner, own, clock, sleep)
+            deleted, kept = delete_groups(session, owner)
+            groups += deleted
+        if last:
             session.client("ec2").terminate_instances(InstanceIds=[own])
-            ended.append(last)
-    return Ended(instances=tuple(ended), token=token, security_groups=groups)
+    return Ended(instances=(*ended.values(), *last), token=token, security_groups=groups, kept_groups=kept)
 
 
 def _end_instances(
     session: Session, owner: str, own: str, clock: Callable[[], float], sleep: Callable[[float], None]
-) -> list[Owned]:
+) -> dict[str, Owned]:
     ended: dict[str, Owned] = {}
     looks, before = 0, clock() + _PATIENCE_S
     while looks < _LOOKS:
@@ -98,7 +108,7 @@ def _end_instances(
             raise ProviderError(f"{names} did not end within {_PATIENCE_S:g} s; run `rubberband down` again")
         if looks < _LOOKS:
             sleep(_LOOK_S)
-    return list(ended.values())
+    return ended
 
 
 def _described(session: Session, owner: str, states: tuple[str, ...]) -> list[Any]:

@@ -140,19 +140,21 @@ def ensure_group(session: Session, owner: str, vpc: str, *, sleep: Callable[[flo
     return str(group)
 
 
-def delete_groups(session: Session, owner: str) -> tuple[str, ...]:
-    """Delete our security groups, in every VPC; those deleted. One that is in use stays. Raises botocore's errors."""
+def delete_groups(session: Session, owner: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Delete our security groups, in every VPC: those deleted, and those that are in use. Raises botocore's errors."""
     ec2 = session.client("ec2")
-    deleted = []
+    deleted, in_use = [], []
     for group in pages(ec2.describe_security_groups, "SecurityGroups", Filters=_group_filters(owner)):
         try:
             ec2.delete_security_group(GroupId=group["GroupId"])
         except Exception as error:
             if code_of(error) not in ("DependencyViolation", "InvalidGroup.NotFound", "InvalidGroup.InUse"):
                 raise
+            if code_of(error) != "InvalidGroup.NotFound":
+                in_use.append(str(group["GroupId"]))
         else:
             deleted.append(str(group["GroupId"]))
-    return tuple(deleted)
+    return tuple(deleted), tuple(in_use)
 
 
 def _group_filters(owner: str, vpc: str | None = None) -> list[dict[str, Any]]:

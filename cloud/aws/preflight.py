@@ -21,6 +21,7 @@ from rubberband.cloud.aws.metadata import Place, own_place
 from rubberband.cloud.aws.network import choose_subnets
 from rubberband.cloud.aws.pages import pages
 from rubberband.cloud.aws.quota import quotas
+from rubberband.cloud.aws.regions import check_region
 from rubberband.cloud.aws.resolving import in_one_line, resolve
 from rubberband.cloud.aws.storage_check import check_store
 from rubberband.errors import InputError, ProviderError
@@ -57,6 +58,7 @@ def preflight(
     which value, the remedy) for the first thing that is amiss: credentials, region, types, images, network, roles and
     rights, quota, the checkpoint store, or where the driver runs.
     """
+    check_region(resources.region)
     checks = _Checks(session=session or open_aws(resources.region), resources=resources, place=place or own_place())
     with in_one_line():
         checks.session.client("sts").get_caller_identity()

@@ -69,9 +69,10 @@ def _ask(workers: Iterable[Owned], owner: str, region: str) -> None:
 
 
 def _told(ended: Ended, owner: str, region: str) -> list[str]:
-    if not ended:
+    if not ended and not ended.kept_groups:
         return [f"owner {owner} has nothing in {region}"]
     lines = [f"ended {one}" for one in ended.instances]
     if ended.token:
         lines.append("deleted the published Ray token")
-    return [*lines, *(f"deleted security group {group}" for group in ended.security_groups)]
+    lines += [f"deleted security group {group}" for group in ended.security_groups]
+    return [*lines, *(f"kept security group {group}, which is in use and costs nothing" for group in ended.kept_groups)]

@@ -194,8 +194,8 @@ def test_only_the_owners_groups_are_deleted(account: Account, tmp_path: Path) ->
     kept = resolved(account, tmp_path, owner="me").security_group
     gone = resolved(account, tmp_path).security_group
 
-    assert delete_groups(account.session, "rubberband") == (gone,)
-    assert delete_groups(account.session, "rubberband") == ()
+    assert delete_groups(account.session, "rubberband") == ((gone,), ())
+    assert delete_groups(account.session, "rubberband") == ((), ())
     assert kept in account.fake.world.groups
 
 

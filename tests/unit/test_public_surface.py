@@ -77,6 +77,8 @@ COMMANDS = {
     "ps": {"--output", "-o"},
     "logs": {"name", "trial"},
     "sweep": {"name"},
+    "up": {"file", "--set", "-s"},
+    "down": {"file", "--owner", "--region", "-r", "--yes", "-y"},
 }
 """Command -> its arguments and options."""
 

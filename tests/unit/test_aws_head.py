@@ -1,0 +1,305 @@
+"""The head comes up once and everything goes down, whatever happens in between."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rubberband.cli import app
+from rubberband.cloud.aws.calls import tags_of
+from rubberband.cloud.aws.ending import Ended, end_everything, living
+from rubberband.cloud.aws.head import HeadInstance, ensure_head, upload_folder
+from rubberband.cloud.aws.metadata import Place
+from rubberband.cloud.aws.network import ensure_group
+from rubberband.cloud.aws.token import publish_token
+from rubberband.cloud.aws_fake import Fault
+from rubberband.cloud.aws_fake.faults import FakeCall, FakeDisconnect, FakeError
+from rubberband.cloud.aws_fake.instance import Instance
+from rubberband.errors import InputError, ProviderError
+from tests.unit.aws_account import Account
+
+EXPERIMENT = """
+name: digits
+entrypoint: digits:Trial
+search:
+  space: {lr: {type: choice, values: [0.1, 0.2]}}
+  metric: accuracy
+  mode: max
+  scheduler: {type: sha, num_samples: 2, grace_period: 1, max_t: 2, reduction_factor: 2}
+constraints: {deadline: 1h}
+resources:
+  provider: aws
+  instance_type: g5.xlarge
+  checkpoints: s3://BUCKET/digits
+  aws: {install: none}
+"""
+
+
+@pytest.fixture
+def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Account:
+    """As its administrator, who may start a head."""
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
+    for variable in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(variable, raising=False)
+    account = Account()
+    account.session = account.fake.session("admin")
+    monkeypatch.setattr("rubberband.cloud.aws.session.open_session", lambda _: account.session)
+    passing: dict[str, Any] = {"clock": lambda: account.now, "sleep": account.sleep}
+    monkeypatch.setattr("rubberband.cloud.aws.head.ensure_head", partial(ensure_head, **passing))
+    monkeypatch.setattr("rubberband.cloud.aws.ending.end_everything", partial(end_everything, **passing))
+    return account
+
+
+def head_of(account: Account, **aws: Any) -> HeadInstance:
+    return ensure_head(account.session, account.resources(aws=aws), clock=lambda: account.now, sleep=account.sleep)
+
+
+def ended(account: Account, owner: str = "rubberband", place: Place | None = None) -> Ended:
+    return end_everything(account.session, owner, place=place, clock=lambda: account.now, sleep=account.sleep)
+
+
+def worker(account: Account, name: str, owner: str = "rubberband") -> Instance:
+    tags = [{"Key": key, "Value": value} for key, value in tags_of("digits", "r", name, owner).items()]
+    image = next(name for name, image in account.fake.world.images.items() if image.architecture == "x86_64")
+    account.session.client("ec2").run_instances(
+        ImageId=image,
+        InstanceType="g5.xlarge",
+        MinCount=1,
+        MaxCount=1,
+        SubnetId=account.place.subnet,
+        SecurityGroupIds=[ensure_group(account.session, owner, account.vpc)],
+        TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
+    )
+    return account.fake.instances[-1]
+
+
+def test_the_head_is_started_once_and_found_after_that(account: Account) -> None:
+    first, second = head_of(account), head_of(account)
+
+    assert (first.started, second.started) == (True, False)
+    assert first.instance_id == second.instance_id
+    (machine,) = account.fake.instances
+    assert (machine.profile, machine.machine_type.name) == ("rubberband-head", "m7i.large")
+    assert machine.metadata_options["HttpTokens"] == "required"
+    assert machine.shutdown_behavior == "terminate"
+    assert machine.tags["rubberband:role"] == "head"
+
+
+def test_a_head_that_has_ended_is_replaced_even_by_one_just_like_it(account: Account) -> None:
+    for _ in range(3):
+        head = head_of(account)
+        account.session.client("ec2").terminate_instances(InstanceIds=[head.instance_id])
+        account.sleep(4000.0)
+
+    assert len({one.instance_id for one in account.fake.instances}) == 3
+    assert head_of(account).started
+
+
+def test_a_launch_without_an_answer_is_found_by_the_next_up(account: Account) -> None:
+    def lost(call: FakeCall) -> Fault | None:
+        return (
+            Fault(error=FakeDisconnect("read_timeout"), took_effect=True) if call.operation == "RunInstances" else None
+        )
+
+    account.fake.fault = lost
+    account.fake.world.visible_after_s = 200.0
+    with pytest.raises(InputError, match="AWS does not answer"):
+        head_of(account)
+    account.fake.fault = None
+
+    head_of(account)
+    assert len(account.fake.instances) == 1
+
+
+def test_of_two_heads_started_at_once_the_older_one_stays(account: Account) -> None:
+    def somebody_else(call: FakeCall) -> Fault | None:
+        if call.operation == "RunInstances":
+            account.fake.fault = None
+            head_of(account, setup=("echo another",))
+            account.sleep(5.0)
+        return None
+
+    account.fake.fault = somebody_else
+    head = head_of(account)
+
+    assert not head.started
+    assert [one.instance_id for one in account.fake.living] == [head.instance_id]
+
+
+def test_the_head_is_waited_for_while_ec2_does_not_show_it(account: Account) -> None:
+    account.fake.world.visible_after_s = 120.0
+
+    assert head_of(account).started
+    assert account.now >= account.fake.instances[0].visible_at
+
+
+def test_a_full_zone_is_passed_over_and_none_is_an_error(account: Account) -> None:
+    account.fake.set_capacity(0, zone="us-east-1a")
+    assert head_of(account).zone == "us-east-1b"
+
+    account.fake.set_capacity(0)
+    with pytest.raises(ProviderError, match=r"no zone has a m7i\.large for the head \(us-east-1a: Insuff"):
+        head_of(account, owner="me")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"head_profile": "lost"}, r"resources\.aws\.head_profile: there is no instance profile 'lost'"),
+        ({"head_instance_type": "m7i.lrge"}, r"resources\.aws\.head_instance_type: .*did you mean 'm7i\.large'"),
+        ({"key_name": "lost"}, r"there is no key pair 'lost'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(account: Account, words: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        head_of(account, **words)
+    assert account.fake.instances == ()
+
+
+def test_the_drivers_role_cannot_start_another_head(account: Account) -> None:
+    account.session = account.fake.session("driver")
+
+    with pytest.raises(InputError, match="iam:PassRole"):
+        head_of(account)
+
+
+def test_a_head_that_dies_before_it_runs_is_an_error(account: Account) -> None:
+    def breaks(call: FakeCall) -> Fault | None:
+        for one in account.fake.living:
+            account.fake.break_down(one.instance_id)
+        return None
+
+    account.fake.fault = lambda call: breaks(call) if call.params.get("InstanceIds") else None
+
+    with pytest.raises((InputError, ProviderError), match="ended"):
+        head_of(account)
+
+
+def test_the_experiments_folder_comes_along_through_the_bucket(account: Account) -> None:
+    address = upload_folder(account.session, f"s3://{account.bucket}/c/", "digits", b"zip")
+
+    assert address == f"s3://{account.bucket}/c/folders/digits.zip"
+    assert account.fake.world.buckets[account.bucket]["c/folders/digits.zip"] == b"zip"
+    assert upload_folder(account.session, "/mnt/shared", "digits", b"zip") is None
+    with pytest.raises(InputError, match="NoSuchBucket"):
+        upload_folder(account.session, "s3://nowhere", "digits", b"zip")
+
+
+def test_down_ends_everything_of_the_owner_and_again_nothing(account: Account, tmp_path: Path) -> None:
+    head_of(account)
+    workers = [worker(account, f"i-00{number}") for number in (1, 2)]
+    mine = worker(account, "i-001", owner="me")
+    publish_token(account.session, "rubberband", tmp_path / "token")
+
+    done = ended(account)
+
+    assert [one.role for one in done.instances] == ["head", "worker", "worker"]
+    assert {one.instance_id for one in done.instances[1:]} == {one.instance_id for one in workers}
+    assert done.token
+    assert len(done.security_groups) == 1
+    assert [one.instance_id for one in account.fake.living] == [mine.instance_id]
+    assert not ended(account)
+
+
+def test_down_finds_what_ec2_does_not_show_yet(account: Account) -> None:
+    account.fake.world.visible_after_s = 250.0
+    late = worker(account, "i-001")
+
+    done = ended(account)
+
+    assert [one.instance_id for one in done.instances] == [late.instance_id]
+    assert account.fake.living == ()
+    assert done.kept_groups == ()
+
+
+def test_the_machine_that_says_down_goes_last(account: Account) -> None:
+    head = head_of(account)
+    worker(account, "i-001")
+    here = replace(account.place, instance_id=head.instance_id)
+
+    done = ended(account, place=here)
+
+    assert [one.role for one in done.instances] == ["worker", "head"]
+    assert account.fake.living == ()
+    assert len(done.kept_groups) == 1
+
+
+def test_down_without_the_right_says_which(account: Account) -> None:
+    head_of(account)
+    account.fake.policies["driver"] = ()
+    account.session = account.fake.session("driver")
+
+    with pytest.raises(InputError, match="may not ec2:DescribeInstances"):
+        ended(account)
+
+
+def test_down_that_is_throttled_is_one_line(account: Account) -> None:
+    account.fake.fault = lambda _: Fault(error=FakeError("RequestLimitExceeded", "Request limit exceeded.", 503))
+
+    with pytest.raises(InputError, match="AWS is busy"):
+        ended(account)
+
+
+@pytest.fixture
+def file(account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    path = tmp_path / "work" / "digits.yaml"
+    path.write_text(EXPERIMENT.replace("BUCKET", account.bucket))
+    (tmp_path / "work" / "digits.py").write_text("class Trial: ...\n")
+    return path
+
+
+def say(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, words)
+    return result.exit_code, result.output + (str(result.exception) if result.exception else "")
+
+
+def test_up_tells_how_to_get_in_what_to_run_and_what_it_costs(account: Account, file: Path) -> None:
+    code, told = say("up", "digits.yaml", "-s", "constraints.max_cost=5")
+
+    assert code == 0, told
+    (head,) = account.fake.instances
+    assert f"aws ssm start-session --target {head.instance_id} --region us-east-1" in told
+    assert "cd /opt/rubberband/digits && rubberband run digits.yaml -s constraints.max_cost=5" in told
+    assert "0.10 USD an hour until `rubberband down`" in told
+    assert f"s3://{account.bucket}/digits/folders/digits.zip" in head.user_data
+    assert "sudo rubberband-fetch" not in told
+    assert "sudo rubberband-fetch" in say("up", "digits.yaml")[1]
+    assert len(account.fake.instances) == 1
+
+
+def test_up_is_for_ec2(account: Account, file: Path) -> None:
+    code, told = say("up", "digits.yaml", "-s", "resources.provider=local")
+
+    assert code != 0
+    assert "local needs no head" in told
+
+
+def test_down_asks_before_it_ends_a_run(account: Account, file: Path) -> None:
+    worker(account, "i-001")
+
+    code, told = say("down", "digits.yaml")
+    assert code != 0
+    assert "1 of digits; end them all the same with --yes" in told
+    assert len(living(account.session, "rubberband")) == 1
+
+    code, told = say("down", "digits.yaml", "--yes")
+    assert code == 0, told
+    assert "ended i-001 of digits" in told
+    assert say("down")[1].startswith("owner rubberband has nothing in us-east-1")
+
+
+def test_down_of_a_head_alone_needs_no_question(account: Account) -> None:
+    head_of(account)
+
+    code, told = say("down")
+
+    assert code == 0, told
+    assert "ended head (i-" in told
