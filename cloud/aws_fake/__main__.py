@@ -96,6 +96,12 @@ def main(
         ),
     ] = 0.0,
     seed: Annotated[int, typer.Option(metavar="N", help="Of prices, faults and interruptions.")] = 0,
+    administrator: Annotated[
+        bool,
+        typer.Option(
+            "--admin", help="COMMAND runs with an administrator's keys outside the VPC, as for `rubberband up`."
+        ),
+    ] = False,
     bucket: Annotated[str, typer.Option(metavar="NAME", help="The S3 bucket that exists.")] = BUCKET,
 ) -> None:
     """Run COMMAND against an EC2 that is not Amazon's: nothing is rented, and no account is needed.
@@ -122,7 +128,7 @@ def main(
     where = _made(directory)
     with rehearsal(where, fake=fake, boot_s=boot_s, bucket=bucket) as running:
         with _interruptions(fake, interrupt_every_s, notice_s or None, random.Random(seed)):
-            code = _run(command, running.environment)
+            code = _run(command, running.outside() if administrator else running.environment)
         left = fake.living
     for instance in left:
         print(f"still there when the command ended: {instance.instance_id} ({_name(instance.tags)})", file=sys.stderr)

@@ -17,6 +17,7 @@ import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import rubberband
@@ -33,11 +34,15 @@ _INHERITED = ("LANG", "LC_", "SSL_CERT_", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"
 """What begins like this is of the network that this computer is in, so a machine's processes need it too."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Machine:
     """One that runs."""
 
-    def __init__(self, instance_id: str, root: Path, process: subprocess.Popen[bytes], temp_dir: str) -> None:
-        self.instance_id, self.root, self.process, self.temp_dir = instance_id, root, process, temp_dir
+    instance_id: str
+    root: Path
+    temp_dir: str
+    environment: Mapping[str, str]
+    process: subprocess.Popen[bytes]
 
 
 class Machines:
@@ -90,6 +95,11 @@ class Machines:
     def disk(self, instance_id: str) -> Path:
         """The directory that stands for its file system; it is removed when the machine ends."""
         return self._directory / instance_id
+
+    def environment(self, instance_id: str) -> dict[str, str]:
+        """What a process that is started from outside needs to be one of the machine's, as a session on it would be; it
+        ends with the machine. Raises KeyError unless that runs."""
+        return dict(self._machines[instance_id].environment)
 
     def processes(self, instance_id: str | None = None) -> list[int]:
         """The ids of the processes that run on a machine, or on all of them."""
@@ -148,7 +158,9 @@ class Machines:
                 stderr=console,
                 start_new_session=True,
             )
-        return _Machine(instance.instance_id, root, process, temp_dir)
+        return _Machine(
+            instance_id=instance.instance_id, root=root, temp_dir=temp_dir, environment=environment, process=process
+        )
 
     def _machine_environment(self, instance_id: str, programs: Path, temp_dir: str) -> dict[str, str]:
         root = self.disk(instance_id)

@@ -25,11 +25,18 @@ class Rehearsal:
     machines: Machines
     server: FakeServer
     environment: dict[str, str]
-    """For a driver's process; its credentials come from its machine's metadata service."""
+    """For a driver's process, in the VPC; its credentials come from its machine's metadata service."""
 
-    def keys(self, principal: str) -> dict[str, str]:
-        """Variables that let a process call as `principal` (`driver`, `worker`, `admin`)."""
-        return {"AWS_ACCESS_KEY_ID": access_key(principal), "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+    def outside(self, principal: str = "admin") -> dict[str, str]:
+        """For a process outside the VPC, without metadata, which has the keys of `principal` (`driver`, `worker`,
+        `admin`)."""
+        return {
+            **self.environment,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": f"{self.server.url}/no-such-machine",
+            "AWS_ACCESS_KEY_ID": access_key(principal),
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        }
 
 
 @contextlib.contextmanager

@@ -161,6 +161,16 @@ def test_whatever_ends_a_machine_leaves_no_process(aws: Rehearsal, how: str) -> 
     until(lambda: ended(aws, machine), "the end of all processes")
 
 
+def test_a_session_on_a_machine_is_part_of_it(aws: Rehearsal) -> None:
+    machine = launch(aws, "#!/bin/bash\necho up", IamInstanceProfile={"Name": "rubberband-worker"})
+    says(aws, machine, "up")
+    session = subprocess.Popen(["sleep", "600"], env=aws.machines.environment(machine.instance_id))
+    until(lambda: session.pid in aws.machines.processes(machine.instance_id), "the session")
+    aws.fake.power_off(machine.instance_id)
+    assert session.wait(timeout=60) == -signal.SIGKILL
+    until(lambda: ended(aws, machine), "the end")
+
+
 def test_units_start_when_asked_once_or_again_and_not_twice_under_a_name(aws: Rehearsal) -> None:
     machine = launch(
         aws,

@@ -337,7 +337,7 @@ ec2.run_instances(
     TagSpecifications=[{"ResourceType": kind, "Tags": tags} for kind in ("instance", "volume")],
     UserData="#!/bin/bash\\necho up; sleep 600",
 )
-wanted = [{"Name": "instance-state-name", "Values": [sys.argv[2]]}]
+wanted = [{"Name": "instance-state-name", "Values": sys.argv[2:]}]
 while not ec2.describe_instances(Filters=wanted)["Reservations"]:
     time.sleep(0.05)
 print("done")
@@ -360,9 +360,15 @@ def test_a_command_is_rehearsed_and_billed(tmp_path: Path) -> None:
 
 def test_spot_instances_are_taken_away_while_the_command_runs(tmp_path: Path) -> None:
     options = ["--dir", str(tmp_path), "--interrupt-every", "0.2", "--notice", "0.1", "--capacity", "*:spot=1"]
-    done = rehearse(options, sys.executable, "-c", REHEARSED, "spot", "terminated")
+    done = rehearse(options, sys.executable, "-c", REHEARSED, "spot", "shutting-down", "terminated")
     assert (done.returncode, done.stdout) == (7, "done\n"), done.stderr
     assert "still there" not in done.stderr
+
+
+def test_an_administrator_is_outside_the_vpc(tmp_path: Path) -> None:
+    asks = "import boto3; print(boto3.client('sts').get_caller_identity()['Arn'])"
+    done = rehearse(["--dir", str(tmp_path), "--admin"], sys.executable, "-c", asks)
+    assert done.stdout.strip().endswith("user/admin")
 
 
 @pytest.mark.parametrize(
