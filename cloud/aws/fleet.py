@@ -362,21 +362,29 @@ class Fleet:
 
     def _end_strays(self, troubles: list[str]) -> None:
         """Look until nothing is left, nor can appear of requests that were never answered."""
-        pauses, began_at = self.pauses(), self.clock()
+        pauses, quiet_at = self.pauses(), self.clock()
         while True:
+            trouble = ""
             try:
-                alive = self._strays()
+                alive = [machine["InstanceId"] for machine in self._strays()]
             except ProviderError as error:
-                if self.clock() - began_at >= PATIENCE_S:
-                    troubles.append(str(error))
-                    return
+                trouble = str(error)
             else:
-                doubts = [i.doubtful_at for i in self.intents.all() if i.doubtful_at is not None]
-                if not alive and all(self.clock() - asked_at >= VISIBILITY_S for asked_at in doubts):
+                if alive:
+                    trouble = f"{', '.join(alive)} did not end within {PATIENCE_S:.0f} s"
+                elif not self.in_doubt(self.clock()):
                     return
-                if alive and troubles:
-                    return
+            if not trouble:
+                quiet_at = self.clock()
+            elif troubles or self.clock() - quiet_at >= PATIENCE_S:
+                troubles.append(trouble)
+                return
             self.sleep(max(self.look_s, next(pauses)))
+
+    def in_doubt(self, at: float) -> bool:
+        """Whether an instance may yet appear of a request that was refused after it had gone unanswered."""
+        asked = [intent.doubtful_at for intent in self.intents.all() if intent.doubtful_at is not None]
+        return any(at - asked_at < VISIBILITY_S for asked_at in asked)
 
     def _strays(self) -> list[dict[str, Any]]:
         alive = [machine for machine in self._shown() if machine["State"]["Name"] in states.ALIVE]

@@ -220,7 +220,7 @@ def _write(path: Path, plain: dict[str, Any]) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
     try:
         with os.fdopen(descriptor, "w") as file:
-            json.dump(plain, file)
+            file.write(json.dumps(plain))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -96,7 +96,8 @@ class Launcher:
             return False
         if intent.last.outcome == "accepted":
             return True
-        self._fleet.intents.change_last(order.instance, doubtful=True)  # what cut it off may have been late
+        # What cut it off may have been late: it is asked again as one that was.
+        self._fleet.intents.change_last(order.instance, doubtful=True, asked_at=self._fleet.clock())
         return self._ask(order) is None
 
     def _try_all(self, order: Order) -> None:
@@ -187,20 +188,19 @@ class Launcher:
                 return None
             if attempt.lease_s > order.reach_s():  # it would outlive the budget if it were launched only now
                 return None if self._fleet.settle(order.instance) is not None else "capacity"
-            self._fleet.intents.change_last(order.instance, asked_at=self._fleet.clock())
             try:
                 answer = self._fleet.ec2.run_instances(**attempt.request)
             except FAILURES as error:
                 meaning = verdict(error)
                 if meaning not in ("unknown", "throttled"):
                     return self._refused(order, error, meaning)
-                if meaning == "unknown":
-                    self._fleet.intents.change_last(order.instance, doubtful=True)
+                doubtful = attempt.doubtful or meaning == "unknown"
             else:
                 return self._bought(order, answer["Instances"][0])
             self._check(order)
             self._fleet.sleep(next(pauses))
             self._check(order)
+            self._fleet.intents.change_last(order.instance, doubtful=doubtful, asked_at=self._fleet.clock())
 
     def _refused(self, order: Order, error: BaseException, meaning: Verdict) -> Verdict | None:
         """A definite answer, unless an earlier one of the same token was lost."""
