@@ -5,6 +5,7 @@ A view is an observer of the driver and a context manager. stdout is left to dat
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self, TextIO
@@ -18,7 +19,8 @@ from rich.text import Text
 
 from rubberband.executor.controller import Controller
 from rubberband.executor.events import Event
-from rubberband.executor.state import Job, Phase
+from rubberband.executor.result import was_interrupted
+from rubberband.executor.state import Job, Phase, State
 from rubberband.views.narration import Narrator
 from rubberband.views.progress import Progress, StageProgress, observe
 from rubberband.views.words import counted, duration, number, usd, usd_decimals
@@ -179,12 +181,24 @@ def summary(progress: Progress, now: float) -> list[Text]:
         line.append(f"; {usd(max(expected.cost_usd, spent_usd), decimals)} USD")
         line.append(f" (plan {usd(job.prediction.cost_usd, decimals)})")
         lines.append(line)
+    if bought := _bought(progress.state):
+        lines.append(Text(f"cloud    {bought}"))
     if progress.batch_sizes:
         lines.append(Text(f"batch    {_range(progress.batch_sizes)}"))
     if progress.best is not None:
         trial, value = progress.best
         lines.append(Text(f"best     {job.metric}={number(value)} (trial {trial})"))
     return lines
+
+
+def _bought(state: State) -> str:
+    """`2 on spot; 1 on demand; interrupted 3 times`; empty where all is on demand."""
+    markets = Counter(record.market for record in [*state.live(), *state.leaving()])
+    interrupted = sum(was_interrupted(record) for record in state.instances.values())
+    if not markets["spot"] and not interrupted:
+        return ""
+    parts = [f"{count} on {market.replace('on_', '')}" for market, count in sorted(markets.items(), reverse=True)]
+    return "; ".join([*parts, *([f"interrupted {counted(interrupted, 'time')}"] if interrupted else [])])
 
 
 def _range(sizes: Sequence[int]) -> str:

@@ -134,7 +134,7 @@ class Narrator:
 
     def _interrupted(self, event: InstanceInterrupted, state: State) -> str:
         on_it = [t.trial for t in state.running() if any(slot.instance == event.instance for slot in t.gang)]
-        line = f"{event.instance} will be taken away soon; {_held(state)} without it"
+        line = f"{event.instance} will be taken away soon"
         return f"{line}; {_trials(on_it)} will move on" if on_it else line
 
     def _lost(self, event: InstanceLost, state: State) -> str:
@@ -146,7 +146,9 @@ class Narrator:
         hit = [trial for trial in struck if state.trials[trial].status in (TrialStatus.QUEUED, TrialStatus.RUNNING)]
         left = sum(record.instance in self._instances for record in state.live())
         what = "PREEMPTED" if event.preempted else "lost"
-        line = f"{event.instance} {what} ({printable(event.reason)}): {len(self._live)} -> {counted(left, 'instance')}"
+        line = f"{event.instance} {what} ({printable(event.reason)})"
+        if event.instance in self._live:
+            line = f"{line}: {len(self._live)} -> {counted(left, 'instance')}"
         if not hit:
             return line
         return f"{line}; {_trials(hit)} will go on from the last checkpoint"
