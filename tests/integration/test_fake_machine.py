@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ import psutil
 import pytest
 
 from rubberband.cloud.aws.machines import NodeStart
+from rubberband.cloud.aws.provider import AwsProvider
+from rubberband.cloud.aws.session import open_session
 from rubberband.cloud.aws.user_data import Boot, Installation, worker_script
 from rubberband.cloud.aws_fake.core import FakeAws
 from rubberband.cloud.aws_fake.instance import Instance
 from rubberband.cloud.aws_fake.rehearsal import Rehearsal, rehearsal
+from tests.fake_ec2 import ONE_GPU, Standing, machines_of
 
 ARM = """
     DIR="${RUBBERBAND_ROOT:-}/var/lib/rubberband"
@@ -241,6 +245,36 @@ def test_the_script_of_a_worker_arms_its_lease_and_runs_on_after_the_boot(aws: R
     machine = launch(aws, worker_script(boot, start))
     until(lambda: ended(aws, machine), "the end, since a set-up command failed")
     assert "lease is armed" in aws.machines.console(machine.instance_id)
+
+
+def test_the_provider_rents_machines_over_http_as_the_drivers_role(
+    aws: Rehearsal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in aws.environment.items():
+        monkeypatch.setenv(name, value)
+    boot = Boot(
+        region="us-east-1",
+        token_parameter="/rubberband/nobody/ray-token",
+        installation=Installation(python="3.11"),
+        setup=("echo set up; sleep 600",),
+        ray_settings={},
+    )
+    machines = replace(machines_of(aws.fake), user_data=lambda start: worker_script(boot, start))
+    words: dict[str, Any] = {"run": "run-1", "wares": ONE_GPU, "gpus": 1, "look_s": 0.0}
+    provider = AwsProvider("digits", tmp_path, open_session("us-east-1"), machines, Standing(), **words)
+    provider.renew_lease(time.time() + 600)
+    provider.launch("i-001")
+    provider.launch("i-002", "spot")
+    rented = {one.tags["rubberband:instance"]: one for one in aws.fake.living if "rubberband:run" in one.tags}
+    for machine in rented.values():
+        says(aws, machine, "set up")
+    assert {status.instance: status.market for status in provider.describe()} == {"i-001": "on_demand", "i-002": "spot"}
+    aws.fake.reclaim(rented["i-002"].instance_id, notice_s=None)
+    provider.release("i-001")
+    for machine in rented.values():
+        until(lambda machine=machine: ended(aws, machine), "the end")
+    assert [status.preempted for status in provider.describe()] == [False, True]
+    provider.close()
 
 
 def test_a_machine_boots_after_its_delay(tmp_path: Path) -> None:
