@@ -82,6 +82,7 @@ def _driver_environment(server: FakeServer, directory: Path) -> dict[str, str]:
         **_endpoints(server, DRIVER),
         "AWS_DEFAULT_REGION": server.fake.region,
         "AWS_REGION": server.fake.region,
+        "RUBBERBAND_DEVICE": os.environ.get("RUBBERBAND_DEVICE", "cpu"),  # whatever GPUs the types have elsewhere
         "AWS_CONFIG_FILE": nowhere,
         "AWS_SHARED_CREDENTIALS_FILE": nowhere,
         "RUBBERBAND_HOME": str(directory / "home"),
