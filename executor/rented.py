@@ -30,7 +30,7 @@ INSTANCE_EVENTS = get_args(InstanceEvent)
 
 def note(job: Job, state: State, event: InstanceEvent) -> list[Command]:
     """Take in what happened to an instance. What is gone stays gone, whatever is told of it later."""
-    record = state.instances[event.instance]
+    record = _record(state, event)
     if record.status in GONE:
         return []
     state.rent_changed()
@@ -47,7 +47,7 @@ def note(job: Job, state: State, event: InstanceEvent) -> list[Command]:
             rounds = job.launch_attempts - state.launches_left
             state.relaunch_at = event.occurred_at + RETRY_DELAY_S * 2 ** max(0, rounds - 1)
         case InstanceInterrupted():
-            _note_interrupted(record, event)
+            _note_interrupted(job, state, record, event)
         case InstanceLost():
             return lose(job, state, record, event.ended_at, event.reason, preempted=event.preempted)
         case InstanceReleased():
@@ -59,6 +59,16 @@ def note(job: Job, state: State, event: InstanceEvent) -> list[Command]:
     return []
 
 
+def _record(state: State, event: InstanceEvent) -> InstanceRecord:
+    """The instance's record; a new one of what only the version that wrote the journal would have asked for."""
+    if event.instance not in state.instances:
+        market = state.chosen().market
+        state.instances[event.instance] = InstanceRecord(
+            instance=event.instance, requested_at=event.occurred_at, market=market
+        )
+    return state.instances[event.instance]
+
+
 def _note_running(record: InstanceRecord, event: InstanceRunning) -> None:
     record.running_at = event.running_at
     record.price_usd_per_hour = event.price_usd_per_hour
@@ -67,11 +77,17 @@ def _note_running(record: InstanceRecord, event: InstanceRunning) -> None:
         record.status = InstanceStatus.RUNNING
 
 
-def _note_interrupted(record: InstanceRecord, event: InstanceInterrupted) -> None:
+def _note_interrupted(job: Job, state: State, record: InstanceRecord, event: InstanceInterrupted) -> None:
     if record.interrupted_at is None:
         record.interrupted_at = event.occurred_at
+        _allow_another_launch(job, state)
     if record.status is not InstanceStatus.RELEASING:
         record.status = InstanceStatus.LEAVING
+
+
+def _allow_another_launch(job: Job, state: State) -> None:
+    """What the provider takes away was not refused: to replace it costs none of the attempts."""
+    state.launches_left = min(job.launch_attempts, state.launches_left + 1)
 
 
 def lose(
@@ -80,8 +96,8 @@ def lose(
     """The instance is gone; its trials go on from their checkpoints, elsewhere, and none of them has failed."""
     record.status, record.ended_at, record.reason = InstanceStatus.ENDED, ended_at, reason
     record.preempted = preempted
-    if preempted:
-        state.launches_left = min(job.launch_attempts, state.launches_left + 1)
+    if preempted and record.interrupted_at is None:
+        _allow_another_launch(job, state)
     state.rent_changed()
     hit = [trial for trial in state.running() if any(slot.instance == record.instance for slot in trial.gang)]
     return [stop(job, state, trial, preempted=preempted) for trial in hit]

@@ -51,6 +51,8 @@ class Weather:
     """That it never runs, or its workers never become warm."""
     late: float
     """That messages about an instance are late."""
+    latest_s: float
+    """The driver sees by then what happened to it."""
     trial_fails: float
     slow_trial: float
     wake_early: float
@@ -73,6 +75,7 @@ CALM = Weather(
     slow=0.0,
     stillborn=0.0,
     late=0.0,
+    latest_s=0.0,
     trial_fails=0.0,
     slow_trial=0.0,
     wake_early=0.0,
@@ -90,6 +93,7 @@ ROUGH = Weather(
     slow=0.03,
     stillborn=0.02,
     late=0.2,
+    latest_s=300.0,
     trial_fails=0.02,
     slow_trial=0.05,
     wake_early=0.005,
@@ -98,10 +102,20 @@ ROUGH = Weather(
     gone_for_good=0.2,
     cancels=0.05,
 )
+BREEZE = replace(
+    ROUGH,
+    refused=0.0,
+    deaths_per_hour=0.0,
+    stillborn=0.0,
+    trial_fails=0.0,
+    latest_s=30.0,
+    gone_for_good=0.0,
+    cancels=0.0,
+)
+"""Nothing that should keep a run without a cap from being done."""
 STORM = replace(
     ROUGH,
-    refused=0.3,
-    sold_out_s=300.0,
+    refused=0.15,
     interruptions_per_hour=12.0,
     deaths_per_hour=2.0,
     stillborn=0.1,
@@ -110,7 +124,7 @@ STORM = replace(
     stall=0.01,
     deaths=2.0,
 )
-WEATHERS = {"calm": CALM, "rough": ROUGH, "storm": STORM}
+WEATHERS = {"calm": CALM, "breeze": BREEZE, "rough": ROUGH, "storm": STORM}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +143,8 @@ def random_case(source: Random, family: Family | None = None, *, replan: bool | 
     offer, profile = _offer(source, family), _profile(source)
     plan = _plan(source, stages, offer, profile)
     prediction = predict(stages, plan, profile, offer)
-    room = (
-        None if source.random() < 0.3 else source.choice([0.2, 0.6, 1.0, 1.02, 1.1, 1.3, 2.0]) * source.uniform(1, 1.1)
-    )
+    tightness = source.choice([0.2, 0.6, 1.0, 1.02, 1.1, 1.3, 2.0]) * source.uniform(1.0, 1.1)
+    room = tightness if source.random() < 0.7 else None
     dearest = source.uniform(1.0, 1.5) if source.random() < 0.1 else None
     replanned = source.random() < 0.02
     job = Job(
@@ -150,7 +163,7 @@ def random_case(source: Random, family: Family | None = None, *, replan: bool | 
         dearest_usd_per_hour=None if dearest is None else dearest * offer.price_usd_per_hour,
         lease_s=LEASE_S,
     )
-    weather = source.choices(["calm", "rough", "storm"], weights=[1, 7, 2])[0]
+    weather = source.choices(list(WEATHERS), weights=[1, 2, 5, 2])[0]
     return Case(job=job, weather=weather, family=family)
 
 
@@ -208,12 +221,13 @@ class Chance:
     """A `Fortune` drawn from a seed as the run goes on, and a count of what it brought."""
 
     def __init__(
-        self, source: Random, weather: Weather, offer: Offer, dearest: float, now: Callable[[], float]
+        self, source: Random, weather: Weather, offer: Offer, dearest_usd_per_hour: float, now: Callable[[], float]
     ) -> None:
+        """`dearest_usd_per_hour` is what another type may cost that stands in; `now` the clock."""
         self._source = source
         self._weather = weather
         self._offer = offer
-        self._dearest_usd_per_hour = dearest
+        self._dearest_usd_per_hour = dearest_usd_per_hour
         self._now = now
         self._sold_out_until: dict[Market, float] = {}
         self.seen: Counter[str] = Counter()
@@ -265,6 +279,8 @@ class Chance:
     def _with_end(self, fate: Fate, market: Market) -> Fate:
         dies = self._weather.deaths_per_hour
         taken = self._weather.interruptions_per_hour if market == "spot" else 0.0
+        if dies + taken == 0.0:
+            return fate
         ends_after_s = self._source.expovariate((dies + taken) / SECONDS_PER_HOUR)
         preempted = self._source.random() < taken / (dies + taken)
         notice_s = self._source.choice([120.0, 120.0, 20.0, None]) if preempted else None
@@ -278,7 +294,7 @@ class Chance:
         return Messages(
             answer_s=source.choice([0.0, source.uniform(0.0, 120.0)]),
             arrives=source.random() < 0.5,
-            seen_after_s=source.choice([0.0, source.uniform(0.0, 10.0), source.uniform(0.0, 300.0)]),
+            seen_after_s=source.choice([0.0, 0.03, 1.0]) * source.uniform(0.0, self._weather.latest_s),
             release_s=source.choice([0.0, source.uniform(0.0, 5.0), source.uniform(0.0, 600.0)]),
         )
 

@@ -1,0 +1,61 @@
+"""Random runs in random weather, by the thousand: runs a second and core, what ended how, what went wrong.
+
+Run: python -m tests.bench.bench_chaos [RUNS] [FIRST_SEED]
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections import Counter
+
+from tests.property.chaos import Outcome, replay_command, run_seed
+
+RUNS = 10_000
+
+
+def main() -> None:
+    runs = int(sys.argv[1]) if len(sys.argv) > 1 else RUNS
+    first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    gc.freeze()
+    fixed = [run_one(seed, replan=False) for seed in range(first, first + runs)]
+    report("27 trials (stages 27/9/3/1 of 1/2/6/18 iterations), plans held fixed", fixed)
+    replanned = [run_one(seed, replan=True) for seed in range(first, first + runs // 50)]
+    report("the same, planned again at every SYNC", replanned)
+    wrong = [(seed, what) for seed, outcome, _ in fixed for what in outcome.wrong]
+    print(f"{len(wrong)} of {runs} runs went wrong")
+    for seed, what in wrong:
+        print(f"  {replay_command(seed, '27 trials')} --no-replan  # {what}")
+
+
+Timed = tuple[int, Outcome, float]
+
+
+def run_one(seed: int, *, replan: bool) -> Timed:
+    """A seed, what came of it, and the CPU seconds that it took; the state is checked at its end."""
+    began = time.process_time()
+    outcome = run_seed(seed, "27 trials", replan=replan, check_every=1_000_000)
+    return seed, outcome, time.process_time() - began
+
+
+def report(what: str, timed: list[Timed]) -> None:
+    """Print figures of some runs."""
+    cpu_s = sum(took_s for _, _, took_s in timed)
+    num_events = sum(outcome.num_events for _, outcome, _ in timed)
+    ended: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
+    for _, outcome, _ in timed:
+        ended[outcome.ended] += 1
+        seen += outcome.seen
+    print(f"{what}: {len(timed)} runs")
+    print(f"  {len(timed) / cpu_s:.0f} runs a second and core; {num_events / len(timed):.0f} events a run, ", end="")
+    print(f"{1e6 * cpu_s / num_events:.0f} us an event")
+    slowest = max(timed, key=lambda one: one[2])
+    print(f"  the slowest: seed {slowest[0]}, {slowest[2]:.2f} s, {slowest[1].num_instances} instances")
+    print("  ended: " + ", ".join(f"{outcome} {count}" for outcome, count in ended.most_common()))
+    print("  seen: " + ", ".join(f"{fault} {count}" for fault, count in seen.most_common()))
+
+
+if __name__ == "__main__":
+    main()

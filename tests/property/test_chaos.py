@@ -1,0 +1,65 @@
+"""Whatever goes wrong: the bill never passes the cap, nothing outlives its lease, every run ends, little stops it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+
+from rubberband.executor import rules
+from tests.property.chaos import Outcome, replay_command, run_seed
+
+MANY, BLOCK = 1_000, 100
+
+
+def failures(seeds: Iterable[int], *, check_every: int) -> list[str]:
+    """One line for each seed that ends as it must not, with the command that replays it."""
+    outcomes = ((seed, run_seed(seed, check_every=check_every)) for seed in seeds)
+    return [f"{replay_command(seed)}  # {'; '.join(found.wrong)}" for seed, found in outcomes if found.wrong]
+
+
+@pytest.mark.parametrize("first", range(0, MANY, BLOCK))
+def test_in_any_weather_no_run_costs_more_than_its_cap_or_leaves_anything_behind(first: int) -> None:
+    found = failures(range(first, first + BLOCK), check_every=10)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(MANY, 11 * MANY, MANY))
+def test_ten_thousand_more(first: int) -> None:
+    found = failures(range(first, first + MANY), check_every=1)
+    assert not found, "\n".join(found)
+
+
+def test_a_seed_is_one_run() -> None:
+    def told(outcome: Outcome) -> tuple[object, ...]:
+        return outcome.case, outcome.ended, outcome.bill_usd, outcome.num_events, outcome.story
+
+    for seed in range(20):
+        assert told(run_seed(seed, told=True)) == told(run_seed(seed, told=True))
+
+
+def test_the_weather_brings_everything_that_it_names() -> None:
+    seen: Counter[str] = Counter()
+    ended: Counter[str] = Counter()
+    for seed in range(150):
+        outcome = run_seed(seed, check_every=1000)
+        seen += outcome.seen
+        ended[outcome.ended] += 1
+    assert set(ended) == {"done", "budget", "failed", "cancelled", "abandoned"}
+    assert len(seen) == 18, sorted(seen)
+
+
+def test_a_controller_that_reserves_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "affordable", lambda job, state: True)
+    monkeypatch.setattr(rules, "hold_until", lambda job, state: float("inf"))
+    assert any("the provider bills" in line for line in failures(range(60), check_every=1000))
+
+
+def test_a_controller_that_watches_no_budget_is_stopped_by_its_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's own stop is gone; the leases, cut at the budget's end, still hold the bill below the cap."""
+    monkeypatch.setattr(rules, "over_budget", lambda job, state, ticked: None)
+    monkeypatch.setattr(rules, "stop_at", lambda job, state: float("inf"))
+    found = failures(range(60), check_every=10_000)
+    assert not any("the provider bills" in line for line in found), "\n".join(found)
