@@ -63,7 +63,7 @@ def note_report(job: Job, state: State, trial: TrialState, event: Reported) -> l
         free(job, state, trial)
         state.put(trial, TrialStatus.PAUSED)
     elif state.leaving() and rules.moves(job, state, trial):
-        orders.append(stop(job, state, trial, preempted=True))
+        orders.append(stop(job, state, trial, at=at, preempted=True))
     return orders
 
 
@@ -74,9 +74,9 @@ def free(job: Job, state: State, trial: TrialState, *, at: float | None = None, 
     _function_changed(job, state)
 
 
-def stop(job: Job, state: State, trial: TrialState, *, preempted: bool = False) -> StopTrial:
+def stop(job: Job, state: State, trial: TrialState, *, at: float | None = None, preempted: bool = False) -> StopTrial:
     """End the attempt at once; the trial waits for another, which goes on from its checkpoint."""
-    free(job, state, trial, preempted=preempted)
+    free(job, state, trial, at=at, preempted=preempted)
     state.put(trial, TrialStatus.QUEUED)
     return StopTrial(trial=trial.trial, attempt=trial.attempt)
 

@@ -23,7 +23,7 @@ from rubberband.executor.measured_batches import (
 from rubberband.executor.state import Allocation, Job, State
 from rubberband.offer import Offer
 from rubberband.profile import Profile
-from rubberband.units import format_duration
+from rubberband.units import format_duration, format_usd
 
 FEWEST_ITERATIONS = 3
 """Fewer do not tell the speed of a gang size."""
@@ -161,7 +161,7 @@ def _settled(expected_s: float, seen_s: Sequence[float], cv: float) -> float:
 
 
 def _delays(offer: Offer, state: State) -> tuple[Offer, list[str]]:
-    """The offer with the delays that instances showed, and what differs."""
+    """The offer with the delays and the spot price that instances showed, and what differs."""
     records = state.instances.values()
     provision = [r.running_at - r.requested_at for r in records if r.running_at is not None]
     init = [r.ready_at - r.running_at for r in records if r.ready_at is not None and r.running_at is not None]
@@ -171,7 +171,21 @@ def _delays(offer: Offer, state: State) -> tuple[Offer, list[str]]:
         _delay("an instance runs after", offer.provision_delay_s, provision_s),
         _delay("its workers are warm after", offer.init_delay_s, init_s),
     ]
-    return replace(offer, provision_delay_s=provision_s, init_delay_s=init_s), changes
+    priced, change = _spot_price(offer, state)
+    return replace(priced, provision_delay_s=provision_s, init_delay_s=init_s), [*changes, change]
+
+
+def _spot_price(offer: Offer, state: State) -> tuple[Offer, str]:
+    """The offer with the spot price of the latest purchase, and what differs."""
+    bought = [r for r in state.instances.values() if r.market == "spot" and r.price_usd_per_hour is not None]
+    if offer.spot is None or not bought:
+        return offer, ""
+    price = max(bought, key=lambda record: record.requested_at).price_usd_per_hour
+    expected = offer.spot.price_usd_per_hour
+    if price is None or abs(price - expected) <= WITHIN_NOISE * expected:
+        return offer, ""
+    found = f"spot costs {format_usd(price)}/h instead of {format_usd(expected)}/h"
+    return replace(offer, spot=replace(offer.spot, price_usd_per_hour=price)), found
 
 
 def _cv(spread: Spread) -> float:

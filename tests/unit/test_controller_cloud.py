@@ -26,6 +26,7 @@ from rubberband.executor.events import (
     StartTrial,
     Tick,
 )
+from rubberband.executor.measured import measured
 from rubberband.executor.replanning import held
 from rubberband.executor.result import Result, summarise
 from rubberband.executor.state import InstanceStatus
@@ -268,6 +269,16 @@ def test_without_a_cap_leases_are_as_long_as_they_may_be() -> None:
     assert Story(SPOT).controller.hold_until() == math.inf
 
 
+def test_the_rest_is_planned_with_the_latest_spot_price() -> None:
+    story = Story(SPOT)
+    story.tell(Started)
+    story.tell(InstanceRunning, instance="i-001", running_at=story.at, price_usd_per_hour=1.8)
+    seen = measured(SPOT, story.state)
+    assert seen.offer.spot is not None
+    assert seen.offer.spot.price_usd_per_hour == 1.8
+    assert "spot costs 1.80 USD/h instead of 1.20 USD/h" in seen.findings
+
+
 # Old journals
 
 
@@ -301,3 +312,10 @@ def test_a_journal_of_a_version_without_markets_goes_on() -> None:
     assert [record.status.value for record in records.values()][:3] == ["ended", "running", "ended"]
     assert accounting.bill_usd(controller.job, controller.state, 9.0) == pytest.approx(3 * 60 * 0.001)
     assert isinstance(controller.handle(decode_event("Tick", '{"occurred_at":10.0}')), list)
+
+
+def test_what_an_older_version_had_asked_for_is_known_though_this_one_would_not_have() -> None:
+    story = Story(dataclasses.replace(JOB, max_cost_usd=0.07))
+    assert len(story.tell(Started)) == 1
+    story.tell(InstanceRunning, instance="i-002", running_at=story.at)
+    assert kinds(story.tell(Tick)) == ["ReleaseInstance", "ReleaseInstance"], "it is too much for the cap"
