@@ -66,6 +66,9 @@ def preflight(
 
 
 def _looked_at(checks: _Checks, offers: Sequence[Offer]) -> Iterator[str]:
+    words = checks.resources.aws
+    if words.install == "none" and words.image is None:
+        yield "install: none, and no image of your own: instances boot Amazon's, which does not have rubberband"
     for offer in offers:
         yield from _look_at_type(checks, offer)
     yield from _look_at_driver(checks, offers[0].instance_type)

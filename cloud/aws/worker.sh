@@ -17,7 +17,8 @@ arm_lease() {
 join() {
     say "joining $HEAD_ADDRESS as $INSTANCE"
     export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$DIR/ray-token" RUBBERBAND_LEASE="$DIR/lease"
-    export "${RAY_SETTINGS[@]}"
+    # The driver's Python and this one are of one minor version, and may differ in the patch.
+    export RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL=minor "${RAY_SETTINGS[@]}"
     ulimit -n 65536 2> /dev/null || true
     # shellcheck disable=SC2086
     python3 -m ray.scripts.scripts start --block --include-log-monitor=false --address="$HEAD_ADDRESS" \

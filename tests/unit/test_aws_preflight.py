@@ -34,7 +34,7 @@ def test_what_can_be_rented_for_passes_and_rents_nothing(account: Account) -> No
     notes = looked_at(account, market="spot")
 
     assert account.fake.instances == ()
-    assert [note for note in notes if "TerminateInstances" not in note] == []
+    assert [note for note in notes if "TerminateInstances" not in note and "install: none" not in note] == []
     assert {call.params.get("DryRun") for call in account.fake.calls if call.operation == "RunInstances"} == {True}
     assert account.fake.world.buckets[account.bucket] == {}
 
