@@ -111,15 +111,12 @@ def cloud_terms(experiment: Experiment, home: Path, announce: Announce) -> Cloud
     resources = experiment.resources
     if resources.provider != "aws":
         return CloudTerms()
-    try:
-        from rubberband.cloud.aws.preflight import preflight
-        from rubberband.cloud.aws.quota import quotas
-        from rubberband.cloud.aws.session import open_session
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"resources.provider: aws needs {error.name}, which is not here; pip install 'rubberband[aws]'"
-        ) from None
-    session = open_session(resources.region)
+    from rubberband.cloud.aws.extra import open_aws
+
+    session = open_aws(resources.region)
+    from rubberband.cloud.aws.preflight import preflight
+    from rubberband.cloud.aws.quota import quotas
+
     table = live_table(resources, home, session=session)
     for note in (*table.notes, *preflight(resources, offers(resources, table=table), session=session)):
         announce(note)

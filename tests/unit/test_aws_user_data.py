@@ -55,7 +55,9 @@ class Machine:
 
     def run(self, path: Path) -> subprocess.CompletedProcess[str]:
         environment = {"PATH": f"{self.programs}:{os.environ['PATH']}", "RUBBERBAND_ROOT": str(self.root)}
-        return subprocess.run(["bash", str(path)], env=environment, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            ["bash", str(path)], env=environment, cwd=self.root, capture_output=True, text=True, check=False
+        )
 
     def boot(self, text: str) -> subprocess.CompletedProcess[str]:
         path = self.root / "user-data"
@@ -130,6 +132,7 @@ def test_the_machine_joins_with_token_label_and_settings_and_ends_with_ray(machi
     assert ran.returncode == 0, ran.stderr
     token = next(line for line in machine.called if "cloud.aws.token" in line)
     assert token.endswith(f"/rubberband/me/ray-token us-east-1 {machine.folder}/ray-token")
+    assert (machine.root / "setup-ran").read_text() == "it's here\n"
     start = next(line for line in machine.called if "scripts start" in line)
     assert "--address=10.0.0.5:6379 --labels rubberband/instance=i-001 --num-cpus=4 --num-gpus=4" in start
     assert "--block" in start
