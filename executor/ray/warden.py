@@ -29,6 +29,8 @@ _PATIENCE_S = 20.0
 """For the answer to a beat; then the next one is sent."""
 _SILENT_BEATS = 3
 """After so many beats without an answer another actor is posted."""
+_NOTICED_INTERVAL_S = 0.5
+"""Between beats once the instance is about to be taken away, so that few lines of the logs go with it."""
 _COLLECT_S = 1.5
 """A release waits so long for the last lines of the logs."""
 
@@ -142,6 +144,7 @@ class Warden:
             if until is not None:
                 self.reaches = until  # beats arrive in their order
             if beat.interruption is not None:
+                self._interval_s = min(self._interval_s, _NOTICED_INTERVAL_S)
                 self._on_notice()
             with suppress(OSError):  # a full disk; they are asked for again
                 self._keep(beat.logs)
