@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 
+import rubberband
 from rubberband.cloud.aws.errors import explain
 from rubberband.errors import InputError
 
@@ -32,7 +32,7 @@ class BotoSession:
             read_timeout=_READ_S,
             retries=_RETRIES,
             max_pool_connections=_CONNECTIONS,
-            user_agent_extra=f"rubberband/{_version()}",
+            user_agent_extra=f"rubberband/{rubberband.__version__}",
         )
         try:
             self._boto = boto3.session.Session(region_name=region)
@@ -58,13 +58,6 @@ class BotoSession:
 def _home(service: str) -> str | None:
     """The region of a service that is not in every one; None: the session's."""
     return "us-east-1" if service == "pricing" else None
-
-
-def _version() -> str:
-    try:
-        return version("rubberband")
-    except PackageNotFoundError:
-        return "0"
 
 
 def open_session(region: str) -> BotoSession:

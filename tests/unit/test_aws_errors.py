@@ -1,0 +1,104 @@
+"""What AWS's errors mean for a request, and what a person is told: one line with the remedy."""
+
+from __future__ import annotations
+
+import pytest
+from botocore import exceptions as boto
+
+from rubberband.cloud.aws.errors import explain, missing_action, verdict
+from rubberband.cloud.aws.session import open_session
+from rubberband.errors import InputError
+
+
+def answer(code: str, message: str = "said", status: int = 400, operation: str = "RunInstances") -> boto.ClientError:
+    """An error that AWS answers with."""
+    response = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return boto.ClientError(response, operation)
+
+
+@pytest.mark.parametrize(
+    ("error", "meaning"),
+    [
+        (answer("InsufficientInstanceCapacity", status=500), "capacity"),
+        (answer("SpotMaxPriceTooLow"), "capacity"),
+        (answer("Unsupported"), "capacity"),
+        (answer("VcpuLimitExceeded"), "quota"),
+        (answer("MaxSpotInstanceCountExceeded"), "quota"),
+        (answer("RequestLimitExceeded", status=503), "throttled"),
+        (answer("InternalError", status=500), "unknown"),
+        (answer("SomethingNew", status=502), "unknown"),
+        (answer("IdempotentParameterMismatch"), "mismatch"),
+        (answer("IdempotentInstanceTerminated"), "mismatch"),
+        (answer("InvalidInstanceID.NotFound"), "absent"),
+        (answer("UnauthorizedOperation", status=403), "refused"),
+        (answer("InvalidAMIID.NotFound"), "refused"),
+        (boto.ReadTimeoutError(endpoint_url="u"), "unknown"),
+        (boto.ConnectTimeoutError(endpoint_url="u"), "unknown"),
+        (boto.EndpointConnectionError(endpoint_url="u"), "unknown"),
+        (boto.ConnectionClosedError(endpoint_url="u"), "unknown"),
+        (ConnectionResetError(), "unknown"),
+        (boto.NoCredentialsError(), "refused"),
+        (boto.ParamValidationError(report="r"), "refused"),
+    ],
+)
+def test_what_became_of_the_request(error: Exception, meaning: str) -> None:
+    assert verdict(error) == meaning
+
+
+_DENIED = (
+    "You are not authorized to perform this operation. User: arn:aws:sts::1:assumed-role/me/x is not authorized to "
+    "perform: iam:PassRole on resource: arn:aws:iam::1:role/w because no identity-based policy allows the iam:PassRole "
+    "action. Encoded authorization failure message: SECRET"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (boto.NoCredentialsError(), r"no AWS credentials .*aws configure"),
+        (boto.PartialCredentialsError(provider="env", cred_var="X"), r"no AWS credentials"),
+        (boto.EndpointConnectionError(endpoint_url="https://ec2.us-est-1"), r"us-est-1.*resources\.region"),
+        (answer("AuthFailure"), r"does not accept the credentials"),
+        (answer("ExpiredToken"), r"expired.*clock"),
+        (answer("OptInRequired"), r"enable the region"),
+        (answer("InsufficientInstanceCapacity"), r"no room.*resources\.aws\.subnets"),
+        (answer("VcpuLimitExceeded"), r"quota is used up.*Service Quotas"),
+        (answer("InvalidAMIID.NotFound"), r"resources\.aws\.image"),
+        (answer("InvalidKeyPair.NotFound"), r"resources\.aws\.key_name"),
+        (answer("Unheard"), r"refused it \(Unheard: said\)"),
+        (answer("UnauthorizedOperation", _DENIED), r"assumed-role/me/x may not iam:PassRole; attach .*driver\.json"),
+        (answer("AccessDeniedException", "no"), r"the role may not ec2:RunInstances"),
+    ],
+)
+def test_what_a_person_is_told(error: Exception, told: str) -> None:
+    import re
+
+    line = explain(error)
+    assert re.search(told, line)
+    assert "\n" not in line
+    assert "SECRET" not in line
+
+
+def test_only_a_lack_of_rights_names_an_action() -> None:
+    assert missing_action(answer("UnauthorizedOperation", _DENIED)) == "iam:PassRole"
+    assert missing_action(answer("VcpuLimitExceeded")) is None
+    assert missing_action(ValueError()) is None
+
+
+def test_a_session_makes_each_client_once_and_says_who_asks() -> None:
+    session = open_session("eu-west-1")
+    client = session.client("sts")
+    assert session.client("sts") is client
+    assert client.meta.region_name == session.region == "eu-west-1"
+    assert client.meta.config.user_agent.rpartition(" ")[2].startswith("rubberband/")
+
+
+def test_a_name_that_is_no_region_is_bad_input() -> None:
+    with pytest.raises(InputError, match=r"resources\.region"):
+        open_session("not a region!").client("ec2")
+
+
+def test_a_profile_that_is_not_there_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody's")
+    with pytest.raises(InputError, match="AWS_PROFILE"):
+        open_session("eu-west-1").client("ec2")

@@ -1,0 +1,112 @@
+"""EC2 is opened for an experiment: what it is told of the machine, the types and the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubberband.cloud import catalogue
+from rubberband.cloud.aws.opening import open_provider, stand_ins
+from rubberband.cloud.aws.provider import AwsProvider
+from rubberband.cloud.aws_fake import FakeAws
+from rubberband.cloud.cluster import Head
+from rubberband.cloud.ray_head import RayHead
+from rubberband.errors import InputError, ProviderError
+from rubberband.resources import Resources
+from tests.fake_ec2 import START_AT
+
+G5 = ["g5.xlarge", "g5.2xlarge", "g6.xlarge", "g5.12xlarge"]
+
+
+def resources(**words: Any) -> Resources:
+    aws = {"install": "none", "driver_address": "10.0.0.5", **words.pop("aws", {})}
+    return Resources(**{"provider": "aws", "instance_type": "g5.xlarge", "aws": aws, **words})
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeAws:
+    """An account; this machine is nowhere in it."""
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
+    return FakeAws(lambda: START_AT)
+
+
+@pytest.fixture
+def opened(fake: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Opens providers, and closes them; the head is a name only."""
+    providers: list[AwsProvider] = []
+    head = Head(address="10.0.0.5:6379", temp_dir=None, environment={})
+    monkeypatch.setattr(RayHead, "ensure", lambda _: head)
+    monkeypatch.setattr(RayHead, "living", lambda _: head)
+
+    def opened(words: Resources, environment: dict[str, str] | None = None, **more: Any) -> AwsProvider:
+        offer = catalogue.offer(words, instance_type="g5.xlarge")
+        session = fake.session("driver")
+        providers.append(
+            open_provider(
+                "digits",
+                tmp_path / "local",
+                words,
+                offer,
+                run="r",
+                session=session,
+                environment=environment or {},
+                **more,
+            )
+        )
+        return providers[-1]
+
+    yield opened
+    for provider in providers:
+        provider.close()
+
+
+def test_it_launches_by_the_file_s_words(fake: FakeAws, opened: Any) -> None:
+    provider = opened(resources(aws={"key_name": "me", "volume_gb": 200}))
+    provider.launch("a")
+    (instance,) = fake.living
+    assert instance.machine_type.name == "g5.xlarge"
+    assert instance.key_name == "me"
+    assert "HEAD_ADDRESS=10.0.0.5:6379" in instance.user_data.replace("'", "")
+    assert (provider.device, provider.remote) == ("cuda", True)
+
+
+def test_a_rehearsal_may_say_that_there_are_no_gpus(opened: Any) -> None:
+    assert opened(resources(), {"RUBBERBAND_DEVICE": "cpu"}).device == "cpu"
+
+
+def test_a_device_that_is_none_is_bad_input(opened: Any) -> None:
+    with pytest.raises(InputError, match="a device is cpu or cuda"):
+        opened(resources(), {"RUBBERBAND_DEVICE": "tpu"})
+
+
+def test_a_machine_that_instances_cannot_reach_is_bad_input(opened: Any) -> None:
+    with pytest.raises(InputError, match="rubberband up FILE"):
+        opened(resources(aws={"driver_address": None}))
+
+
+def test_one_driver_at_a_time(opened: Any) -> None:
+    opened(resources())
+    with pytest.raises(ProviderError, match="another driver"):
+        opened(resources())
+
+
+def test_types_with_the_same_gpus_stand_in_for_each_other() -> None:
+    words = resources(instance_type=None, instance_types=G5)
+    others = stand_ins(words, catalogue.offer(words, instance_type="g5.xlarge"))
+    assert [offer.instance_type for offer in others] == ["g5.2xlarge"]
+
+
+@pytest.mark.parametrize(("dearest_usd_per_hour", "bought"), [(None, []), (2.0, ["g5.2xlarge"])])
+def test_a_dearer_one_only_where_the_budget_reckons_with_it(
+    fake: FakeAws, opened: Any, dearest_usd_per_hour: float | None, bought: list[str]
+) -> None:
+    fake.set_capacity(0, instance_type="g5.xlarge")
+    provider = opened(resources(instance_type=None, instance_types=G5), dearest_usd_per_hour=dearest_usd_per_hour)
+    with nullcontext() if bought else pytest.raises(ProviderError, match="no room"):
+        provider.launch("a")
+    assert [instance.machine_type.name for instance in fake.living] == bought
