@@ -17,7 +17,7 @@ from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor.accounting import bill_usd
 from rubberband.executor.controller import Controller
 from rubberband.executor.driver import drive
-from rubberband.executor.events import Command, Event, Finish
+from rubberband.executor.events import Command, DriverResumed, Event, Finish
 from rubberband.executor.invariants import validate
 from rubberband.executor.journal import MemoryJournal
 from rubberband.executor.state import Phase
@@ -51,7 +51,7 @@ class ChaoticBackend(VirtualBackend):
         """`calls_left` until the driver dies."""
         self._source = source
         self._weather = weather
-        self._restless = bool(weather.wake_early or weather.stall)
+        self._restless = bool(weather.wake_early or weather.stall or weather.busy)
         self.calls_left = calls_left
         self._seen = seen
         self.story: list[str] | None = None
@@ -82,7 +82,25 @@ class ChaoticBackend(VirtualBackend):
             elif chance < self._weather.stall + self._weather.wake_early:
                 self._seen["woken early"] += 1
                 return []
+            elif chance > 1.0 - self._weather.busy:
+                return self._several(wake_at)
         return super().next_events(wake_at)
+
+    def _several(self, wake_at: float | None) -> Sequence[Event]:
+        """The driver was busy for some seconds: what happened meanwhile comes at once."""
+        self._seen["several events at once"] += 1
+        events = [*super().next_events(wake_at)]
+        until = min(self.now() + self._source.uniform(0.0, 20.0), math.inf if wake_at is None else wake_at)
+        while events and self._agenda.next_at() <= until:
+            events += super().next_events(until)
+        return events
+
+    def reconcile(self, known: Collection[str]) -> DriverResumed:
+        """Die before or after it, if it is time."""
+        self._count()
+        resumed = super().reconcile(known)
+        self._count()
+        return resumed
 
     def _count(self) -> None:
         self.calls_left -= 1
@@ -240,11 +258,15 @@ def _after_the_end(run: Run, finish: Finish | None) -> list[str]:
 
 def _judged_by_the_bill(run: Run, finish: Finish | None) -> list[str]:
     """The bill only grows: if it is within the cap at the end of time, it always was."""
-    job = run.case.job
-    billed_usd = run.backend.provider.bill_usd(math.inf)
+    job, state = run.case.job, run.controller.state
+    billed_usd, ledger_usd = run.backend.provider.bill_usd(math.inf), bill_usd(job, state, state.now)
+    wrong = []
     if job.max_cost_usd is not None and billed_usd > job.max_cost_usd + 1e-6:
-        return [f"the provider bills {billed_usd:.6f} USD of max_cost={job.max_cost_usd:.6f}"]
-    return []
+        wrong.append(f"the provider bills {billed_usd:.6f} USD of max_cost={job.max_cost_usd:.6f}")
+    before_started_usd = job.offer.head_cost_usd(LEASE_S)
+    if finish is not None and billed_usd > ledger_usd + before_started_usd + 1e-6:
+        wrong.append(f"the provider bills {billed_usd:.6f} USD and the ledger says {ledger_usd:.6f}")
+    return wrong
 
 
 def replay_command(seed: int, family: Family | None = None) -> str:

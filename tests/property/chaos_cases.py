@@ -57,6 +57,8 @@ class Weather:
     slow_trial: float
     wake_early: float
     """Per round of events: that the loop wakes up for nothing."""
+    busy: float
+    """Per round: that the loop takes in what happens within seconds at once."""
     stall: float
     """Per round: that the driver's machine sleeps."""
     deaths: float
@@ -79,6 +81,7 @@ CALM = Weather(
     trial_fails=0.0,
     slow_trial=0.0,
     wake_early=0.0,
+    busy=0.0,
     stall=0.0,
     deaths=0.0,
     gone_for_good=0.0,
@@ -97,6 +100,7 @@ ROUGH = Weather(
     trial_fails=0.02,
     slow_trial=0.05,
     wake_early=0.005,
+    busy=0.05,
     stall=0.001,
     deaths=0.4,
     gone_for_good=0.2,
