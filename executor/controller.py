@@ -63,12 +63,14 @@ class Controller:
         self._commands = []
         if isinstance(event, Tick):
             self._forgive_a_pause(event.occurred_at)
+        nothing_due = self._is_wake_known and (self._wake_at is None or event.occurred_at < self._wake_at)
         self._is_wake_known = False
         self.state.now = max(self.state.now, event.occurred_at)
         if self.state.phase is Phase.FINISHED and not (isinstance(event, DriverResumed) and self._cancelled()):
             return [self._finish()] if isinstance(event, DriverResumed) else []
         self._note(event)
-        self._check_time(isinstance(event, Tick))
+        if not nothing_due or self.state.purse is None:
+            self._check_time(isinstance(event, Tick))
         self._advance()
         return self._commands
 

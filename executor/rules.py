@@ -146,15 +146,17 @@ def moves(job: Job, state: State, trial: TrialState) -> bool:
 
 def _starts(job: Job, state: State, waiting: Sequence[TrialState], running: Sequence[TrialState]) -> Mapping[int, Gang]:
     ready, width = state.ready(), job.offer.gpus
-    if not waiting or (not state.leaving() and sum([len(t.gang) for t in running]) >= len(ready) * width):
+    if not waiting or not ready:
         return {}
     gpus = {record.instance: width for record in ready}
-    held = {trial.trial: tuple([slot for slot in trial.gang if slot.instance in gpus]) for trial in running}
+    held = {trial.trial: trial.gang for trial in running}
+    if state.leaving():
+        held = {trial: tuple([slot for slot in gang if slot.instance in gpus]) for trial, gang in held.items()}
+        held = {trial: gang for trial, gang in held.items() if gang}
     free_gpus = len(gpus) * width - sum(map(len, held.values()))
     if free_gpus <= 0 or (size := gang_size(job, state)) == 0:
         return {}
     waiting = waiting[: free_gpus // size]
-    held = {trial: gang for trial, gang in held.items() if gang}
     allocation = {trial: len(gang) for trial, gang in held.items()} | {t.trial: size for t in waiting}
     placed = place(allocation, held | {t.trial: t.gang for t in waiting}, gpus, locked=held)
     return {trial.trial: placed[trial.trial] for trial in waiting if trial.trial in placed}
