@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -48,23 +49,13 @@ def resolve(
     with in_one_line():
         facts = type_facts(session, instance_type)
         installed = what_to_install(session, words, checkpoints)
-        image = find_image(session, words.image, facts, installs=bool(installed.requirements))
-        plain = words.image is None and not facts.gpus and bool(installed.requirements)
+        installs = bool(installed.requirements)
+        image = find_image(session, words.image, facts, installs=installs)
+        plain = words.image is None and not facts.gpus and installs
         volume_gb = root_volume_gb(words.volume_gb, image, plain=plain)
         vpc, subnets = choose_subnets(session, words.subnets, instance_type, place)
         group = security_group(session, words, vpc, sleep)
         publish_token(session, words.owner, token_path)
-    boot = Boot(
-        region=session.region,
-        token_parameter=token_parameter(words.owner),
-        installation=installed,
-        setup=words.setup,
-        ray_settings=ray_node.SETTINGS,
-    )
-
-    def user_data(start: NodeStart) -> str:
-        return worker_script(boot, start)
-
     return Machines(
         image=image.image_id,
         subnets=subnets,
@@ -74,8 +65,19 @@ def resolve(
         owner=words.owner,
         volume_gb=volume_gb,
         root_device=image.root_device,
-        user_data=user_data,
+        user_data=_boots(session.region, words, installed),
     )
+
+
+def _boots(region: str, words: Aws, installed: Installation) -> Callable[[NodeStart], str]:
+    boot = Boot(
+        region=region,
+        token_parameter=token_parameter(words.owner),
+        installation=installed,
+        setup=words.setup,
+        ray_settings=ray_node.SETTINGS,
+    )
+    return partial(worker_script, boot)
 
 
 def security_group(session: Session, words: Aws, vpc: str, sleep: Callable[[float], None] = time.sleep) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -137,6 +138,51 @@ def test_the_head_is_waited_for_while_ec2_does_not_show_it(account: Account) -> 
 
     assert head_of(account).started
     assert account.now >= account.fake.instances[0].visible_at
+
+
+LOSSES = [
+    Fault(error=FakeDisconnect("read_timeout"), took_effect=True),
+    Fault(error=FakeDisconnect("connect_timeout")),
+    Fault(error=FakeError("InternalError", "An internal error has occurred", 500), took_effect=True),
+    Fault(error=FakeError("RequestLimitExceeded", "Request limit exceeded.", 503)),
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("visible_after_s", [0.0, 40.0])
+def test_up_and_down_that_broke_at_any_call_are_made_good_by_the_next_ones(
+    account: Account, tmp_path: Path, loss: Fault, visible_after_s: float
+) -> None:
+    at = 0
+    while at < 60:
+        account = Account(visible_after_s=visible_after_s)
+        account.session = account.fake.session("admin")
+        publish_token(account.session, "rubberband", tmp_path / "token")
+        first = len(account.fake.calls)
+        broke = [breaks_at(account, first + at, loss, partial(head_of, account))]
+        assert len({head_of(account).instance_id for _ in range(2)}) == 1
+        assert len(account.fake.living) == 1
+        second = len(account.fake.calls)
+        broke.append(breaks_at(account, second + at, loss, partial(ended, account)))
+        ended(account)
+        assert account.fake.living == ()
+        assert not [one for one in account.fake.world.groups.values() if one.name == "rubberband"]
+        if not any(broke):
+            return
+        at += 1
+    pytest.fail("it never got through")
+
+
+def breaks_at(account: Account, index: int, loss: Fault, work: Callable[[], Any]) -> bool:
+    """Do `work` with a fault at one call; whether that was reached."""
+    account.fake.fault = lambda call: loss if call.index == index else None
+    try:
+        work()
+    except (InputError, ProviderError):
+        pass
+    finally:
+        account.fake.fault = None
+    return len(account.fake.calls) > index
 
 
 def test_a_full_zone_is_passed_over_and_none_is_an_error(account: Account) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from importlib.resources import files
 from pathlib import Path
@@ -14,6 +15,7 @@ from rubberband.cloud.aws.ending import end_everything
 from rubberband.cloud.aws.machines import NodeStart
 from rubberband.cloud.aws.preflight import preflight
 from rubberband.cloud.aws.resolving import resolve
+from rubberband.cloud.aws_fake.client import operation_names
 from rubberband.cloud.aws_fake.policy import statements
 from rubberband.errors import InputError
 from tests.unit.aws_account import Account, offer
@@ -53,6 +55,19 @@ OTHERWISE = {
     "ssm:DeleteParameter": "rubberband down",
 }
 """What else the driver's policy allows, and what for."""
+
+
+SERVICES = {
+    "ec2": "ec2",
+    "pricing": "pricing",
+    "s3": "s3",
+    "service-quotas": "servicequotas",
+    "ssm": "ssm",
+    "sts": "sts",
+}
+"""Name of a service's client -> what its actions begin with."""
+ACTIONS = {"HeadObject": "GetObject", "HeadBucket": "ListBucket", "ListObjectsV2": "ListBucket"}
+"""Operations whose action has another name."""
 
 
 def policy(name: str) -> dict[str, Any]:
@@ -137,6 +152,26 @@ def test_a_role_without_a_right_is_refused_before_anything_is_rented(action: str
         preflight(account.resources(market="spot"), [offer()], session=account.session, place=account.place)
 
     assert len(account.fake.instances) == before
+
+
+def test_every_operation_that_the_code_names_is_allowed_and_no_other_of_ec2() -> None:
+    named = operations_named()
+
+    assert named <= actions(policy("driver"))
+    assert {one for one in actions(policy("driver")) if one.startswith("ec2:")} <= named | {"ec2:CreateTags"}
+
+
+def operations_named() -> set[str]:
+    """The actions of all operations of AWS that modules of rubberband.cloud.aws mention."""
+    found = set()
+    known = {name: (service, operation) for service in SERVICES for name, operation in operation_names(service).items()}
+    for path in files("rubberband.cloud.aws").iterdir():
+        if path.name.endswith(".py"):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            found |= {
+                known[node.attr] for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in known
+            }
+    return {f"{SERVICES[service]}:{ACTIONS.get(operation, operation)}" for service, operation in found}
 
 
 def test_the_driver_cannot_launch_without_its_tag_or_with_the_old_metadata_service() -> None:
