@@ -14,12 +14,14 @@ import pytest
 from rubberband.cloud.aws.machines import Machines, Session
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.aws.session import open_session
+from rubberband.cloud.aws_fake import FakeAws
+from rubberband.cloud.aws_fake.server import FakeServer, access_key
 from rubberband.cloud.local import LocalProvider, ray_node
 from rubberband.cloud.provider import InstanceStatus, Provider
 from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
 from rubberband.plan import Market
-from tests.fake_ec2 import ONE_GPU, Standing, World, boot_script
+from tests.fake_ec2 import ONE_GPU, Standing, World, boot_script, machines_of
 from tests.integration import fake_nodes
 
 TAKEN = "taken"
@@ -108,45 +110,75 @@ def _on_the_fake(world: World) -> Rental:
 
 
 @dataclass
-class Moto:
-    """moto's server, as boto3 reaches it."""
+class Server:
+    """A server that takes itself for AWS, as real boto3 reaches it."""
 
     session: Session
     machines: Machines
+    take: Callable[[str], None] | None = None
+    """Take TAKEN away from a run."""
 
     def rental(self, directory: Path) -> Rental:
-        """Real boto3, and moto for EC2: instances run at once, have no operating system and so no lease, and are not
-        taken away. Its client tokens are not idempotent, which only a lost answer would show."""
+        """A run of its own. Neither server's instances have an operating system, and so no lease."""
+        run, take = uuid.uuid4().hex, self.take
         provider = AwsProvider(
             "conformance",
             directory,
             self.session,
             self.machines,
             Standing(),
-            run=uuid.uuid4().hex,
+            run=run,
             wares=ONE_GPU,
             gpus=1,
             look_s=0.0,
         )
-        return Rental(provider, lambda: time.sleep(0.01), time.time, lease_s=200.0, leases=False)
+        return Rental(
+            provider,
+            lambda: time.sleep(0.01),
+            time.time,
+            lease_s=200.0,
+            leases=False,
+            take=None if take is None else lambda: take(run),
+        )
+
+
+def _session(url: str, key: str) -> Session:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("AWS_ENDPOINT_URL", url)
+        environment.setenv("AWS_ACCESS_KEY_ID", key)
+        environment.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+        session = open_session("us-east-1")
+        for service in ("ec2", "iam"):
+            session.client(service)
+    return session
 
 
 @pytest.fixture(scope="module")
-def moto() -> Iterator[Moto]:
-    """One server for all tests of this file; each has a run of its own."""
+def moto() -> Iterator[Server]:
+    """moto for EC2: instances run at once, and are not taken away. Its client tokens are not idempotent, which only a
+    lost answer would show."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            environment.setenv(key, "testing")
-        environment.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        session = open_session("us-east-1")
-        yield Moto(session, _machines_of_moto(session))
+    session = _session(f"http://{host}:{port}", "testing")
+    yield Server(session, _machines_of_moto(session))
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def fake_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The fake over HTTP, on the real clock; held to the policies that are shipped."""
+    fake = FakeAws(time.time, pending_s=0.2, shutting_down_s=0.2)
+
+    def take(run: str) -> None:
+        tags = {"rubberband:run": run, "rubberband:instance": TAKEN}
+        taken = next(one for one in fake.instances if tags.items() <= one.tags.items())
+        fake.reclaim(taken.instance_id, notice_s=0.1)
+
+    with FakeServer(fake, tmp_path_factory.mktemp("s3")) as server:
+        yield Server(_session(server.url, access_key("driver")), machines_of(fake), take)
 
 
 def _machines_of_moto(session: Session) -> Machines:
@@ -170,12 +202,15 @@ def _machines_of_moto(session: Session) -> Machines:
 PROVIDERS = {"local": _local, "virtual": _virtual, "fake_ec2": _fake_ec2, "slow_ec2": _slow_ec2}
 
 
-@pytest.fixture(params=[*PROVIDERS, "moto"])
+SERVERS = ("fake_server", "moto")
+
+
+@pytest.fixture(params=[*PROVIDERS, *SERVERS])
 def rental(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rental]:
     """Each provider in turn."""
-    if request.param == "moto":
-        moto: Moto = request.getfixturevalue("moto")
-        rental = moto.rental(tmp_path)
+    if request.param in SERVERS:
+        server: Server = request.getfixturevalue(request.param)
+        rental = server.rental(tmp_path)
     else:
         rental = PROVIDERS[request.param](tmp_path, monkeypatch)
     yield rental
