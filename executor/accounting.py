@@ -5,10 +5,11 @@ Every instance is billed at its own price at purchase; where none is known, at t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from rubberband.executor.purse import Coming, Line, Purse
-from rubberband.executor.state import GONE, Allocation, InstanceRecord, InstanceStatus, Job, State
+from rubberband.executor.state import Allocation, InstanceRecord, InstanceStatus, Job, State
 from rubberband.offer import SECONDS_PER_HOUR, Offer
 from rubberband.plan import Market
 
@@ -103,15 +104,15 @@ def _purse(job: Job, state: State) -> Purse:
         rate_usd_per_s += _function_usd(job, state, use, 1.0) if use.ended_at is None else 0.0
     lines: list[Line] = []
     expected: list[Coming] = []
-    for record in state.instances.values():
-        if record.status in GONE:
-            settled_usd += instance_cost_usd(record, offer, now)
-        elif record.running_at is None:
+    for record in state.current():
+        if record.running_at is None:
             expected.append(coming(job, _bound_s(job, record)))
         else:
             settled_usd += offer.data_usd_per_instance
             if offer.billing == "per_instance":
                 lines.append(_line(job, record, record.running_at))
+    state.settled_usd += sum([instance_cost_usd(record, offer, math.inf) for record in state.just_gone()])
+    settled_usd += state.settled_usd
     return Purse(
         cap_usd=job.max_cost_usd,
         settled_usd=settled_usd,

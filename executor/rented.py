@@ -63,9 +63,7 @@ def _record(state: State, event: InstanceEvent) -> InstanceRecord:
     """The instance's record; a new one of what only the version that wrote the journal would have asked for."""
     if event.instance not in state.instances:
         market = state.chosen().market
-        state.instances[event.instance] = InstanceRecord(
-            instance=event.instance, requested_at=event.occurred_at, market=market
-        )
+        state.add(InstanceRecord(instance=event.instance, requested_at=event.occurred_at, market=market))
     return state.instances[event.instance]
 
 
@@ -113,8 +111,7 @@ def launch_missing(job: Job, state: State) -> list[Command]:
         if not rules.affordable(job, state):
             break
         name, market = f"i-{len(state.instances) + 1:03d}", state.chosen().market
-        state.instances[name] = InstanceRecord(instance=name, requested_at=state.now, market=market)
-        state.rent_changed()
+        state.add(InstanceRecord(instance=name, requested_at=state.now, market=market))
         launches.append(LaunchInstance(instance=name, market=market))
     bind_leases(job, state)
     stage = state.stages[-1]
@@ -130,7 +127,7 @@ def bind_leases(job: Job, state: State, *, again: bool = False) -> None:
     if job.lease_s is None or job.max_cost_usd is None:
         return
     lease_s = min(job.lease_s, rules.hold_until(job, state) - state.now)
-    for record in state.instances.values():
+    for record in state.current():
         if record.status is InstanceStatus.REQUESTED and (again or record.first_lease_s is None):
             record.first_lease_s = max(record.first_lease_s or 0.0, lease_s)
     state.rent_changed()

@@ -237,6 +237,10 @@ class State:
     """Not before this instant is a refused launch tried again."""
     purse: Purse | None = field(default=None, init=False, repr=False, compare=False)
     """What is known of the bill since it last took another course; None: to be reckoned again."""
+    settled_usd: float = field(default=0.0, init=False, repr=False, compare=False)
+    """What instances have cost that are gone, as far as the purse has been told of them."""
+    _current: list[InstanceRecord] | None = field(default=None, init=False, repr=False, compare=False)
+    _gone: list[InstanceRecord] = field(default_factory=list, init=False, repr=False, compare=False)
     _live: list[InstanceRecord] | None = field(default=None, init=False, repr=False, compare=False)
     _ready: list[InstanceRecord] | None = field(default=None, init=False, repr=False, compare=False)
     _leaving: list[InstanceRecord] | None = field(default=None, init=False, repr=False, compare=False)
@@ -254,10 +258,29 @@ class State:
         """Something about an instance, or about what is paid for, is not as it was."""
         self.purse = self._live = self._ready = self._leaving = None
 
+    def add(self, record: InstanceRecord) -> None:
+        """Keep the record of an instance that is asked for."""
+        self.instances[record.instance] = record
+        if self._current is not None:
+            self._current.append(record)
+        self.rent_changed()
+
+    def current(self) -> list[InstanceRecord]:
+        """Instances that are not gone, in the order in which they were asked for."""
+        known = list(self.instances.values()) if self._current is None else self._current
+        self._gone += [record for record in known if record.status in GONE]
+        self._current = [record for record in known if record.status not in GONE]
+        return self._current
+
+    def just_gone(self) -> list[InstanceRecord]:
+        """Instances that are gone since this was asked for the last time."""
+        gone, self._gone = self._gone, []
+        return gone
+
     def live(self) -> list[InstanceRecord]:
         """Instances that are held or on their way, longest billed first; not those that are taken away soon."""
         if self._live is None:
-            found = [record for record in self.instances.values() if record.status in LIVE]
+            found = [record for record in self.current() if record.status in LIVE]
             found.sort(key=lambda record: (_or_never(record.running_at), record.instance))
             self._live = found
         return self._live
@@ -265,7 +288,7 @@ class State:
     def leaving(self) -> list[InstanceRecord]:
         """Instances that are taken away soon."""
         if self._leaving is None:
-            self._leaving = [r for r in self.instances.values() if r.status is InstanceStatus.LEAVING]
+            self._leaving = [r for r in self.current() if r.status is InstanceStatus.LEAVING]
         return self._leaving
 
     def chosen(self) -> StagePlan:
