@@ -153,7 +153,7 @@ class VirtualBackend:
     def _advance(self, instant: float) -> None:
         """Go on to `instant`; the leases are renewed all the way."""
         if instant > self._clock.now():
-            self._fleet.renew(instant)
+            self._fleet.beat(instant)
             self._clock.advance_to(instant)
 
     def sleep(self, seconds: float) -> None:

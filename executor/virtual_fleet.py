@@ -30,6 +30,9 @@ from rubberband.executor.events import (
 from rubberband.executor.fortune import Fortune, Messages
 from rubberband.plan import Market
 
+_BEATS = 10
+"""Renewals in the time of a lease."""
+
 Happening = Callable[[float], Event | None]
 """What happens at an instant, and what is told of it."""
 
@@ -95,6 +98,7 @@ class VirtualFleet:
         self._fortune = fortune
         self._lease_s = lease_s
         self._ready_timeout_s = ready_timeout_s
+        self._next_beat_at = -math.inf
         self._holds: dict[str, _Hold] = {}
         self.gone: set[str] = set()
         """Instances that no worker lives on, whether the driver knows it or not."""
@@ -103,10 +107,16 @@ class VirtualFleet:
 
     # Leases
 
+    def beat(self, at: float) -> None:
+        """The driver lives at least until `at`, which is now or later: the leases are renewed now and then."""
+        if at >= self._next_beat_at:
+            self.renew(at)
+
     def renew(self, at: float) -> None:
-        """The driver lives at least until `at`, which is now or later."""
+        """The driver lives at least until `at`, which is now or later: the leases are renewed."""
         lapsed = self._clock.now() > self._provider.lease_until
         self._provider.renew_lease(min(at + self._lease_s, self.hold_until))
+        self._next_beat_at = at + self._lease_s / _BEATS
         if lapsed:
             self.notice_ends()
 
@@ -140,6 +150,7 @@ class VirtualFleet:
             self._agenda.add(hold.answered_at, lambda now: None if hold.over else self._ask(instance, market, hold))
 
     def _ask(self, instance: str, market: Market, hold: _Hold) -> None:
+        self.renew(self._clock.now())
         try:
             self._provider.launch(instance, market)
         except ProviderError as error:
@@ -274,7 +285,7 @@ class VirtualFleet:
         """Say what lives and what ended, adopt the `known`, release the others."""
         self._holds.clear()
         self.gone.clear()
-        self.hold_until = math.inf
+        self.hold_until, self._next_beat_at = math.inf, -math.inf
         self._provider.change_driver()
         live: list[LiveInstance] = []
         ended: list[EndedInstance] = []
