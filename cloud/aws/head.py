@@ -16,6 +16,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from rubberband.cloud.aws.bucket import is_bucket, put
 from rubberband.cloud.aws.calls import OWNER_TAG, ROLE_TAG, by_tags
 from rubberband.cloud.aws.errors import code_of, verdict
 from rubberband.cloud.aws.images import find_image, root_volume_gb, type_facts
@@ -93,13 +94,10 @@ def upload_folder(session: Session, checkpoints: str | None, name: str, archive:
 
     Raises InputError, with the remedy, if it cannot be written.
     """
-    if checkpoints is None or not checkpoints.startswith("s3://"):
+    if checkpoints is None or not is_bucket(checkpoints):
         return None
-    bucket, _, prefix = checkpoints.removeprefix("s3://").partition("/")
-    key = "/".join(part for part in (prefix.strip("/"), "folders", f"{name}.zip") if part)
     with in_one_line():
-        session.client("s3").put_object(Bucket=bucket, Key=key, Body=archive)
-    return f"s3://{bucket}/{key}"
+        return put(session, checkpoints, f"folders/{name}.zip", archive)
 
 
 def heads(session: Session, owner: str) -> list[Any]:

@@ -15,8 +15,8 @@ from rubberband.units import nearest, shown
 _GPU_IMAGE = "/aws/service/deeplearning/ami/{}/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
 _CPU_IMAGE = "/aws/service/canonical/ubuntu/server/22.04/stable/current/{}/hvm/ebs-gp2/ami-id"
 _CANONICAL = {"x86_64": "amd64", "arm64": "arm64"}
-_OLD_GPUS = frozenset({"V100", "M60", "K80"})
-"""NVIDIA's open kernel modules, which the Deep Learning AMI has, begin with the generation after these."""
+_FOREIGN_GPUS = frozenset({"V100", "M60", "K80", "Radeon Pro V520"})
+"""NVIDIA's open kernel modules, which the Deep Learning AMI has, begin with the generation after the first three."""
 _INSTALLED_GB = 60
 """Root volume for the packages, on a plain image: torch with CUDA alone takes about ten."""
 
@@ -70,7 +70,7 @@ def find_image(session: Session, word: str | None, facts: TypeFacts, *, installs
     GPUs; botocore's errors.
     """
     if word is None:
-        if installs and facts.gpu_model in _OLD_GPUS:
+        if installs and facts.gpu_model in _FOREIGN_GPUS:
             raise InputError(
                 f"resources.aws.image: the driver of the latest Deep Learning AMI does not know the {facts.gpu_model} "
                 f"of {facts.instance_type}; give an image that does, or another instance_type, such as g5.xlarge"

@@ -7,6 +7,7 @@ capacity: nobody can.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ from rubberband.cloud.aws.storage_check import check_store
 from rubberband.errors import InputError, ProviderError
 from rubberband.offer import Offer
 from rubberband.plan import Market
-from rubberband.resources import Resources
+from rubberband.resources import Aws, Resources
 from rubberband.units import shown
 
 _PROBE = "preflight"
@@ -60,9 +61,22 @@ def preflight(
     """
     check_region(resources.region)
     checks = _Checks(session=session or open_aws(resources.region), resources=resources, place=place or own_place())
-    with in_one_line():
+    with _with_names_of_the_policy(resources.aws), in_one_line():
         checks.session.client("sts").get_caller_identity()
         return list(_looked_at(checks, offers))
+
+
+@contextmanager
+def _with_names_of_the_policy(words: Aws) -> Iterator[None]:
+    """Where a right is missing, tell which names of this experiment are not those in the policy as it is shipped."""
+    try:
+        yield
+    except InputError as error:
+        shipped = {"owner": "rubberband", "worker_profile": "rubberband-worker"}
+        other = [f"{key} {getattr(words, key)}" for key, name in shipped.items() if getattr(words, key) != name]
+        if not other or "driver.json" not in str(error):
+            raise
+        raise InputError(f"{error}, and which must name {' and '.join(other)} here") from None
 
 
 def _looked_at(checks: _Checks, offers: Sequence[Offer]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from botocore.exceptions import ClientError
 
-from rubberband.cloud.aws.errors import code_of, explain, lacks_rights
+from rubberband.cloud.aws.bucket import is_bucket, place_in, trouble
 from rubberband.cloud.aws.machines import Session
 from rubberband.errors import InputError
 from rubberband.resources import Resources
@@ -32,7 +32,7 @@ def check_store(session: Session, resources: Resources, *, mounts: Sequence[str]
             "resources.checkpoints: instances of EC2 do not see the experiment's folder; give s3://bucket/prefix, or a "
             "directory on a network mount that all of them have"
         )
-    if url.startswith("s3://"):
+    if is_bucket(url):
         _check_bucket(session.client("s3"), url)
         return
     if re.match("[a-z0-9]+://", url) and not url.startswith("file://"):
@@ -72,22 +72,10 @@ def _mounts() -> list[str]:
 
 
 def _check_bucket(s3: Any, url: str) -> None:
-    bucket, _, prefix = url.removeprefix("s3://").partition("/")
-    key = "/".join(part for part in (prefix.strip("/"), f".probe-{uuid.uuid4().hex}") if part)
+    bucket, key = place_in(url, f".probe-{uuid.uuid4().hex}")
     try:
         s3.put_object(Bucket=bucket, Key=key, Body=b"")
         s3.get_object(Bucket=bucket, Key=key)
         s3.delete_object(Bucket=bucket, Key=key)
     except ClientError as error:
-        raise InputError(f"resources.checkpoints: {_bucket_trouble(error, bucket)}") from None
-
-
-def _bucket_trouble(error: ClientError, bucket: str) -> str:
-    if code_of(error) == "NoSuchBucket":
-        return f"there is no bucket {bucket}; make it (`aws s3 mb s3://{bucket}`), or name another"
-    if lacks_rights(error) or code_of(error) == "403":
-        return (
-            f"the role may not s3:{error.operation_name} in {bucket}; put the bucket's name into "
-            "rubberband/cloud/aws/policies/driver.json (and worker.json) and attach that"
-        )
-    return explain(error)
+        raise InputError(f"resources.checkpoints: {trouble(error, bucket)}") from None

@@ -9,10 +9,9 @@ import io
 import tomllib
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import rubberband
-from rubberband.cloud.aws.errors import code_of
+from rubberband.cloud.aws.bucket import is_bucket, put
 from rubberband.cloud.aws.machines import Session
 from rubberband.errors import InputError
 
@@ -33,21 +32,16 @@ def on_an_index() -> bool:
 def upload(session: Session, checkpoints: str | None) -> str:
     """Put the wheel into the bucket of the checkpoint store, unless it is there; its s3:// address.
 
-    Raises InputError if the store is no bucket; botocore's errors.
+    Raises InputError if the store is no bucket, or one that cannot be written; botocore's errors.
     """
-    if checkpoints is None or not checkpoints.startswith("s3://"):
+    if checkpoints is None or not is_bucket(checkpoints):
         raise InputError(
             "resources.aws.install: this rubberband was not installed from an index, so instances cannot install it "
             "by name; give resources.checkpoints a bucket (s3://…), where its wheel is then put, or write install: "
             "the URL of a wheel"
         )
-    bucket, _, prefix = checkpoints.removeprefix("s3://").partition("/")
     name, content = build()
-    key = "/".join(part for part in (prefix.strip("/"), "wheels", name) if part)
-    s3 = session.client("s3")
-    if not _exists(s3, bucket, key):
-        s3.put_object(Bucket=bucket, Key=key, Body=content)
-    return f"s3://{bucket}/{key}"
+    return put(session, checkpoints, f"wheels/{name}", content, unless_there=True)
 
 
 def build(root: Path | None = None) -> tuple[str, bytes]:
@@ -123,13 +117,3 @@ def _record(content: dict[str, bytes], own: str) -> bytes:
         return f"{path},sha256={digest},{len(data)}"
 
     return "\n".join((*(line(path, data) for path, data in content.items()), f"{own},,", "")).encode()
-
-
-def _exists(s3: Any, bucket: str, key: str) -> bool:
-    try:
-        s3.head_object(Bucket=bucket, Key=key)
-    except Exception as error:
-        if code_of(error) in ("404", "NoSuchKey", "NotFound", "403"):  # without s3:ListBucket, what is not there is 403
-            return False
-        raise
-    return True

@@ -233,7 +233,7 @@ def test_the_experiments_folder_comes_along_through_the_bucket(account: Account)
     assert address == f"s3://{account.bucket}/c/folders/digits.zip"
     assert account.fake.world.buckets[account.bucket]["c/folders/digits.zip"] == b"zip"
     assert upload_folder(account.session, "/mnt/shared", "digits", b"zip") is None
-    with pytest.raises(InputError, match="NoSuchBucket"):
+    with pytest.raises(InputError, match="there is no bucket nowhere"):
         upload_folder(account.session, "s3://nowhere", "digits", b"zip")
 
 
