@@ -24,12 +24,13 @@ class Standing:
     """A Ray head that is just there, until it is not."""
 
     lives: bool = True
+    address: str = "10.0.0.1:6379"
     until: float = 0.0
     closed: int = 0
 
     def living(self) -> Head | None:
         """The head."""
-        return Head(address="10.0.0.1:6379", temp_dir=None, environment={}) if self.lives else None
+        return Head(address=self.address, temp_dir=None, environment={}) if self.lives else None
 
     def ensure(self) -> Head:
         """It is there again."""

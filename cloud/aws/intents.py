@@ -54,6 +54,8 @@ class Intent:
     experiment: str
     market: Market
     requested_at: float
+    head_address: str = ""
+    """Of the head that it joins: with another it is of no use."""
     attempts: tuple[Attempt, ...] = ()
     refused: str = ""
     """Set if every attempt was refused: nothing was rented under this name, nor will be."""

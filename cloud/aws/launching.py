@@ -77,6 +77,7 @@ class Launcher:
                 experiment=self._fleet.run.experiment,
                 market=order.market,
                 requested_at=self._fleet.clock(),
+                head_address=order.head_address,
             )
             self._fleet.intents.write(intent)
         if intent.refused:
@@ -169,7 +170,7 @@ class Launcher:
         token = calls.client_token(run.experiment, run.run, order.instance, len(intent.attempts) + 1, choice)
         node = NodeStart(
             instance=order.instance,
-            head_address=order.head_address,
+            head_address=intent.head_address,
             gpus=self._gpus,
             lease_s=lease_s,
             lifetime_s=max(self._lifetime_s, lease_s),

@@ -138,10 +138,12 @@ class AwsProvider:
         return [intent.status() for intent in self._intents.all() if not intent.refused]
 
     def _end_what_has_no_head(self) -> None:
-        living = [intent.instance for intent in self._intents.living() if intent.instance not in self._fleet.launching]
-        if living and self._head.living() is None:
-            for instance in living:
-                self._fleet.end_soon(instance, "the Ray head ended")
+        living = [intent for intent in self._intents.living() if intent.instance not in self._fleet.launching]
+        if living:
+            head = self._head.living()
+            for intent in living:
+                if head is None or intent.head_address != head.address:
+                    self._fleet.end_soon(intent.instance, "the Ray head ended")
 
     def release(self, instance: str) -> InstanceStatus:
         """End the instance and return its final status; idempotent. EC2 has accepted that, and bills it no longer.

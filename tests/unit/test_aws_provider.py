@@ -278,6 +278,15 @@ def test_without_the_head_instances_are_of_no_use(world: World) -> None:
     assert world.living == []
 
 
+def test_an_instance_of_a_former_head_is_of_no_use(world: World) -> None:
+    driver = world.driver()
+    driver.launch("a")
+    world.head.address = "10.0.0.1:7000"
+    driver.launch("b")
+    world.look(driver)
+    assert world.living == ["b"]
+
+
 def test_while_ec2_does_not_answer_nothing_changes(world: World) -> None:
     driver = world.driver()
     driver.launch("a")
