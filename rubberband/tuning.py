@@ -71,10 +71,10 @@ def run_experiment(
     """
     started_at = time.time()
     experiment.require_runnable()
-    entrypoint = find_entrypoint(experiment, search_path)
     folder.require_free()
-    announce_device(experiment, announce)
     terms = cloud_terms(experiment, folder.home, announce)
+    entrypoint = find_entrypoint(experiment, search_path, terms.table)
+    announce_device(experiment, announce)
     with cancel_on_signals() as cancelled:
         profiles, spent = experiment.loaded_profiles(), Spent()
         if profiles is None:
@@ -135,8 +135,13 @@ def announce_device(experiment: Experiment, announce: Announce) -> None:
             announce(note)
 
 
-def find_entrypoint(experiment: Experiment, search_path: Sequence[str | os.PathLike[str]] = ()) -> Entrypoint | None:
-    """The experiment's entry point, checked; None for a virtual run. Raises EntrypointError or InputError."""
+def find_entrypoint(
+    experiment: Experiment, search_path: Sequence[str | os.PathLike[str]] = (), table: Table | None = None
+) -> Entrypoint | None:
+    """The experiment's entry point, checked; None for a virtual run. `table` is that with live prices, if there is one.
+
+    Raises EntrypointError or InputError.
+    """
     if experiment.resources.provider == "virtual":
         return None
     if experiment.entrypoint is None:
@@ -145,13 +150,13 @@ def find_entrypoint(experiment: Experiment, search_path: Sequence[str | os.PathL
         found = Entrypoint.parse(experiment.entrypoint, search_path=search_path or (os.getcwd(),))
     else:
         found = Entrypoint.from_object(experiment.entrypoint)
-    found.check(_widest_gang(experiment), adaptive=experiment.batch.policy == "goodput")
+    found.check(_widest_gang(experiment, table), adaptive=experiment.batch.policy == "goodput")
     return found
 
 
-def _widest_gang(experiment: Experiment) -> int:
+def _widest_gang(experiment: Experiment, table: Table | None) -> int:
     asked = experiment.resources.gpus_per_trial
-    return asked.max or max(asked.min, *(rented.gpus for rented in offers(experiment.resources)))
+    return asked.max or max(asked.min, *(rented.gpus for rented in offers(experiment.resources, table=table)))
 
 
 def _keep(measured: MeasuredProfile, wanted: Path | None, folder: ExperimentFolder) -> Path:

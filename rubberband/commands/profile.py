@@ -39,10 +39,10 @@ def profile(
     experiment = load_experiment(file, overrides or [])
     experiment.require_runnable()
     target = output or default_profile_path(file)
-    entrypoint = find_entrypoint(experiment, (file.absolute().parent, Path.cwd()))
     folder = ExperimentFolder(home=default_home(), name=experiment.name)
-    announce_device(experiment, _announce)
     table = cloud_terms(experiment, folder.home, _announce).table
+    entrypoint = find_entrypoint(experiment, (file.absolute().parent, Path.cwd()), table)
+    announce_device(experiment, _announce)
     with cancel_on_signals() as cancelled:
         measured = measure_profile(
             experiment, entrypoint, folder, iterations=iterations, table=table, cancelled=cancelled
