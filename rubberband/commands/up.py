@@ -85,14 +85,14 @@ def _told(session: Session, head: HeadInstance, experiment: Experiment, run: str
 
 def _cost(session: Session, instance_type: str) -> str:
     """What it costs; nothing where AWS does not tell."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
     from rubberband.cloud.aws.pricing import on_demand_price
+    from rubberband.cloud.aws.resolving import in_one_line
     from rubberband.units import format_usd
 
     try:
-        price_usd = on_demand_price(session, instance_type)
-    except (BotoCoreError, ClientError) as error:
-        print(f"note: the price of {instance_type} is not known ({error})", file=sys.stderr)
+        with in_one_line():
+            price_usd = on_demand_price(session, instance_type)
+    except InputError as error:
+        print(f"note: what a {instance_type} costs is not known: {error}", file=sys.stderr)
         return ""
     return "" if price_usd is None else f"; {format_usd(price_usd)} an hour until `rubberband down`"

@@ -321,6 +321,21 @@ def test_up_tells_how_to_get_in_what_to_run_and_what_it_costs(account: Account, 
     assert len(account.fake.instances) == 1
 
 
+def test_up_without_prices_works_and_says_why(account: Account, file: Path) -> None:
+    account.fake.fault = lambda call: (
+        Fault(
+            error=FakeError("AccessDeniedException", "User: x is not authorized to perform: pricing:GetProducts", 400)
+        )
+        if call.operation == "GetProducts"
+        else None
+    )
+
+    code, told = say("up", "digits.yaml")
+
+    assert code == 0, told
+    assert "what a m7i.large costs is not known: x may not pricing:GetProducts" in told
+
+
 def test_up_is_for_ec2(account: Account, file: Path) -> None:
     code, told = say("up", "digits.yaml", "-s", "resources.provider=local")
 
