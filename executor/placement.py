@@ -6,6 +6,7 @@ Wider gangs go first, and may displace narrower ones, which are then placed anew
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 
 from rubberband.executor.events import Gang, Slot
@@ -46,6 +47,12 @@ def place(
     return placement
 
 
+@functools.lru_cache(maxsize=4096)
+def _slot(instance: str, gpu: int) -> Slot:
+    """The slot; the same ones are placed over and over."""
+    return Slot(instance=instance, gpu=gpu)
+
+
 class _Nodes:
     """Free and taken GPUs of every instance."""
 
@@ -58,8 +65,11 @@ class _Nodes:
 
     def can_keep(self, gang: Gang) -> bool:
         """Whether every slot of `gang` exists, is free, and the gang is packed as a new one would be."""
-        if any(slot.gpu not in self._free.get(slot.instance, ()) for slot in gang):
-            return False
+        for slot in gang:
+            if slot.gpu not in self._free.get(slot.instance, ()):
+                return False
+        if len(gang) == 1:
+            return True
         held = {slot.instance for slot in gang}
         return len(held) == 1 or len(gang) == sum(self._gpus[instance] for instance in held)
 
@@ -75,15 +85,13 @@ class _Nodes:
             self._held[slot.instance].pop(trial, None)
 
     def _some(self, instance: str, gpus: int) -> Gang:
-        return tuple(Slot(instance=instance, gpu=gpu) for gpu in sorted(self._free[instance])[:gpus])
+        return tuple([_slot(instance, gpu) for gpu in sorted(self._free[instance])[:gpus]])
 
     def best_fit(self, gpus: int) -> Gang | None:
         """The fullest instance that still holds `gpus`, else as few wholly free instances as make up `gpus` exactly."""
         if gpus <= self._largest:
-            fitting = [instance for instance, free in self._free.items() if len(free) >= gpus]
-            if not fitting:
-                return None
-            return self._some(min(fitting, key=lambda instance: (len(self._free[instance]), instance)), gpus)
+            fitting = [(len(free), instance) for instance, free in self._free.items() if len(free) >= gpus]
+            return self._some(min(fitting)[1], gpus) if fitting else None
         gang: Gang = ()
         for instance in sorted(self._gpus):
             own = self._gpus[instance]
