@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from rubberband.cloud.aws.launching import Ware
 from rubberband.cloud.aws.machines import Machines, NodeStart
 from rubberband.cloud.aws.provider import AwsProvider
-from rubberband.cloud.aws_fake import FakeAws
+from rubberband.cloud.aws_fake import FakeAws, FakeCall, Fault
 from rubberband.cloud.cluster import Head
 from rubberband.cloud.provider import InstanceStatus
 
@@ -125,3 +125,14 @@ class World:
         """What the driver's workers on the instances do."""
         for instance in self.fake.living:
             self.fake.extend_lease(instance.instance_id, until)
+
+
+def asked(world: World) -> list[FakeCall]:
+    """The launches that were asked for."""
+    return [call for call in world.fake.calls if call.operation == "RunInstances"]
+
+
+def once(operation: str, fault: Fault) -> Callable[[FakeCall], Fault | None]:
+    """A hook: the first call of this kind meets the fault."""
+    left = [fault]
+    return lambda call: left.pop() if call.operation == operation and left else None

@@ -11,7 +11,7 @@ from rubberband.cloud import catalogue
 from rubberband.cloud.aws.images import type_facts
 from rubberband.cloud.aws.launching import Ware
 from rubberband.cloud.aws.machines import Session
-from rubberband.cloud.aws.metadata import own_place
+from rubberband.cloud.aws.metadata import Place, own_place
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.aws.resolving import in_one_line, resolve
 from rubberband.cloud.aws.session import open_session
@@ -50,12 +50,7 @@ def open_provider(
     """
     session = session or open_session(resources.region)
     place = own_place()
-    host = resources.aws.driver_address or (None if place is None else place.address)
-    if host is None:
-        raise InputError(
-            "resources.aws.driver_address: this machine is not in EC2, and instances could not reach it; start a head "
-            "there with `rubberband up FILE` and run the experiment on it, or give this machine's address in the VPC"
-        )
+    host = _host(resources, place)
     device = _device(session, offer.instance_type, environment)
     machines = resolve(session, resources.aws, offer.instance_type, checkpoints=resources.checkpoints, place=place)
     limit_usd = max(offer.price_usd_per_hour, dearest_usd_per_hour or 0.0)
@@ -72,6 +67,18 @@ def open_provider(
         lease_s=resources.lease_length_s,
         device=device,
     )
+
+
+def _host(resources: Resources, place: Place | None) -> str:
+    """This machine's address as instances reach it."""
+    if resources.aws.driver_address is not None:
+        return resources.aws.driver_address
+    if place is None:
+        raise InputError(
+            "resources.aws.driver_address: this machine is not in EC2, and instances could not reach it; start a head "
+            "there with `rubberband up FILE` and run the experiment on it, or give this machine's address in the VPC"
+        )
+    return place.address
 
 
 def stand_ins(

@@ -1,0 +1,239 @@
+"""What AwsProvider asks EC2 for, how often, and what a refusal tells."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from rubberband.cloud.aws import intents
+from rubberband.cloud.aws.launching import Ware
+from rubberband.cloud.aws_fake import FakeCall, Fault
+from rubberband.errors import ProviderError
+from tests.fake_ec2 import ONE_GPU, World, asked, once
+
+FALLBACK = (*ONE_GPU, Ware(instance_type="g5.2xlarge", on_demand_usd_per_hour=1.212, spot_usd_per_hour=0.5))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """An account and a driver's folder."""
+    return World(tmp_path)
+
+
+def test_what_is_asked_for(world: World) -> None:
+    world.driver().launch("a", "spot")
+    request = asked(world)[0].params
+    assert (request["MinCount"], request["MaxCount"]) == (1, 1)
+    assert len(request["ClientToken"]) == 64
+    assert request["MetadataOptions"]["HttpTokens"] == "required"
+    assert request["MetadataOptions"]["HttpPutResponseHopLimit"] == 1
+    assert request["InstanceInitiatedShutdownBehavior"] == "terminate"
+    assert request["InstanceMarketOptions"]["SpotOptions"]["MaxPrice"] == "1.006000"
+    for kind in request["TagSpecifications"]:
+        tags = {tag["Key"]: tag["Value"] for tag in kind["Tags"]}
+        assert tags["rubberband:experiment"] == "digits"
+        assert tags["rubberband:run"] == "run-1"
+        assert tags["rubberband:instance"] == "a"
+        assert (tags["rubberband:owner"], tags["rubberband:role"]) == ("rubberband", "worker")
+    assert [kind["ResourceType"] for kind in request["TagSpecifications"]] == ["instance", "volume"]
+
+
+def test_its_lease_is_within_what_the_driver_said(world: World) -> None:
+    driver = world.driver()
+    driver.renew_lease(world.now + 400.0)
+    driver.launch("a")
+    assert world.fake.living[0].lease_until is not None
+    assert 0.9 * 400.0 < world.fake.living[0].lease_until - world.fake.living[0].running_at <= 400.0
+
+
+def test_what_could_not_live_long_enough_is_not_rented(world: World) -> None:
+    driver = world.driver()
+    driver.renew_lease(world.now + 30.0)
+    with pytest.raises(ProviderError, match=r"reaches 30 s from now.*raise max_cost, or resources.lease"):
+        driver.launch("a")
+    assert asked(world) == []
+    assert driver.describe() == []
+
+
+def test_the_next_zone_is_tried_with_another_token(world: World) -> None:
+    world.fake.set_capacity(0, zone="us-east-1a")
+    driver = world.driver()
+    driver.launch("a")
+    assert world.look(driver)["a"].zone == "us-east-1b"
+    first, second = asked(world)
+    assert first.params["ClientToken"] != second.params["ClientToken"]
+
+
+def test_then_another_type_at_its_own_price(world: World) -> None:
+    world.fake.set_capacity(0, instance_type="g5.xlarge")
+    driver = world.driver(wares=FALLBACK)
+    driver.launch("a")
+    status = world.look(driver)["a"]
+    assert (status.instance_type, status.price_usd_per_hour) == ("g5.2xlarge", 1.212)
+
+
+def test_a_refusal_tells_every_zone_and_is_final(world: World) -> None:
+    world.fake.set_capacity(0)
+    driver = world.driver()
+    with pytest.raises(
+        ProviderError, match=r"instance a refused: .*us-east-1a.*us-east-1b.*InsufficientInstance"
+    ) as told:
+        driver.launch("a")
+    world.fake.set_capacity(None)
+    with pytest.raises(ProviderError) as again:
+        driver.launch("a")
+    assert str(again.value) == str(told.value)
+    with pytest.raises(ProviderError, match="never launched"):
+        driver.release("a")
+    assert world.look(driver) == {}
+    assert world.living == []
+
+
+def test_a_used_up_quota_is_not_asked_in_other_zones(world: World) -> None:
+    for code in world.fake.world.quotas_vcpus:
+        world.fake.world.quotas_vcpus[code] = 0.0
+    with pytest.raises(ProviderError, match=r"quota is used up.*ask for more.*max_instances"):
+        world.driver(wares=FALLBACK).launch("a")
+    assert [call.params["InstanceType"] for call in asked(world)] == ["g5.xlarge", "g5.2xlarge"]
+
+
+def test_a_role_without_rights_is_told_which(world: World) -> None:
+    world.fake.policies["driver"] = []
+    with pytest.raises(ProviderError, match=r"may not ec2:RunInstances; attach the policy .*driver\.json"):
+        world.driver().launch("a")
+    assert len(asked(world)) == 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault.timeout(took_effect=True),
+        Fault.timeout(took_effect=False),
+        Fault.server_error(took_effect=True),
+        Fault.server_error(),
+        Fault.throttled(),
+    ],
+)
+def test_what_is_not_answered_is_asked_again_with_the_same_token(world: World, fault: Fault) -> None:
+    world.fake.fault = once("RunInstances", fault)
+    driver = world.driver()
+    driver.launch("a")
+    tokens = [call.params["ClientToken"] for call in asked(world)]
+    assert len(tokens) == 2
+    assert len(set(tokens)) == 1
+    assert world.living == ["a"]
+
+
+def test_a_lost_answer_whose_request_no_longer_fits_is_settled_by_looking(world: World) -> None:
+    driver = world.driver()
+    driver.renew_lease(world.now + 100.0)
+
+    def slow(call: FakeCall) -> Fault | None:
+        if call.operation != "RunInstances":
+            return None
+        world.sleep(20.0)
+        return Fault.timeout(took_effect=False)
+
+    world.fake.fault = slow
+    with pytest.raises(ProviderError, match="instance a refused: the budget"):
+        driver.launch("a")
+    assert len(asked(world)) == 1
+    assert world.living == []
+
+
+def test_an_instance_of_a_refused_request_is_ended_when_it_appears(world: World) -> None:
+    """Its answer was lost, EC2 then refused the same token, and the other zone gave what was wanted."""
+    faults = [Fault.timeout(took_effect=True), Fault.no_capacity()]
+
+    def hidden(call: FakeCall) -> Fault | None:
+        if call.operation != "RunInstances" or not faults:
+            return None
+        fault = faults.pop(0)
+        return Fault(error=fault.error, took_effect=fault.took_effect, visible_after_s=200.0)
+
+    world.fake.fault = hidden
+    driver = world.driver()
+    driver.launch("a")
+    assert world.living == ["a", "a"]
+    world.sleep(200.0)
+    assert world.look(driver)["a"].zone == "us-east-1b"
+    assert world.living == ["a"]
+
+
+def test_close_waits_for_what_may_yet_appear(world: World) -> None:
+    world.fake.fault = once("RunInstances", Fault(error=Fault.timeout(took_effect=True).error, took_effect=True))
+    world.fake.world.visible_after_s = 250.0
+    refuse = [False, True, True]
+    lost = world.fake.fault
+
+    def both(call: FakeCall) -> Fault | None:
+        if call.operation == "RunInstances" and refuse.pop(0):
+            return Fault.no_capacity()
+        return lost(call)
+
+    world.fake.fault = both
+    driver = world.driver()
+    with pytest.raises(ProviderError):
+        driver.launch("a")
+    assert world.living == ["a"]
+    driver.close()
+    assert world.living == []
+
+
+def test_the_cheapest_zone_comes_first_on_the_spot_market_at_its_price(world: World) -> None:
+    driver = world.driver()
+    driver.launch("a", "spot")
+    status = world.look(driver)["a"]
+    world.sleep(60.0)
+    (line,) = world.fake.bill().lines
+    assert status.market == "spot"
+    assert status.price_usd_per_hour == line.price_usd_per_hour
+    assert line.zone == status.zone
+
+
+def test_an_ignored_spot_flag_is_an_error_and_ends_it(world: World) -> None:
+    world.fake.world.ignores_spot = True
+    driver = world.driver()
+    with pytest.raises(ProviderError, match="bought on demand and on the spot market was asked for"):
+        driver.launch("a", "spot")
+    assert world.living == []
+
+
+def test_nothing_is_rented_that_cannot_be_written_down(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = world.driver()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(intents, "_write", full)
+    with pytest.raises(ProviderError, match=r"cannot be written \(No space left.*make room"):
+        driver.launch("a")
+    assert asked(world) == []
+
+
+def test_a_release_ends_the_asking(world: World) -> None:
+    refused: list[str] = []
+
+    def busy(call: FakeCall) -> Fault | None:
+        return Fault.throttled() if call.operation == "RunInstances" and not refused else None
+
+    world.fake.fault = busy
+    driver = world.driver(sleep=lambda _: time.sleep(0.001))
+
+    def launch() -> None:
+        try:
+            driver.launch("a")
+        except ProviderError as error:
+            refused.append(str(error))
+
+    thread = threading.Thread(target=launch)
+    thread.start()
+    while not asked(world):
+        time.sleep(0.001)
+    assert driver.release("a").state == "terminated"
+    thread.join()
+    assert "released while it was asked for" in refused[0]
+    assert world.living == []
