@@ -80,8 +80,8 @@ class Aws(Words):
     """An AMI (`ami-…`) or an SSM parameter that names one (`ssm:/aws/service/…`). By default the latest Deep Learning
     AMI for the type's architecture."""
     install: Annotated[str, Field(min_length=1)] | None = None
-    """What pip installs on an instance: requirements such as `rubberband[ray,aws]==0.1.0 scikit-learn`, or the URL of a
-    wheel. By default this version; `none` for an image that has everything."""
+    """What pip installs on an instance beside this version of rubberband, such as `scikit-learn`. Another rubberband is
+    named as a requirement, or by the URL of a wheel. `none` for an image that has everything."""
     setup: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(max_length=100)] = ()
     """Shell commands that an instance runs, as root, before it joins."""
     subnets: Annotated[tuple[Annotated[str, Field(pattern="^subnet-")], ...], Field(max_length=32)] = ()

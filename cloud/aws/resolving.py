@@ -7,6 +7,7 @@ token, and the wheel of a package that is not on an index.
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,9 @@ from rubberband.cloud.aws.user_data import Boot, Installation, installation, wor
 from rubberband.cloud.local import ray_node
 from rubberband.errors import InputError
 from rubberband.resources import Aws
+
+_NAMES_THE_PACKAGE = re.compile(r"""(^|[\s/'"])rubberband($|[^\w.])""")
+"""As a requirement, or as the name of a wheel."""
 
 
 def resolve(
@@ -88,17 +92,20 @@ def security_group(session: Session, words: Aws, vpc: str, sleep: Callable[[floa
 
 
 def what_to_install(session: Session, words: Aws, checkpoints: str | None) -> Installation:
-    """What an instance installs: what the file says, or this version of the package.
+    """What an instance installs: what the file says, and this version of the package unless that names another.
 
     A package that was not installed from an index is put beside the checkpoints, where instances fetch it. Raises
     InputError if there is no such place.
     """
+    install = words.install or ""
+    if install.strip() != "none" and not _NAMES_THE_PACKAGE.search(install):
+        own = (
+            f"rubberband[ray,aws]=={rubberband.__version__}"
+            if wheel.on_an_index()
+            else wheel.upload(session, checkpoints)
+        )
+        install = f"{own} {install}"
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    install = words.install
-    if install is None and wheel.on_an_index():
-        install = f"rubberband[ray,aws]=={rubberband.__version__}"
-    elif install is None:
-        install = wheel.upload(session, checkpoints)
     return installation(install, python=python, ray=_ray_version())
 
 

@@ -16,7 +16,7 @@ from rubberband.cloud.aws import wheel
 from rubberband.cloud.aws.machines import Machines, NodeStart
 from rubberband.cloud.aws.metadata import own_place
 from rubberband.cloud.aws.network import delete_groups, ensure_group
-from rubberband.cloud.aws.resolving import resolve
+from rubberband.cloud.aws.resolving import resolve, what_to_install
 from rubberband.cloud.aws.token import main as fetch_token
 from rubberband.cloud.aws.token import publish_token, read_token, token_parameter
 from rubberband.cloud.aws_fake import Fault
@@ -256,6 +256,24 @@ def test_the_wheel_of_a_checkout_is_put_beside_the_checkpoints_once(account: Acc
     assert key.startswith("c/wheels/rubberband-")
     assert f"WHEELS=(s3://{account.bucket}/{key})" in texts.pop()
     assert not texts
+
+
+@pytest.mark.parametrize(
+    ("install", "adds"),
+    [
+        ("scikit-learn", True),
+        ("my-rubberband==1", True),
+        ("rubberband[ray,aws]==0.1.0 torch", False),
+        ("'rubberband @ https://example.org/a.whl'", False),
+        ("s3://bucket/rubberband-0.1.0-py3-none-any.whl", False),
+        ("none", False),
+    ],
+)
+def test_what_a_trial_needs_is_installed_beside_the_package(account: Account, install: str, adds: bool) -> None:
+    asked = what_to_install(account.session, Aws(install=install), f"s3://{account.bucket}/c")
+
+    assert any("/c/wheels/rubberband-" in one for one in asked.wheels) == adds
+    assert (asked.requirements[1:2] == (install,)) == adds
 
 
 def test_a_checkout_without_a_bucket_is_told_what_to_do(account: Account) -> None:
