@@ -24,7 +24,7 @@ boto3.client("s3").download_file(bucket, key, os.path.join(sys.argv[2], os.path.
 }
 
 make_venv() {
-    export UV_CACHE_DIR="$DIR/cache" UV_PYTHON_INSTALL_DIR="$DIR/python" UV_TORCH_BACKEND=auto UV_HTTP_RETRIES=10
+    export UV_CACHE_DIR="$DIR/cache" UV_PYTHON_INSTALL_DIR="$DIR/python" UV_HTTP_RETRIES=10
     export PATH="$DIR/uv/bin:$PATH"
     find_uv
     say "making an environment with Python $PYTHON_VERSION"
@@ -37,6 +37,10 @@ make_venv() {
         say "fetching $address"
         fetch "$address" wheels
     done
+    # PyTorch's own index has the build for this machine's driver, and a small one for none; PyPI's will do.
+    if curl --head --silent --fail --max-time 10 https://download.pytorch.org/whl/torch/ > /dev/null; then
+        export UV_TORCH_BACKEND=auto
+    fi
     say "installing ${REQUIREMENTS[*]}"
     uv pip install --quiet "${REQUIREMENTS[@]}"
 }
