@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 MONEY_SLACK_USD = 1e-9
 """Sums of the same parts in another order may differ by this much."""
 
+SHORTEST_REACH_S = 2.0
+"""Where prices lie below the reserved ones, the stop comes while the budget still reaches about so far."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
@@ -58,7 +61,8 @@ class Purse:
         """The bill, at the prices of purchase."""
         spent = self.settled_usd + self.rate_usd_per_s * (now - self.rate_since)
         for line in self.lines:
-            spent += line.usd_per_s * (max(now, line.paid_until) - line.running_at)
+            paid_until = line.paid_until if line.paid_until > now else now
+            spent += line.usd_per_s * (paid_until - line.running_at)
         return spent
 
     def with_another(self, coming: Coming) -> Purse:
@@ -82,6 +86,18 @@ class Purse:
         self._reached = (now, until)
         return until
 
+    def refresh_at(self, now: float) -> float:
+        """When it is to be asked again how far the budget reaches, since it will reach farther; infinite: never.
+
+        Long before it reaches no farther than to the very moment, so that leases can be put off in time.
+        """
+        if not any(line.reserved_usd_per_s > line.usd_per_s for line in self.lines):
+            return math.inf
+        self.reaches_about(now)
+        assert self._reached is not None, "it was asked just now"
+        as_of, until = self._reached
+        return as_of + max(0.0, until - as_of) / 4.0
+
     def stops_at(self, now: float, margin_s: float) -> float:
         """Until when all may be held at the prices of purchase, `margin_s` being left for the end at the reserved ones.
 
@@ -89,7 +105,8 @@ class Purse:
         """
         if self._stops_at is not None:
             return self._stops_at
-        surcharge = sum([line.reserved_usd_per_s - line.usd_per_s for line in self.lines]) * margin_s
+        surcharge = sum([line.reserved_usd_per_s - line.usd_per_s for line in self.lines])
+        surcharge *= max(margin_s, SHORTEST_REACH_S)
         found = self._reaches(now, [(line, line.usd_per_s) for line in self.lines], surcharge) - margin_s
         if not self.coming:
             self._stops_at = found
@@ -100,7 +117,7 @@ class Purse:
         rate_usd_per_s = self.rate_usd_per_s
         growths: list[tuple[float, float]] = []
         for line, usd_per_s in lines:
-            paid_until = max(now, line.paid_until)
+            paid_until = line.paid_until if line.paid_until > now else now
             if line.bound_until > paid_until:
                 left_usd -= line.reserved_usd_per_s * (line.bound_until - paid_until)
                 paid_until = line.bound_until

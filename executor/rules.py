@@ -59,14 +59,15 @@ def hold_until(job: Job, state: State) -> float:
 
 
 def wake_at(job: Job, state: State) -> float | None:
-    """When a Tick is due, if no other event comes before: a hang, a retry, or the end of the budget."""
+    """When a Tick is due, if no other event comes before: a hang, a retry, a longer lease, or the end of the budget."""
     if state.phase in (Phase.NEW, Phase.FINISHED, Phase.ENDING):
         return None
     earliest = min([trial.due_at for trial in state.running()], default=math.inf)
     if state.now < state.relaunch_at < earliest:
         earliest = state.relaunch_at
     if job.max_cost_usd is not None:
-        earliest = min(earliest, max(state.now, stop_at(job, state)))
+        refresh_at = accounting.purse(job, state).refresh_at(state.now)
+        earliest = min(earliest, refresh_at, max(state.now, stop_at(job, state)))
     return earliest if earliest < math.inf else None
 
 
@@ -102,6 +103,8 @@ def gang_size(job: Job, state: State) -> int:
     """
     planned = state.chosen().gpus_per_trial
     ready = len(state.ready())
+    if slots(ready, job.offer.gpus, planned) > 0:
+        return planned
     allowed = gang_sizes(job.offer.gpus, job.profile.smallest_gpus, planned)
     return max((size for size in allowed if slots(ready, job.offer.gpus, size) > 0), default=0)
 
@@ -147,6 +150,8 @@ def moves(job: Job, state: State, trial: TrialState) -> bool:
 def _starts(job: Job, state: State, waiting: Sequence[TrialState], running: Sequence[TrialState]) -> Mapping[int, Gang]:
     ready, width = state.ready(), job.offer.gpus
     if not waiting or not ready:
+        return {}
+    if not state.leaving() and len(ready) * width <= sum([len(trial.gang) for trial in running]):
         return {}
     gpus = {record.instance: width for record in ready}
     held = {trial.trial: trial.gang for trial in running}

@@ -100,12 +100,12 @@ class _Reserve:
         return max(self.of_width(offer, choice.instances) for choice in plan.stages)
 
     def of_width(self, offer: Offer, instances: int) -> float:
-        """Of so many instances: the release margin, and what their minimum is reserved at beyond its price."""
+        """Of so many instances: the release margin, and what is reserved beyond their price until they are ready."""
         reserved = max(offer.price_usd_per_hour, self._dearest_usd_per_hour or 0.0)
         held_usd = reserved * self._margin_s
         if offer.billing == "per_instance" and self._margin_s:
             least = offer.price_usd_per_hour if offer.spot is None else offer.spot.price_usd_per_hour
-            held_usd += (reserved - least) * offer.minimum_billed_s
+            held_usd += (reserved - least) * max(offer.minimum_billed_s, offer.init_delay_s)
         return (instances * held_usd + offer.head_price_usd_per_hour * self._margin_s) / SECONDS_PER_HOUR
 
     @property

@@ -254,6 +254,20 @@ def test_the_stop_comes_before_the_leases_end_and_both_before_the_cap(market: st
     assert story.controller.hold_until() >= story.at
 
 
+def test_a_driver_that_hears_nothing_puts_leases_off_before_they_end() -> None:
+    """On spot the budget reaches farther as time passes, since it is reserved at the price on demand."""
+    story = begun(dataclasses.replace(SPOT, max_cost_usd=2.0, release_margin_s=30.0))
+    for _ in range(20):
+        wake_at, hold_until = story.controller.wake_at(), story.controller.hold_until()
+        assert wake_at is not None
+        if wake_at - story.at < 60.0:
+            break
+        assert wake_at < hold_until - 7.5
+        story.at = wake_at - 1.0
+        story.tell(Tick)
+        assert story.controller.hold_until() >= hold_until
+
+
 def test_a_first_lease_that_the_driver_cannot_cut_is_paid_for_in_advance() -> None:
     """The driver may die while an instance is on its way: it then lives for all of its first lease."""
     story = Story(dataclasses.replace(JOB, max_cost_usd=2.0, lease_s=600.0))
