@@ -37,6 +37,8 @@ def choose_subnets(
     By default they are those of the driver's VPC (its own zone first), or of the default VPC. Raises InputError for
     subnets that do not exist or lie in several VPCs, and if none lies in a zone that has the type; botocore's errors.
     """
+    if place is not None and place.region != session.region:
+        place = None
     subnets = _asked(session, asked) if asked else _of_vpc(session, place)
     offered = zones_of(session, instance_type)
     chosen: dict[str, str] = {}

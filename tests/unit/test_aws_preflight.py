@@ -106,8 +106,8 @@ def test_a_driver_that_instances_cannot_reach_is_sent_to_the_head(account: Accou
     resources = account.resources()
     with pytest.raises(InputError, match="is not in EC2: they cannot reach it; start a head there with `rubberband up"):
         preflight(resources, [offer()], session=account.session)
-    elsewhere = replace(account.place, region="eu-west-1")
-    with pytest.raises(InputError, match=r"this machine is in vpc-.* \(eu-west-1\)"):
+    elsewhere = replace(account.place, region="eu-west-1", vpc="vpc-elsewhere")
+    with pytest.raises(InputError, match=r"this machine is in vpc-elsewhere \(eu-west-1\)"):
         preflight(resources, [offer()], session=account.session, place=elsewhere)
 
     told = account.resources(aws={"driver_address": "10.1.2.3"})
