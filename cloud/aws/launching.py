@@ -23,6 +23,13 @@ from rubberband.plan import Market
 
 _LEASE_SHARE = 0.95
 """How much of what the budget reaches is armed at first: while the rest lasts, the same request may be repeated."""
+_BOOT_S = 60.0
+"""From `running`, which is billed, until the boot script arms the lease, and from its end until the machine is off."""
+
+
+def least_reach_s(least_lease_s: float) -> float:
+    """How far ahead the budget (or the lease) must reach for an instance to live `least_lease_s` after booting."""
+    return math.ceil((least_lease_s + _BOOT_S) / _LEASE_SHARE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,12 +166,12 @@ class Launcher:
         fleet, machines, run = self._fleet, self._machines, self._fleet.run
         intent = fleet.intents.get(order.instance)
         assert intent is not None
-        lease_s = float(math.floor(_LEASE_SHARE * order.reach_s()))
+        lease_s = float(math.floor(_LEASE_SHARE * order.reach_s() - _BOOT_S))
         if lease_s < self._least_lease_s:
+            least_s = least_reach_s(self._least_lease_s)
             reason = (
                 f"instance {order.instance} refused: the budget, or its lease, reaches {max(0.0, order.reach_s()):.0f} "
-                f"s from now, and an instance needs {self._least_lease_s / _LEASE_SHARE:.0f} s to be of use; raise "
-                "max_cost, or resources.lease"
+                f"s from now, and an instance needs {least_s:.0f} s to be of use; raise max_cost, or resources.lease"
             )
             raise ProviderError(self._refuse(order.instance, reason))
         token = calls.client_token(run.experiment, run.run, order.instance, len(intent.attempts) + 1, choice)
@@ -187,7 +194,7 @@ class Launcher:
             attempt = self._last(order.instance)
             if attempt.outcome == "accepted":  # a look found it
                 return None
-            if attempt.lease_s > order.reach_s():  # it would outlive the budget if it were launched only now
+            if attempt.lease_s + _BOOT_S > order.reach_s():  # it would outlive the budget if it were launched only now
                 return None if self._fleet.settle(order.instance) is not None else "capacity"
             try:
                 answer = self._fleet.ec2.run_instances(**attempt.request)

@@ -9,10 +9,10 @@ from typing import Literal
 
 from rubberband.cloud import catalogue
 from rubberband.cloud.aws.images import type_facts
-from rubberband.cloud.aws.launching import Ware
+from rubberband.cloud.aws.launching import Ware, least_reach_s
 from rubberband.cloud.aws.machines import Session
 from rubberband.cloud.aws.metadata import Place, own_place
-from rubberband.cloud.aws.provider import AwsProvider
+from rubberband.cloud.aws.provider import LEAST_LEASE_S, AwsProvider
 from rubberband.cloud.aws.resolving import in_one_line, resolve
 from rubberband.cloud.aws.session import open_session
 from rubberband.cloud.catalogue import Table
@@ -48,6 +48,7 @@ def open_provider(
     Raises InputError for what does not fit in the account or on this machine, with the remedy; ProviderError if another
     driver holds the directory.
     """
+    _check_lease(resources.lease_length_s)
     session = session or open_session(resources.region)
     place = own_place()
     host = _host(resources, place)
@@ -67,6 +68,15 @@ def open_provider(
         lease_s=resources.lease_length_s,
         device=device,
     )
+
+
+def _check_lease(lease_s: float) -> None:
+    least_s = least_reach_s(LEAST_LEASE_S)
+    if lease_s < least_s:
+        raise InputError(
+            f"resources.lease: {lease_s:g} s is too short for EC2, where an instance must boot and install before the "
+            f"driver can renew it; give at least {least_s:.0f} s, or leave it at 10 minutes"
+        )
 
 
 def _host(resources: Resources, place: Place | None) -> str:

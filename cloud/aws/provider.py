@@ -26,7 +26,7 @@ from rubberband.plan import Market
 LIFETIME_S = 7 * 24 * 3600.0
 """The hard stop: an instance ends itself so long after booting although its lease is renewed."""
 LEAST_LEASE_S = 60.0
-"""An instance that the budget lets live for less is of no use: it boots for about that long, and is billed for it."""
+"""An instance whose first lease is shorter is of no use, and is billed for that long anyway."""
 
 
 class ClusterHead(Protocol):

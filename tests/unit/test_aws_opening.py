@@ -89,6 +89,11 @@ def test_a_machine_that_instances_cannot_reach_is_bad_input(opened: Any) -> None
         opened(resources(aws={"driver_address": None}))
 
 
+def test_a_lease_that_is_over_before_an_instance_is_of_use_is_bad_input(opened: Any) -> None:
+    with pytest.raises(InputError, match=r"resources\.lease: 60 s is too short .* at least 127 s"):
+        opened(resources(lease="60s"))
+
+
 def test_one_driver_at_a_time(opened: Any) -> None:
     opened(resources())
     with pytest.raises(ProviderError, match="another driver"):
