@@ -109,14 +109,14 @@ class Fleet:
         except OSError:
             return 0.0
 
-    def look(self, *, fresh: bool = False) -> None:
-        """Bring the intents up to date, at most every `look_s`, or now if `fresh`.
+    def look(self) -> None:
+        """Bring the intents up to date, at most every `look_s`.
 
         Raises ProviderError if EC2 does not answer: then all is as it was known last.
         """
         with self._looking:
             at = self.clock()
-            if not fresh and self._looked_at is not None and at - self._looked_at < self.look_s:
+            if self._looked_at is not None and at - self._looked_at < self.look_s:
                 return
             before = self.intents.living()
             shown = self._shown()
@@ -372,7 +372,7 @@ class Fleet:
             else:
                 if alive:
                     trouble = f"{', '.join(alive)} did not end within {PATIENCE_S:.0f} s"
-                elif not self.in_doubt(self.clock()):
+                elif not self.intents.in_doubt(self.clock(), VISIBILITY_S):
                     return
             if not trouble:
                 quiet_at = self.clock()
@@ -380,11 +380,6 @@ class Fleet:
                 troubles.append(trouble)
                 return
             self.sleep(max(self.look_s, next(pauses)))
-
-    def in_doubt(self, at: float) -> bool:
-        """Whether an instance may yet appear of a request that was refused after it had gone unanswered."""
-        asked = [intent.doubtful_at for intent in self.intents.all() if intent.doubtful_at is not None]
-        return any(at - asked_at < VISIBILITY_S for asked_at in asked)
 
     def _strays(self) -> list[dict[str, Any]]:
         alive = [machine for machine in self._shown() if machine["State"]["Name"] in states.ALIVE]

@@ -162,6 +162,11 @@ class Intents:
         """Those that may cost money."""
         return [intent for intent in self.all() if intent.lives]
 
+    def in_doubt(self, at: float, visible_after_s: float) -> bool:
+        """Whether an instance may yet appear of a request that was refused after it had gone unanswered."""
+        asked = [intent.doubtful_at for intent in self.all() if intent.doubtful_at is not None]
+        return any(at - asked_at < visible_after_s for asked_at in asked)
+
     def write(self, intent: Intent) -> Intent:
         """Write an intent for good, before it is acted on. Raises ProviderError if that fails: do not act then."""
         with self._mutex:

@@ -85,8 +85,7 @@ def sweep(
 def _over(directory: Path, run: Run, now: float) -> bool:
     """Whether all of a run has ended, as far as its driver wrote down."""
     intents = Intents(directory, run)
-    doubts = [intent.doubtful_at or 0.0 for intent in intents.all()]
-    return not intents.living() and now - max(doubts, default=0.0) >= VISIBILITY_S
+    return not intents.living() and not intents.in_doubt(now, VISIBILITY_S)
 
 
 class _Place:
