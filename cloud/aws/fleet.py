@@ -75,6 +75,7 @@ class Fleet:
         self._looked_at: float | None = None
         self._pending_at: dict[str, float] = {}
         self._missed: dict[str, tuple[int, float]] = {}
+        self._told_to_end: set[str] = set()
         self._met: set[str] = set()
         self._former_until = self._recall_until()
         self._latest_until = 0.0
@@ -240,11 +241,15 @@ class Fleet:
 
     def _end_stray(self, machine: Mapping[str, Any]) -> None:
         """An instance of this run that nothing refers to: a request that was given up took effect after all."""
-        if machine["State"]["Name"] in states.ALIVE:
-            _log.warning("ending %s, which was given up and runs all the same", machine["InstanceId"])
-            with suppress(*FAILURES):  # it is ended at the next look
-                self.ec2.terminate_instances(InstanceIds=[machine["InstanceId"]])
-                self.strays[machine["InstanceId"]] = machine
+        identity = machine["InstanceId"]
+        if machine["State"]["Name"] not in states.ALIVE:
+            return
+        if identity not in self._told_to_end:  # else EC2 shows a state that is out of date
+            _log.warning("ending %s, which was given up and runs all the same", identity)
+            self.strays[identity] = machine
+        with suppress(*FAILURES):  # it is ended at the next look
+            self.ec2.terminate_instances(InstanceIds=[identity])
+            self._told_to_end.add(identity)
 
     def end_soon(self, name: str, reason: str) -> None:
         """Order the end of an instance once, without waiting; a look that still finds it is to order it again."""
@@ -293,6 +298,7 @@ class Fleet:
     def _terminate_once(self, name: str, attempt: Attempt) -> Intent:
         intent = self.intents.get(name)
         answer = self.ec2.terminate_instances(InstanceIds=[attempt.instance_id])
+        self._told_to_end.add(attempt.instance_id)
         at = self.clock()
         before = answer["TerminatingInstances"][0]["PreviousState"]["Name"]
         if before in ("shutting-down", "terminated"):  # by itself, or by an order whose answer was lost
