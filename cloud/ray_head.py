@@ -33,8 +33,8 @@ class RayHead:
         """Take over `directory`; what lives of a head that an earlier driver started is found there.
 
         `host` is the address of this machine as instances reach it. The token that opens the cluster is one per user
-        (see `ray_node.default_token_path`), as Ray remembers it for the life of a process. The lease is `lease_s` long
-        until it is renewed. Raises ProviderError if another driver holds the directory, or if the directory or the
+        (see `ray_node.default_token_path`), as Ray remembers it for the life of a process. A lease that is over
+        is renewed for `lease_s`. Raises ProviderError if another driver holds the directory, or if the directory or the
         token cannot be written.
         """
         self._experiment = experiment
@@ -62,7 +62,8 @@ class RayHead:
             )
         self.token_path = ray_node.ensure_token(token_path or ray_node.default_token_path())
         self.guards = Guards(self._experiment, self._directory, self.token_path, lease_s)
-        self.renew_lease(time.time() + lease_s)
+        if not self.guards.leased():  # else the budget of what an earlier driver left may reach no further
+            self.renew_lease(time.time() + lease_s)
 
     @property
     def _heads(self) -> Path:

@@ -33,6 +33,8 @@ from rubberband.resources import Resources
 
 RELEASE_MARGIN_S = 3.0
 """Real instances take about this long to be given back; the budget keeps clear of it."""
+LEASE_INTERVAL_S = 2.0
+READY_TIMEOUT_S = 180.0
 EC2_RELEASE_MARGIN_S = 30.0
 """EC2 takes up to about so long to end an instance, retries of the request included."""
 EC2_LEASE_INTERVAL_S = 5.0
@@ -222,8 +224,8 @@ def make_ray_backend(
         logs=folder.logs,
         code=code,
         lease_s=setup.lease_s,
-        lease_interval_s=min(EC2_LEASE_INTERVAL_S if on_ec2 else 2.0, setup.lease_s / 4.0),
-        ready_timeout_s=EC2_READY_TIMEOUT_S if on_ec2 else 180.0,
+        lease_interval_s=min(EC2_LEASE_INTERVAL_S if on_ec2 else LEASE_INTERVAL_S, setup.lease_s / 4.0),
+        ready_timeout_s=EC2_READY_TIMEOUT_S if on_ec2 else READY_TIMEOUT_S,
     )
 
 

@@ -37,6 +37,10 @@ class Guards:
         """The file whose modification time is the instant at which instances end."""
         return self._directory / "lease"
 
+    def leased(self) -> bool:
+        """Whether there is a lease that is not over."""
+        return self.lease.exists() and self.lease.stat().st_mtime > time.time()
+
     def renew_lease(self, until: float) -> None:
         """Put the end off, or bring it forward, to `until`."""
         if not self.lease.exists():

@@ -19,12 +19,17 @@ class Leases:
     def __init__(
         self, provider: Provider, *, lease_s: float, interval_s: float, clock: Callable[[], float] = time.time
     ) -> None:
-        """Every `interval_s` the lease is put off to `lease_s` from now, but not beyond what `hold_until` was told."""
+        """Every `interval_s` the lease is put off to `lease_s` from now, but not beyond what `hold_until` was told.
+
+        Not before `hold_until` is called, or the first instance is asked for: what an earlier driver left may have used
+        up the budget.
+        """
         self._provider = provider
         self._lease_s = lease_s
         self.interval_s = interval_s
         self._clock = clock
         self._hold_until = math.inf
+        self._begun = False
         self._mutex = threading.Lock()
         self._renewed = -math.inf
         """The latest instant that the provider was told."""
@@ -33,9 +38,9 @@ class Leases:
         threading.Thread(target=self._run, daemon=True, name="leases").start()
 
     @property
-    def until(self) -> float:
-        """The instant at which instances end themselves if they hear no more."""
-        return min(self._clock() + self._lease_s, self._hold_until)
+    def until(self) -> float | None:
+        """The instant at which instances are to end themselves if they hear no more; None: leave it as it is."""
+        return min(self._clock() + self._lease_s, self._hold_until) if self._begun else None
 
     @property
     def held_until(self) -> float:
@@ -44,7 +49,7 @@ class Leases:
 
     def hold_until(self, instant: float) -> bool:
         """Hold nothing past `instant`; where leases reach further, they are cut at once, and that is told."""
-        self._hold_until = instant
+        self._hold_until, self._begun = instant, True
         cut = instant < self._renewed
         if cut:
             self._wake.set()
@@ -53,7 +58,8 @@ class Leases:
     def renew(self) -> None:
         """Tell the provider. A failure is only noted: the lease is long enough for the next time."""
         with self._mutex:
-            until = self.until
+            self._begun = True
+            until = min(self._clock() + self._lease_s, self._hold_until)
             try:
                 self._provider.renew_lease(until)
             except Exception as error:
@@ -65,7 +71,7 @@ class Leases:
         while not self._closed:
             self._wake.wait(self.interval_s)
             self._wake.clear()
-            if not self._closed:
+            if self._begun and not self._closed:
                 self.renew()
 
     def close(self) -> None:

@@ -61,13 +61,14 @@ class Warden:
         self,
         instance: str,
         *,
-        until: Callable[[], float],
+        until: Callable[[], float | None],
         interval_s: float,
         logs: Path | None,
         on_notice: Callable[[], None],
     ) -> None:
-        """`until` is what the lease is put off to; what trials print is added to the files in `logs`.
+        """`until` is what the lease is put off to (None: it is left as it is).
 
+        What trials print is added to the files in `logs`.
         `on_notice` is called at every beat that tells of an interruption.
         """
         self.instance = instance

@@ -165,6 +165,8 @@ def test_what_was_bought_is_told_and_a_notice_is_told_once(
 
 
 def test_a_lease_never_reaches_beyond_what_is_held(leases: Leases, provider: Breaking) -> None:
+    assert leases.until is None
+    leases.hold_until(math.inf)
     eventually(lambda: provider.leases[-1:] == [40.0])
     leases.hold_until(25.0)
     eventually(lambda: provider.leases[-1] == 25.0)
