@@ -133,7 +133,10 @@ class VirtualBackend:
             self._fleet.renew(self.now())
 
     def next_events(self, wake_at: float | None) -> Sequence[Event]:
-        """Jump to the next event, or to `wake_at` if that comes first; an event due at `wake_at` goes before it."""
+        """Jump to the next instant with events, or to `wake_at` if that comes first; events due at `wake_at` go before.
+
+        What happens at one instant comes at once.
+        """
         agenda = self._agenda
         while True:
             next_at = agenda.next_at()
@@ -146,9 +149,18 @@ class VirtualBackend:
             self._advance(until)
             if until < next_at:
                 return []
-            event = agenda.pop()(self._clock.now())
+            if events := self._happenings():
+                return events
+
+    def _happenings(self) -> list[Event]:
+        """What is told of all that happens now."""
+        agenda, now = self._agenda, self._clock.now()
+        events: list[Event] = []
+        while agenda.next_at() <= now:
+            event = agenda.pop()(now)
             if event is not None:
-                return [event]
+                events.append(event)
+        return events
 
     def _advance(self, instant: float) -> None:
         """Go on to `instant`; the leases are renewed all the way."""

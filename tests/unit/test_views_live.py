@@ -110,7 +110,7 @@ def test_a_refused_instance_is_told_with_what_follows() -> None:
 
 
 def test_an_early_end_says_why_and_gives_everything_back() -> None:
-    turns = iter([False] * 12 + [True] * 9)
+    turns = iter([False] * 4 + [True] * 9)
     text = told(cancelled=lambda: next(turns, True))
     assert "ending (cancelled by the user): 3 -> 0 instances, releasing i-001, i-002, i-003\n" in text
     assert text.splitlines()[-1].split("  ")[1].startswith("cancelled: best score=0.5 (trial 0, 1 iteration)")
