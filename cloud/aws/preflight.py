@@ -174,6 +174,7 @@ def _dry_run(session: Session, machines: Machines, offer: Offer, market: Market)
         tags=tags_of(_PROBE, _PROBE, _PROBE, machines.owner),
         user_data=machines.user_data(start),
     )
+    del request["ClientToken"]  # another dry run may differ, and a token stands for one request
     try:
         session.client("ec2").run_instances(**request, DryRun=True)
     except ClientError as error:
