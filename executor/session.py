@@ -31,12 +31,10 @@ from rubberband.executor.virtual import VirtualBackend
 from rubberband.offer import Offer
 from rubberband.resources import Resources
 
-RELEASE_MARGIN_S = 3.0
-"""Real instances take about this long to be given back; the budget keeps clear of it."""
+RELEASE_MARGINS_S = {"virtual": 0.0, "local": 3.0, "aws": 30.0}
+"""Provider -> up to how long giving instances back takes, retries included; the budget keeps clear of it."""
 LEASE_INTERVAL_S = 2.0
 READY_TIMEOUT_S = 180.0
-EC2_RELEASE_MARGIN_S = 30.0
-"""EC2 takes up to about so long to end an instance, retries of the request included."""
 EC2_LEASE_INTERVAL_S = 5.0
 EC2_READY_TIMEOUT_S = 900.0
 """A new instance installs what trials need, which may take some minutes."""

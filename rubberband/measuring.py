@@ -22,7 +22,7 @@ from rubberband.executor.backend import Backend
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.profiling import measure
 from rubberband.executor.profiling_session import Limits, Point
-from rubberband.executor.session import EC2_RELEASE_MARGIN_S, RELEASE_MARGIN_S, Setup, make_ray_backend, open_cluster
+from rubberband.executor.session import RELEASE_MARGINS_S, Setup, make_ray_backend, open_cluster
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.experiment import Experiment
 from rubberband.offer import Offer, gang_sizes
@@ -227,7 +227,7 @@ def _measuring_usd(rented: Offer, held_s: float) -> float:
 
 def _profiling_limits(experiment: Experiment, rented: Offer, num_instances: int, limits: Constraints) -> Limits:
     """What measuring may take. Raises InputError if max_cost does not even cover a minute of the instances."""
-    margin_s = EC2_RELEASE_MARGIN_S if experiment.resources.provider == "aws" else RELEASE_MARGIN_S
+    margin_s = RELEASE_MARGINS_S[experiment.resources.provider]
     found = Limits(iteration_s=experiment.constraints.iteration_timeout_s)
     if limits.deadline_s is not None:
         deadline = f"deadline ({format_duration(limits.deadline_s)} from now)"

@@ -13,7 +13,7 @@ from dataclasses import replace
 from rubberband.cases import Room, cases
 from rubberband.cloud.catalogue import Table
 from rubberband.errors import InfeasibleError
-from rubberband.executor.session import RELEASE_MARGIN_S
+from rubberband.executor.session import RELEASE_MARGINS_S
 from rubberband.executor.state import Job
 from rubberband.experiment import Experiment
 from rubberband.measuring import Spent
@@ -27,8 +27,6 @@ from rubberband.planner.wording import usd_up
 from rubberband.profile import Profile
 from rubberband.units import format_duration, format_usd
 
-EC2_RELEASE_MARGIN_S = 30.0
-"""EC2 takes up to about so long to end an instance, retries of the request included."""
 SLACK_S = 1.0
 """A run that is done at the very instant of the stop may be stopped instead."""
 _STEP = 1.02
@@ -78,8 +76,7 @@ def plan_job(
 
 def release_margin_s(experiment: Experiment) -> float:
     """How long giving an instance back may take."""
-    margins = {"virtual": 0.0, "local": RELEASE_MARGIN_S, "aws": EC2_RELEASE_MARGIN_S}
-    return margins[experiment.resources.provider]
+    return RELEASE_MARGINS_S[experiment.resources.provider]
 
 
 def _dearest(experiment: Experiment, options: Sequence[Case]) -> float | None:
