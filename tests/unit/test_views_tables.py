@@ -106,7 +106,7 @@ EVERY_RESULT = {
     "budget": lambda: a_result(a_job(max_cost_usd=0.02)),
     "all failed": lambda: a_result(faults=Faults(failures={(t, 1): "not_a_number" for t in range(12)})),
     "no instance": lambda: a_result(faults=Faults(refused={f"i-{n:03d}" for n in range(30)})),
-    "cancelled": lambda: cut_short(15),
+    "cancelled": lambda: cut_short(13),
     "cancelled at once": lambda: cut_short(1),
     "nothing yet": lambda: cut_short(1, cancel=False),
     "unfinished": lambda: cut_short(20, cancel=False),
