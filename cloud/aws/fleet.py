@@ -305,6 +305,8 @@ class Fleet:
             shown = [m for m in self._by_id(attempt.instance_id) if m["State"]["Name"] not in states.ALIVE]
             for machine in shown:
                 self._ended(name, machine, at)
+            if not shown:  # whether it ever ran is not known: a bill is never underestimated
+                self._runs(name, {}, at)
         elif before != "pending":
             self._runs(name, {}, at)
         return self._finish(name, at, (intent.ending if intent is not None else None) or "")
