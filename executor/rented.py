@@ -103,9 +103,8 @@ def lose(
 
 def launch_missing(job: Job, state: State) -> list[Command]:
     """Ask for the instances that the stage still lacks, as far as the budget allows."""
-    if state.now < state.relaunch_at or state.launches_left <= 0 or (missing := rules.missing(job, state)) == 0:
+    if state.now < state.relaunch_at or (missing := rules.missing(job, state)) == 0 or not _may_launch(state):
         return []
-    state.launches_left -= 1
     launches: list[Command] = []
     for _ in range(missing):
         if not rules.affordable(job, state):
@@ -117,6 +116,17 @@ def launch_missing(job: Job, state: State) -> list[Command]:
     stage = state.stages[-1]
     stage.widest = max(stage.widest, len(state.live()))
     return launches
+
+
+def _may_launch(state: State) -> bool:
+    """Whether an attempt is left; it is used up. What is lacking within moments (many are lost at once) is one."""
+    if state.now < state.round_until:
+        return True
+    if state.launches_left <= 0:
+        return False
+    state.launches_left -= 1
+    state.round_until = state.now + RETRY_DELAY_S
+    return True
 
 
 def bind_leases(job: Job, state: State, *, again: bool = False) -> None:

@@ -20,7 +20,7 @@ SHORTEST_START_S = 300.0
 """Nor one that has not made its first step, whatever the user set: its worker may have to be started, and its data be
 fetched, for the first time."""
 SHORTEST_HOLD_S = 0.01
-"""An instance that can be paid for no longer than that is not worth asking for."""
+"""An instance that can be paid for no longer than that, or not until it is ready, is not worth asking for."""
 SMALLEST_WAIT_S = 1e-6
 """A stop that is so near is reached: sums of instants are no more exact than that."""
 
@@ -93,7 +93,7 @@ def affordable(job: Job, state: State) -> bool:
     if job.max_cost_usd is None:
         return True
     more = accounting.purse(job, state).with_another(accounting.coming(job, 0.0))
-    return more.reaches(state.now) >= state.now + job.release_margin_s + SHORTEST_HOLD_S
+    return more.reaches(state.now) >= state.now + job.release_margin_s + max(SHORTEST_HOLD_S, job.offer.init_delay_s)
 
 
 def gang_size(job: Job, state: State) -> int:

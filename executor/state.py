@@ -233,6 +233,8 @@ class State:
     paused_s: float = 0.0
     """Between being cancelled and being resumed; nothing was held."""
     launches_left: int = 0
+    round_until: float = -math.inf
+    """Launches before this instant belong to the attempt before."""
     relaunch_at: float = 0.0
     """Not before this instant is a refused launch tried again."""
     purse: Purse | None = field(default=None, init=False, repr=False, compare=False)
