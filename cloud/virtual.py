@@ -200,8 +200,10 @@ class VirtualProvider:
         machine = self._machines.get(instance)
         if machine is None:
             raise ProviderError(f"no instance {instance} was ever launched for {self._experiment}")
+        if machine.ended_at < math.inf:
+            return machine
         end_at = self._ends_at(machine)
-        if machine.ended_at == math.inf and end_at <= self._clock.now():
+        if end_at <= self._clock.now():
             if end_at < machine.taken_at:
                 machine.end(end_at, "lease expired")
             else:

@@ -60,11 +60,12 @@ def drive(
             if isinstance(command, Finish):
                 return command
             backend.execute(command)
-        events = backend.next_events(controller.wake_at())
+        wake_at = controller.wake_at()
+        events = backend.next_events(wake_at)
         if cancelled() and not asked_to_stop:
             asked_to_stop = True
             events = [*events, CancelRequested(occurred_at=backend.now())]
-        if (wake_at := controller.wake_at()) is not None and backend.now() >= wake_at:
+        if wake_at is not None and backend.now() >= wake_at:
             events = [*events, Tick(occurred_at=backend.now())]
 
 
@@ -81,7 +82,7 @@ def _take_in(
     for event in events:
         orders = controller.handle(event)
         commands += orders
-        if any(isinstance(order, LaunchInstance) for order in orders):
+        if any([isinstance(order, LaunchInstance) for order in orders]):
             hold_until = min(hold_until, controller.hold_until())
         for observe in observers:
             with contextlib.suppress(OSError):  # a closed terminal or a full disk must not end what is paid for

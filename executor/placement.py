@@ -25,7 +25,8 @@ def place(
     nodes = _Nodes(instances)
     placement: dict[int, Gang] = {}
     fixed = set(locked)
-    for trial in sorted(previous, key=lambda trial: (trial not in fixed, trial)):
+    staying, others = [t for t in previous if t in fixed], [t for t in previous if t not in fixed]
+    for trial in [*sorted(staying), *sorted(others)]:
         gang = previous[trial]
         if allocation.get(trial) == len(gang) and nodes.can_keep(gang):
             nodes.take(trial, gang)
@@ -65,8 +66,9 @@ class _Nodes:
 
     def can_keep(self, gang: Gang) -> bool:
         """Whether every slot of `gang` exists, is free, and the gang is packed as a new one would be."""
+        free = self._free
         for slot in gang:
-            if slot.gpu not in self._free.get(slot.instance, ()):
+            if slot.instance not in free or slot.gpu not in free[slot.instance]:
                 return False
         if len(gang) == 1:
             return True
@@ -74,10 +76,10 @@ class _Nodes:
         return len(held) == 1 or len(gang) == sum(self._gpus[instance] for instance in held)
 
     def take(self, trial: int, gang: Gang) -> None:
+        free, held = self._free, self._held
         for slot in gang:
-            self._free[slot.instance].remove(slot.gpu)
-            held = self._held[slot.instance]
-            held[trial] = held.get(trial, 0) + 1
+            free[slot.instance].remove(slot.gpu)
+            held[slot.instance][trial] = held[slot.instance].get(trial, 0) + 1
 
     def free(self, trial: int, gang: Gang) -> None:
         for slot in gang:

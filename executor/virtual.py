@@ -156,8 +156,8 @@ class VirtualBackend:
         """What is told of all that happens now."""
         agenda, now = self._agenda, self._clock.now()
         events: list[Event] = []
-        while agenda.next_at() <= now:
-            event = agenda.pop()(now)
+        while (happening := agenda.pop_due(now)) is not None:
+            event = happening(now)
             if event is not None:
                 events.append(event)
         return events

@@ -52,9 +52,10 @@ class Agenda:
         """When the next thing happens; infinite if nothing will."""
         return self._items[0][0] if self._items else math.inf
 
-    def pop(self) -> Happening:
-        """The next thing."""
-        return heapq.heappop(self._items)[2]
+    def pop_due(self, now: float) -> Happening | None:
+        """The next thing, if it happens by now."""
+        items = self._items
+        return heapq.heappop(items)[2] if items and items[0][0] <= now else None
 
     def postpone(self, seconds: float) -> None:
         """Everything happens so much later."""
