@@ -227,7 +227,8 @@ class Fleet:
             return
         count, first_at = self._missed.get(name, (0, at))
         self._missed[name] = (count + 1, first_at)
-        if count < 1 or at - last.asked_at < VISIBILITY_S:
+        believed = count >= 1 or at > self._latest_end(name)  # else EC2 may only not show it for a moment
+        if not believed or at - last.asked_at < VISIBILITY_S:
             return
         if last.outcome == "accepted":
             self._vanished(name, first_at)

@@ -119,6 +119,18 @@ def test_a_driver_that_comes_back_late_does_not_bill_the_days_between(world: Wor
     assert status.ended_at - status.running_at < 800.0
 
 
+def test_what_must_have_ended_and_is_not_shown_is_over_at_the_first_look(world: World) -> None:
+    driver = world.driver()
+    driver.launch("a")
+    world.sleep(60.0)
+    world.look(driver)
+    world.sleep(86_400.0)  # a driver that took it for alive would find max_cost used up, and end the experiment
+    (status,) = world.driver().describe()
+    assert status.state == "terminated"
+    assert status.ended_at is not None
+    assert status.ended_at < world.now - 85_000.0
+
+
 def test_ends_are_told_in_words(world: World) -> None:
     driver = world.driver()
     for name in ("off", "stolen", "broken"):
