@@ -9,9 +9,25 @@ arm_lease() {
         printf '%s\n' '#!/bin/bash' \
             "if [[ \$(date +%s) -ge \$(stat -c %Y $(printf %q "$DIR/lease") || echo 0) ]]; then" \
             '    echo "rubberband: the lease has ended"' '    shutdown -h now' 'fi' > "$DIR/check-lease" &&
+        end_if_booted_again &&
         systemd-run --unit=rubberband-lease --on-active=5 --on-unit-active=5 --timer-property=AccuracySec=1s \
             /bin/bash "$DIR/check-lease" &&
         systemd-run --unit=rubberband-stop --on-active="$LIFETIME_S" shutdown -h now
+}
+
+end_if_booted_again() { # then the timers are gone, and nobody renews the lease; an image made of this disk may boot
+    local cloud="${RUBBERBAND_ROOT:-}/var/lib/cloud" this
+    this="$(cat "$cloud/data/instance-id" 2> /dev/null)"
+    mkdir -p "$cloud/scripts/per-boot" &&
+        printf '%s\n' '#!/bin/bash' \
+            "if [[ \"\$(cat $(printf %q "$cloud/data/instance-id"))\" == $(printf %q "$this") ]]; then" \
+            '    shutdown -h now' 'fi' > "$cloud/scripts/per-boot/rubberband-end" &&
+        chmod 755 "$cloud/scripts/per-boot/rubberband-end"
+}
+
+upgrade_nothing() { # an upgrade at work holds a shutdown up for as long as 30 minutes, and takes time from the trials
+    local folder="${RUBBERBAND_ROOT:-}/etc/apt/apt.conf.d"
+    [[ ! -d "$folder" ]] || echo 'APT::Periodic::Unattended-Upgrade "0";' > "$folder/99rubberband"
 }
 
 join() {
@@ -42,12 +58,15 @@ trap 'shutdown -h now' EXIT
 DIR="${RUBBERBAND_ROOT:-}/var/lib/rubberband"
 arm_lease || exit 1
 set -euo pipefail
+upgrade_nothing
 {
     declare -p DIR INSTANCE HEAD_ADDRESS GPUS REGION TOKEN PYTHON_VERSION REQUIREMENTS WHEELS SETUP RAY_SETTINGS
     declare -f
     echo work
 } > "$DIR/worker"
 # A unit of its own: were this script to wait for Ray, cloud-init would never be done, and a shutdown would wait for it.
-systemd-run --unit=rubberband-worker --property=TimeoutStopSec=10s --property=StandardOutput=journal+console \
+# A trial that the kernel kills for its memory is one trial less; by default it would be the end of the unit.
+systemd-run --unit=rubberband-worker --property=TimeoutStopSec=10s --property=OOMPolicy=continue \
+    --property=StandardOutput=journal+console \
     /bin/bash "$DIR/worker"
 trap - EXIT

@@ -95,6 +95,7 @@ def test_the_lease_is_armed_before_anything_else(machine: Machine) -> None:
     ]
     assert machine.called[0].split()[2:5] == ["--on-active=5", "--on-unit-active=5", "--timer-property=AccuracySec=1s"]
     assert machine.called[1].endswith("--on-active=7200 shutdown -h now")
+    assert "--property=OOMPolicy=continue" in machine.called[2].split(), "a trial that is killed ends no machine"
     ends_at = (machine.folder / "lease").stat().st_mtime
     assert before + 599 <= ends_at <= time.time() + 600
 
@@ -121,6 +122,31 @@ def test_the_lease_ends_the_machine_when_it_is_over_or_gone(machine: Machine, le
     assert machine.run(machine.folder / "check-lease").returncode == 0
 
     assert (machine.called[-1] == "shutdown -h now") == ends
+
+
+@pytest.mark.parametrize(("instance_id", "ends"), [("i-0123", True), ("i-of-an-image-made-of-it", False)])
+def test_a_machine_that_boots_again_ends(machine: Machine, instance_id: str, ends: bool) -> None:
+    cloud = machine.root / "var/lib/cloud"
+    (cloud / "data").mkdir(parents=True)
+    (cloud / "data/instance-id").write_text("i-0123\n")
+    machine.boot(worker_script(BOOT, START))
+    (cloud / "data/instance-id").write_text(f"{instance_id}\n")
+    machine.log.unlink()
+    script_of_every_boot = cloud / "scripts/per-boot/rubberband-end"
+
+    assert os.access(script_of_every_boot, os.X_OK)
+    assert machine.run(script_of_every_boot).returncode == 0
+
+    assert machine.called == (["shutdown -h now"] if ends else [])
+
+
+def test_no_upgrade_holds_up_the_end_of_a_machine(machine: Machine) -> None:
+    settings_of_apt = machine.root / "etc/apt/apt.conf.d"
+    settings_of_apt.mkdir(parents=True)
+
+    assert machine.boot(worker_script(BOOT, START)).returncode == 0
+
+    assert (settings_of_apt / "99rubberband").read_text() == 'APT::Periodic::Unattended-Upgrade "0";\n'
 
 
 def test_the_machine_joins_with_token_label_and_settings_and_ends_with_ray(machine: Machine) -> None:
