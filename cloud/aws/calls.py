@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +18,9 @@ OWNER_TAG = "rubberband:owner"
 ROLE_TAG = "rubberband:role"
 
 Role = Literal["worker", "head"]
+
+_BURSTS = re.compile(r"t\d+[a-z]*\.")
+"""Types that may use more of the CPU than is paid for by the hour: EC2 charges that apart, unless told not to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +75,21 @@ def launch_request(
     }
     if machines.key_name is not None:
         request["KeyName"] = machines.key_name
-    if machines.volume_gb is not None:
-        disk = {"VolumeSize": machines.volume_gb, "VolumeType": "gp3", "DeleteOnTermination": True}
-        request["BlockDeviceMappings"] = [{"DeviceName": machines.root_device, "Ebs": disk}]
+    if changed := changed_disks(machines.root_device, machines.volume_gb, machines.lasting_disks):
+        request["BlockDeviceMappings"] = changed
+    if _BURSTS.match(choice.instance_type):
+        request["CreditSpecification"] = {"CpuCredits": "standard"}
     if choice.market == "spot":
         request["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": _spot_options(choice)}
     return request
+
+
+def changed_disks(root_device: str, root_gb: int | None, lasting: Iterable[str]) -> list[dict[str, Any]]:
+    """`BlockDeviceMappings`: the root volume's size, if it is not to be the image's; and that no volume is to last."""
+    disks: dict[str, dict[str, Any]] = {device: {"DeleteOnTermination": True} for device in lasting}
+    if root_gb is not None:
+        disks[root_device] = {"VolumeSize": root_gb, "VolumeType": "gp3", "DeleteOnTermination": True}
+    return [{"DeviceName": device, "Ebs": disk} for device, disk in disks.items()]
 
 
 def _spot_options(choice: Choice) -> dict[str, str]:

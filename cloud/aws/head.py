@@ -17,7 +17,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from rubberband.cloud.aws.bucket import is_bucket, put
-from rubberband.cloud.aws.calls import OWNER_TAG, ROLE_TAG, by_tags
+from rubberband.cloud.aws.calls import OWNER_TAG, ROLE_TAG, by_tags, changed_disks
 from rubberband.cloud.aws.errors import code_of, verdict
 from rubberband.cloud.aws.images import find_image, root_volume_gb, type_facts
 from rubberband.cloud.aws.machines import Session
@@ -154,9 +154,8 @@ def _launch(
     if words.key_name is not None:
         request["KeyName"] = words.key_name
     volume_gb = root_volume_gb(None, image, plain=image_word is None and installs)
-    if volume_gb is not None:
-        disk = {"VolumeSize": volume_gb, "VolumeType": "gp3", "DeleteOnTermination": True}
-        request["BlockDeviceMappings"] = [{"DeviceName": image.root_device, "Ebs": disk}]
+    if changed := changed_disks(image.root_device, volume_gb, image.lasting_disks):
+        request["BlockDeviceMappings"] = changed
     return _in_some_zone(session, request, subnets, words.head_profile)
 
 

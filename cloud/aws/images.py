@@ -42,6 +42,8 @@ class Image:
     root_device: str
     root_gb: int | None
     """Size of its root volume; None if it does not say."""
+    lasting_disks: tuple[str, ...] = ()
+    """Device names of its volumes that outlive an instance unless told not to."""
 
 
 def type_facts(session: Session, instance_type: str, key: str = "resources.instance_type") -> TypeFacts:
@@ -137,6 +139,11 @@ def _described(session: Session, image_id: str) -> Image:
         architecture=str(image.get("Architecture", "x86_64")),
         root_device=str(image.get("RootDeviceName") or "/dev/sda1"),
         root_gb=_root_gb(image.get("RootDeviceName"), image.get("BlockDeviceMappings", ())),
+        lasting_disks=tuple(
+            disk["DeviceName"]
+            for disk in image.get("BlockDeviceMappings", ())
+            if disk.get("Ebs", {}).get("DeleteOnTermination") is False
+        ),
     )
 
 

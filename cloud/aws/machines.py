@@ -55,5 +55,7 @@ class Machines:
     volume_gb: int | None
     root_device: str
     """Device name of the image's root volume."""
+    lasting_disks: tuple[str, ...] = ()
+    """Device names of the image's volumes that outlive an instance (and are paid for) unless told not to."""
     user_data: Callable[[NodeStart], str]
     """The script that an instance runs when it boots. The same arguments give the same text, always."""

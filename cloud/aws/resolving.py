@@ -69,6 +69,7 @@ def resolve(
         owner=words.owner,
         volume_gb=volume_gb,
         root_device=image.root_device,
+        lasting_disks=image.lasting_disks,
         user_data=_boots(session.region, words, installed),
     )
 

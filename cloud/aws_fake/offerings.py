@@ -209,7 +209,10 @@ def _shown_image(image: Image) -> dict[str, Any]:
         "Hypervisor": "xen",
         "EnaSupport": True,
         "PlatformDetails": LINUX,
-        "BlockDeviceMappings": [{"DeviceName": image.root_device, "Ebs": volume}],
+        "BlockDeviceMappings": [
+            {"DeviceName": image.root_device, "Ebs": volume},
+            *({"DeviceName": name, "Ebs": {**volume, "DeleteOnTermination": False}} for name in image.lasting_disks),
+        ],
     }
 
 

@@ -48,6 +48,8 @@ class Image:
     root_device: str
     volume_gb: int
     owner: str = "amazon"
+    lasting_disks: tuple[str, ...] = ()
+    """Devices of further volumes, which outlive an instance unless it is launched with other words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,7 @@ def world(tmp_path: Path) -> World:
 def test_what_is_asked_for(world: World) -> None:
     world.driver().launch("a", "spot")
     request = asked(world)[0].params
+    assert not {"BlockDeviceMappings", "CreditSpecification"} & request.keys()
     assert (request["MinCount"], request["MaxCount"]) == (1, 1)
     assert len(request["ClientToken"]) == 64
     assert request["MetadataOptions"]["HttpTokens"] == "required"
@@ -39,6 +42,21 @@ def test_what_is_asked_for(world: World) -> None:
         assert tags["rubberband:instance"] == "a"
         assert (tags["rubberband:owner"], tags["rubberband:role"]) == ("rubberband", "worker")
     assert [kind["ResourceType"] for kind in request["TagSpecifications"]] == ["instance", "volume"]
+
+
+def test_nothing_is_bought_that_is_paid_for_apart_or_outlives_the_instance(world: World) -> None:
+    world.machines = replace(world.machines, lasting_disks=(world.machines.root_device, "/dev/sdf"), volume_gb=200)
+    world.wares = [Ware(instance_type="t3.medium", on_demand_usd_per_hour=0.0416)]
+
+    with suppress(ProviderError):  # the account does not have the type
+        world.driver().launch("a")
+
+    request = asked(world)[0].params
+    disks = {disk["DeviceName"]: disk["Ebs"] for disk in request["BlockDeviceMappings"]}
+    assert disks.keys() == {world.machines.root_device, "/dev/sdf"}
+    assert all(disk["DeleteOnTermination"] for disk in disks.values())
+    assert disks[world.machines.root_device]["VolumeSize"] == 200
+    assert request["CreditSpecification"] == {"CpuCredits": "standard"}
 
 
 def test_its_lease_is_within_what_the_driver_said(world: World) -> None:

@@ -110,6 +110,15 @@ def test_a_plain_image_gets_room_for_the_packages(account: Account, tmp_path: Pa
     assert resolved(account, tmp_path, volume_gb=200).volume_gb == 200
 
 
+def test_volumes_of_an_image_that_would_outlive_instances_are_known(account: Account, tmp_path: Path) -> None:
+    machines = resolved(account, tmp_path)
+    assert machines.lasting_disks == ()
+    images = account.fake.world.images
+    images[machines.image] = replace(images[machines.image], lasting_disks=("/dev/sdf",))
+
+    assert resolved(account, tmp_path).lasting_disks == ("/dev/sdf",)
+
+
 def test_subnets_are_those_of_the_drivers_vpc_its_own_first_where_the_type_is_had(
     account: Account, tmp_path: Path
 ) -> None:
