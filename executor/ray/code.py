@@ -1,7 +1,7 @@
 """The user's code on its way to instances that are other machines: packed by the driver, unpacked beside the workers.
 
-What is sent are the folders of the entry point's search path, less what no trial imports. Installed packages are not:
-an instance installs them itself.
+What is sent are the folders of the entry point's search path, links followed, less what no trial imports and what is
+secret. Installed packages are not: an instance installs them itself.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ IGNORE_FILE = ".rubberbandignore"
 """In a folder of the search path: patterns of what is not sent, one a line, as of file names (`data`, `*.parquet`)."""
 
 _SKIPPED = (".*", "__pycache__", "node_modules", "checkpoints", "*.egg-info", "*.pyc", "*.pyo", "*.ckpt")
+_SECRET = ("*.pem", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519")
+"""Private keys; credentials and settings lie in files that begin with a dot."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -56,9 +58,11 @@ def pack(folders: Sequence[str]) -> Code:
         for name, path in found:
             try:
                 archive.writestr(_entry(name, path), path.read_bytes())
-            except OSError as error:
+            except (OSError, UnicodeError) as error:  # also of a name that is no text
+                named = os.fsencode(path).decode(errors="backslashreplace")
+                reason = getattr(error, "strerror", None) or "its name is no text"
                 raise InputError(
-                    f"{path} cannot be read to be sent to the instances ({error.strerror}); give access, or list it in "
+                    f"{named} cannot be read to be sent to the instances ({reason}); give access, or list it in "
                     f"{IGNORE_FILE}"
                 ) from None
     payload = buffer.getvalue()
@@ -104,7 +108,7 @@ def _holds(top: str, folder: str) -> bool:
     path = Path(folder)
     if not path.is_relative_to(top):
         return False
-    patterns = (*_SKIPPED, *_ignored(Path(top)))
+    patterns = _patterns(Path(top))
     parts = path.relative_to(top).parts
     return not any(_skips(patterns, part, str(PurePosixPath(*parts[: depth + 1]))) for depth, part in enumerate(parts))
 
@@ -126,13 +130,15 @@ def _files(tops: Iterable[tuple[str, str]]) -> list[tuple[str, Path]]:
 
 
 def _walk(top: Path) -> Iterator[tuple[str, Path, int]]:
-    patterns = (*_SKIPPED, *_ignored(top))
-    for folder, folders, files in os.walk(top):
+    patterns = _patterns(top)
+    for folder, folders, files in os.walk(top, followlinks=True):
         inside = Path(folder).relative_to(top)
         folders[:] = sorted(
             name
             for name in folders
-            if not _skips(patterns, name, (inside / name).as_posix()) and not _is_installed(Path(folder, name))
+            if not _skips(patterns, name, (inside / name).as_posix())
+            and not _is_installed(Path(folder, name))
+            and not _leads_back(Path(folder, name), top)
         )
         for name in sorted(files):
             path, relative = Path(folder, name), (inside / name).as_posix()
@@ -148,8 +154,22 @@ def _is_installed(folder: Path) -> bool:
     return (folder / "pyvenv.cfg").exists() or folder.resolve() == Path(rubberband.__file__).parent.resolve()
 
 
+def _leads_back(path: Path, top: Path) -> bool:
+    """Whether it is a link to a folder that it lies in."""
+    if not path.is_symlink():
+        return False
+    target = path.resolve()
+    above = [folder for folder in path.parents if folder.is_relative_to(top)]
+    return any(folder.resolve().is_relative_to(target) for folder in above)
+
+
+def _patterns(top: Path) -> tuple[str, ...]:
+    """Of what is not sent."""
+    return (*_SKIPPED, *_SECRET, *_ignored(top))
+
+
 def _ignored(top: Path) -> list[str]:
-    with suppress(OSError):
+    with suppress(OSError, UnicodeError):
         lines = (line.strip() for line in (top / IGNORE_FILE).read_text().splitlines())
         return [line.rstrip("/") for line in lines if line and not line.startswith("#")]
     return []

@@ -50,6 +50,29 @@ def test_what_trials_import_is_there_and_nothing_else(project: Path) -> None:
     assert not place.is_relative_to(project)
 
 
+def test_a_link_to_code_elsewhere_is_sent_as_what_it_leads_to(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "common.py").touch()
+    (tmp_path / "shared" / "back").symlink_to(project)
+    (project / "shared").symlink_to(tmp_path / "shared")
+    (project / "itself").symlink_to(project)
+    (place,) = _installed([str(project)])
+    assert _files(place) == {"trial.py", "lib/deep/helper.py", "shared/common.py"}
+
+
+def test_private_keys_stay_here(project: Path) -> None:
+    for name in ("key.pem", "lib/id_rsa"):
+        (project / name).touch()
+    (place,) = _installed([str(project)])
+    assert _files(place) == {"trial.py", "lib/deep/helper.py"}
+
+
+def test_a_file_whose_name_is_no_text_is_told(project: Path) -> None:
+    Path(os.fsdecode(os.fsencode(project) + b"/b\xff.py")).touch()
+    with pytest.raises(InputError, match="rubberbandignore"):
+        pack([str(project)])
+
+
 def test_a_folder_within_another_is_sent_once_and_keeps_its_place_on_the_path(project: Path) -> None:
     inner, outer = _installed([str(project / "lib"), str(project)])
     assert inner == outer / "lib"
