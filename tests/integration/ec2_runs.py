@@ -1,0 +1,105 @@
+"""Whole runs on the fake EC2 with machines that are real Ray nodes, through the command line, as a user drives them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rubberband.cloud.aws_fake.billing import BillLine
+from rubberband.cloud.aws_fake.instance import Instance
+from rubberband.cloud.aws_fake.principals import BUCKET
+from rubberband.cloud.aws_fake.rehearsal import Rehearsal, rehearsal
+from rubberband.executor.result import Result
+from tests.integration.command_line import PATIENCE_S, ROOT, CommandLine
+
+TALKING = '''
+import examples.digits
+
+class DigitsTrial(examples.digits.DigitsTrial):
+    """The example's, with iterations so long that something can happen between them, and with a word on each."""
+
+    samples_per_iteration = 12 * 1437
+
+    def evaluate(self, model, loader):
+        metrics = super().evaluate(model, loader)
+        print(f"seen {len(list(loader))} batches, accuracy {metrics['accuracy']:.3f}", flush=True)
+        return metrics
+'''
+
+ON_EC2 = (
+    "resources.provider=aws",
+    "resources.instance_type=g4dn.xlarge",
+    f"resources.checkpoints=s3://{BUCKET}/digits",
+    "resources.aws.install=none",
+)
+"""All that a user changes in `examples/digits.yaml`, in a rehearsal."""
+TALKATIVE = ("entrypoint=talking:DigitsTrial", "profile={seconds_per_iteration: {1: 2.0}, trial_startup: 0.2s}")
+FEW = (
+    *TALKATIVE,
+    "search.scheduler={type: stages, stages: [{trials: 4, iterations: 3}, {trials: 2, iterations: 4}]}",
+    "resources.max_instances=2",
+)
+SPOT = ("resources.market=spot",)
+
+
+class Ec2CommandLine(CommandLine):
+    """`rubberband` on a machine in the VPC of the fake, in a folder with the digits' experiment file."""
+
+    def __init__(self, folder: Path, aws: Rehearsal) -> None:
+        folder.mkdir()
+        super().__init__(folder)
+        self.aws = aws
+        self.home = Path(aws.environment["RUBBERBAND_HOME"])
+        search = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._environment = {**aws.environment, "PYTHONPATH": search}
+        (folder / "digits.yaml").write_text((ROOT / "examples" / "digits.yaml").read_text())
+        (folder / "talking.py").write_text(TALKING)
+
+    def instance(self, name: str) -> Instance:
+        """The latest one of that name; its tags tell it."""
+        named = [one for one in self.aws.fake.instances if one.tags.get("rubberband:instance") == name]
+        return max(named, key=lambda one: one.running_at)
+
+    def console(self, name: str) -> str:
+        """What the latest instance of that name has printed."""
+        return self.aws.machines.console(self.instance(name).instance_id)
+
+    def lines_of_the_bill(self) -> dict[str, BillLine]:
+        """Name -> what EC2 charges for it, of the run (not of its profile)."""
+        named = {line.tags["rubberband:instance"]: line for line in self.aws.fake.bill().lines}
+        return {name: line for name, line in named.items() if name.startswith("i-")}
+
+
+@contextlib.contextmanager
+def ec2(folder: Path) -> Iterator[Ec2CommandLine]:
+    """A command line beside an EC2 of its own, of which nothing is left afterwards."""
+    with rehearsal(folder / "aws") as aws:
+        yield Ec2CommandLine(folder / "code", aws)
+    assert not aws.fake.living
+    assert not aws.machines.processes()
+
+
+def words(*overrides: str) -> tuple[str, ...]:
+    """The overrides as arguments."""
+    return tuple(part for override in overrides for part in ("-s", override))
+
+
+def iterations(result: Result) -> int:
+    """Those that are in the journal."""
+    return sum(trial.iterations for trial in result.trials)
+
+
+def each_iteration_once(result: Result) -> bool:
+    """Whether the journal has every iteration of every trial, and none of them twice."""
+    return all([n for _, n, _ in trial.curve] == list(range(1, trial.iterations + 1)) for trial in result.trials)
+
+
+def wait_until(condition: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> None:
+    """Poll until it holds."""
+    deadline = time.time() + within_s
+    while not condition():
+        assert time.time() < deadline, f"{what}: not within {within_s:.0f} s"
+        time.sleep(0.1)

@@ -1,0 +1,160 @@
+"""Tuning on EC2 from end to end, with real boot scripts, real Ray nodes, real trials: the run, spot, deaths, bad boots."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rubberband.executor.result import Result
+from tests.integration.ec2_runs import (
+    FEW,
+    ON_EC2,
+    SPOT,
+    Ec2CommandLine,
+    each_iteration_once,
+    ec2,
+    iterations,
+    wait_until,
+    words,
+)
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def command_line(tmp_path: Path) -> Iterator[Ec2CommandLine]:
+    with ec2(tmp_path) as driver:
+        yield driver
+
+
+def finished(command_line: Ec2CommandLine, driver: subprocess.Popen[str]) -> tuple[str, Result]:
+    """What the driver printed, and the result, of a run that is done and holds nothing any more."""
+    output, errors = driver.communicate(timeout=400)
+    assert driver.returncode == 0, f"{output}\n{errors}"
+    assert not command_line.aws.fake.living
+    assert not command_line.processes()
+    result = command_line.result("digits")
+    assert result.outcome == "done"
+    assert each_iteration_once(result)
+    assert all(trial.failures == 0 for trial in result.trials)
+    holds_the_bill(command_line, result)
+    return output, result
+
+
+def holds_the_bill(command_line: Ec2CommandLine, result: Result) -> None:
+    """The ledger has what EC2 charges for, and at its prices; it differs from the bill by what a look takes."""
+    bill = command_line.lines_of_the_bill()
+    bought = {one.instance: one for one in result.instances if one.running_s is not None}
+    assert bought.keys() == bill.keys()
+    for name, line in bill.items():
+        paid = bought[name]
+        assert (paid.market.replace("_", "-"), paid.zone) == (line.market, line.zone)
+        assert paid.price_usd_per_hour == pytest.approx(line.price_usd_per_hour)
+        assert paid.cost_usd == pytest.approx(line.cost_usd, abs=20.0 / 3600.0 * line.price_usd_per_hour)
+    assert result.max_cost_usd is not None
+    assert command_line.aws.fake.bill().total_usd < result.max_cost_usd
+
+
+def test_a_run_on_spot_of_which_an_instance_is_taken_away_with_notice(command_line: Ec2CommandLine) -> None:
+    driver = command_line.start("run", "digits.yaml", *words(*ON_EC2, *SPOT, *FEW))
+    command_line.wait_for(driver, lambda result: iterations(result) >= 2, "digits")
+    assert {one.market for one in command_line.aws.fake.living} == {"spot"}
+    taken = command_line.instance("i-001")
+    command_line.aws.fake.reclaim(taken.instance_id, notice_s=20.0)
+    output, result = finished(command_line, driver)
+    assert result.interruptions == 1
+    assert result.redone_iterations <= 1
+    assert len(command_line.lines_of_the_bill()) == 3
+    assert re.search(r"i-001 +(interrupted|PREEMPTED)", output)
+    assert re.search(rf"spot +g4dn.xlarge +{taken.zone}", output)
+
+    assert result.best is not None
+    log, _ = command_line("logs", "digits", str(result.best.trial))
+    assert 7 <= log.count("accuracy") <= 7 + result.redone_iterations
+
+    assert "reading the Ray token from /rubberband/rubberband/ray-token" in command_line.console("i-002")
+    token = (command_line.home / "ray-token").read_text().strip()
+    assert all(token not in one.user_data for one in command_line.aws.fake.instances)
+    assert list(command_line.aws.server.storage.directory.rglob("*.ckpt"))
+
+
+@pytest.mark.long
+def test_the_digits_as_they_are_in_the_examples(command_line: Ec2CommandLine) -> None:
+    driver = command_line.start("run", "digits.yaml", *words(*ON_EC2))
+    output, result = finished(command_line, driver)
+    assert "deadline 4m" in output
+    assert (len(result.trials), result.interruptions) == (36, 0)
+    assert result.best is not None
+    assert result.best.iterations == 13
+    assert re.search(r"4 +on demand +g4dn.xlarge +us-east-1", output)
+    assert {one.tags["rubberband:instance"].partition("-")[0] for one in command_line.aws.fake.instances} == {
+        "profile",
+        "i",
+    }
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("notice_s", [3.0, None], ids=["late", "none"])
+def test_a_spot_instance_is_taken_away_with_little_notice(command_line: Ec2CommandLine, notice_s: float | None) -> None:
+    driver = command_line.start("run", "digits.yaml", *words(*ON_EC2, *SPOT, *FEW))
+    command_line.wait_for(driver, lambda result: iterations(result) >= 2, "digits")
+    command_line.aws.fake.reclaim(command_line.instance("i-001").instance_id, notice_s=notice_s)
+    output, result = finished(command_line, driver)
+    assert result.interruptions == 1
+    assert result.redone_iterations <= 1
+    assert "PREEMPTED" in output
+    assert len(command_line.lines_of_the_bill()) == 3
+
+
+@pytest.mark.long
+def test_resume_goes_on_where_a_killed_driver_was(command_line: Ec2CommandLine) -> None:
+    driver = command_line.start("run", "digits.yaml", *words(*ON_EC2, *FEW))
+    before = command_line.wait_for(driver, lambda result: iterations(result) >= 2, "digits")
+    driver.kill()
+    driver.communicate()
+    held = {one.instance_id for one in command_line.aws.fake.living}
+    assert len(held) == 2
+    _, result = finished(command_line, command_line.start("resume", "digits"))
+    assert result.resumes == 1
+    done_before = {trial.trial: trial.iterations for trial in before.trials}
+    assert all(trial.iterations >= done_before[trial.trial] for trial in result.trials)
+    assert {one.instance_id for one in command_line.aws.fake.instances} == held
+
+
+@pytest.mark.long
+def test_what_a_killed_driver_bought_ends_by_its_leases(command_line: Ec2CommandLine) -> None:
+    driver = command_line.start("run", "digits.yaml", *words(*ON_EC2, *FEW, "resources.lease=2m"))
+    before = command_line.wait_for(driver, lambda result: iterations(result) >= 2, "digits")
+    driver.kill()
+    driver.communicate()
+    wait_until(lambda: not command_line.aws.fake.living, "the end of the leases", within_s=200)
+    assert "the lease has ended" in command_line.console("i-001")
+    assert before.max_cost_usd is not None
+    assert command_line.aws.fake.bill().total_usd < before.max_cost_usd
+    output, _ = command_line("sweep")
+    assert "nothing was left behind" in output
+    assert not command_line.processes()
+
+
+@pytest.mark.long
+def test_sweep_ends_what_a_killed_driver_left(command_line: Ec2CommandLine) -> None:
+    driver = command_line.start("run", "digits.yaml", *words(*ON_EC2, *FEW))
+    command_line.wait_for(driver, lambda result: iterations(result) >= 1, "digits")
+    driver.kill()
+    driver.communicate()
+    output, _ = command_line("sweep")
+    assert re.search(r"i-001.*i-002|i-002.*i-001", output, re.DOTALL)
+    assert not command_line.aws.fake.living
+    assert not command_line.processes()
+
+
+@pytest.mark.long
+def test_a_boot_script_that_fails_is_told_in_one_line(command_line: Ec2CommandLine) -> None:
+    bad = "resources.aws.setup=['pip install no-such-package-at-all --no-index']"
+    output, errors = command_line("run", "digits.yaml", *words(*ON_EC2, *FEW, bad), exit_code=1)
+    print(output, errors)
+    assert not command_line.aws.fake.living
