@@ -1,0 +1,173 @@
+"""The points of the crash points: what is run, when its driver dies, and the weather around that."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from random import Random
+from typing import Any, Literal
+
+from rubberband.cloud.aws_fake import FakeCall, Fault
+from rubberband.executor.state import Job
+from rubberband.offer import Offer, Spot
+from rubberband.plan import Market, Plan, Stage, StagePlan
+from rubberband.planner.model import predict
+from rubberband.profile import Profile
+from tests.property.crash_world import LEASE_S, TYPE
+
+Then = Literal["resume", "sweep", "nobody"]
+Hook = Callable[[FakeCall], Fault | None]
+
+WEATHERS: dict[str, Hook] = {
+    "ok": lambda call: None,
+    "lost-answer": lambda call: Fault.timeout(took_effect=True),
+    "no-connection": lambda call: Fault.timeout(took_effect=False),
+    "throttled": lambda call: Fault.throttled(),
+    "no-capacity": lambda call: Fault.no_capacity() if launches(call) else None,
+    "5xx": lambda call: Fault.server_error(),
+    "5xx-after": lambda call: Fault.server_error(took_effect=True),
+    "stale": lambda call: Fault.stale(60.0),
+}
+HIDDEN_S = (0.0, 5.0, 60.0, 300.0)
+GAPS_S = (0.0, 30.0, 900.0)
+AFTERWARDS: tuple[Then, ...] = ("resume", "sweep", "nobody")
+MARKETS: dict[str, tuple[Market, Market]] = {
+    "on_demand": ("on_demand", "on_demand"),
+    "spot": ("spot", "spot"),
+    "mixed": ("spot", "on_demand"),
+}
+STAGES = (Stage(trials=2, iterations=1), Stage(trials=1, iterations=2))
+CAP_USD = {"roomy": 3.0, "tight": 0.1}
+
+
+def launches(call: FakeCall) -> bool:
+    """Whether it asks for an instance."""
+    return call.operation == "RunInstances" and not call.params.get("DryRun")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One death of the driver, the weather around it, and what comes afterwards."""
+
+    markets: str
+    kill_at: int
+    """Index of the call, from the first of the experiment."""
+    after: bool
+    """Whether the call takes effect."""
+    weather: str
+    offset: int
+    """The weather begins so many calls after the death, or before."""
+    lasts: int
+    """Calls."""
+    hidden_s: float
+    """What is launched cannot be seen for so long."""
+    then: Then
+    gap_s: float
+    """Until the next driver, or the sweep, comes."""
+    head: Literal["stays", "dies"]
+    cap: Literal["roomy", "tight"]
+    again: int
+    """The one that comes next is killed too, after so many calls; -1: it is not."""
+    together: bool
+    """Whether its other threads are at their calls at that moment, too."""
+    taken: bool
+    """Whether EC2 takes a spot instance away before the next one comes."""
+
+    def __str__(self) -> str:
+        return ",".join(f"{one.name}={getattr(self, one.name)}" for one in fields(self))
+
+
+def parse(text: str) -> Point:
+    """The point that `str` made this of."""
+    words = dict(part.split("=", 1) for part in text.split(","))
+    kinds: dict[str, Callable[[str], Any]] = {
+        "kill_at": int,
+        "after": lambda word: word == "True",
+        "together": lambda word: word == "True",
+        "taken": lambda word: word == "True",
+        "offset": int,
+        "lasts": int,
+        "hidden_s": float,
+        "gap_s": float,
+        "again": int,
+    }
+    return Point(**{name: kinds.get(name, str)(word) for name, word in words.items()})
+
+
+def points_of(markets: str, calls: int, seed: int) -> Iterator[Point]:
+    """Every call x before or after x weather x visibility x what comes then; the rest is drawn for each."""
+    source = Random(f"{seed} {markets}")
+    every = itertools.product(range(calls), (False, True), WEATHERS, HIDDEN_S, AFTERWARDS)
+    for kill_at, after, weather, hidden_s, then in every:
+        yield Point(
+            markets=markets,
+            kill_at=kill_at,
+            after=after,
+            weather=weather,
+            offset=source.choice([-1, -1, 1]),
+            lasts=source.choice([1, 1, 1, 3, 30]),
+            hidden_s=hidden_s,
+            then=then,
+            gap_s=source.choice(GAPS_S),
+            head=source.choice(["stays", "dies"]),
+            cap=source.choice(["roomy", "roomy", "tight"]),
+            again=source.choice([-1, -1, source.randrange(40)]),
+            together=source.random() < 0.5,
+            taken=markets != "on_demand" and source.random() < 0.25,
+        )
+
+
+def undisturbed(markets: str) -> Point:
+    """Nobody dies, and nothing goes wrong."""
+    return Point(
+        markets=markets,
+        kill_at=-1,
+        after=False,
+        weather="ok",
+        offset=0,
+        lasts=1,
+        hidden_s=0.0,
+        then="resume",
+        gap_s=0.0,
+        head="stays",
+        cap="roomy",
+        again=-1,
+        together=False,
+        taken=False,
+    )
+
+
+@lru_cache
+def job_of(markets: str, cap: str) -> Job:
+    """Two trials on two instances, then the better one alone."""
+    offer = Offer(
+        instance_type=TYPE,
+        gpus=1,
+        price_usd_per_hour=1.006,
+        max_instances=4,
+        provision_delay_s=20.0,
+        init_delay_s=10.0,
+        spot=Spot(price_usd_per_hour=0.42, interruptions_per_hour=0.1),
+    )
+    profile = Profile(seconds_per_iteration={1: 20.0}, trial_startup_s=2.0)
+    chosen = [
+        StagePlan(instances=instances, gpus_per_trial=1, market=market)
+        for instances, market in zip((2, 1), MARKETS[markets], strict=True)
+    ]
+    plan = Plan(stages=tuple(chosen))
+    return Job(
+        name="digits",
+        stages=STAGES,
+        plan=plan,
+        prediction=predict(STAGES, plan, profile, offer),
+        offer=offer,
+        profile=profile,
+        metric="score",
+        mode="max",
+        max_cost_usd=CAP_USD[cap],
+        release_margin_s=30.0,
+        replan=False,
+        lease_s=LEASE_S,
+    )

@@ -1,0 +1,277 @@
+"""A driver's cloud for the crash points: the real AwsProvider on the fake EC2, on a clock that jumps, without Ray.
+
+It does what `rubberband.executor.ray.fleet` does with threads: what a thread would do while another waits is done
+whenever the provider sleeps. Trials and their times are those of the virtual backend.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+
+from rubberband.cloud.aws.provider import AwsProvider
+from rubberband.cloud.provider import InstanceStatus
+from rubberband.errors import ProviderError
+from rubberband.executor.events import (
+    DriverResumed,
+    EndedInstance,
+    Event,
+    InstanceLost,
+    InstanceReady,
+    InstanceRefused,
+    InstanceReleased,
+    InstanceRunning,
+    LiveInstance,
+)
+from rubberband.executor.virtual import VirtualBackend
+from rubberband.executor.virtual_fleet import Agenda
+from rubberband.plan import Market
+from tests.property.crash_world import LEASE_S, STEP_S, World
+
+RETRY_S = 2.0
+
+
+@dataclass(slots=True)
+class _Hold:
+    """One instance as the driver sees it."""
+
+    running: bool = False
+    reached: bool = False
+    """Its worker puts the lease off."""
+    over: bool = False
+
+
+class CloudFleet:
+    """What the driver holds; stands in for the virtual backend's fleet."""
+
+    def __init__(self, world: World, provider: AwsProvider, agenda: Agenda) -> None:
+        self._world, self._provider, self._agenda = world, provider, agenda
+        self._holds: dict[str, _Hold] = {}
+        self._looked_at = -math.inf
+        self._looks = self._closing = False
+        self.hold_until = math.inf
+        world.while_asleep = self._do_what_threads_do
+
+    @property
+    def gone(self) -> set[str]:
+        """Instances that no worker lives on."""
+        return {name for name, hold in self._holds.items() if hold.over or not self._world.works(name)}
+
+    def next_end_at(self) -> float:
+        """Nothing is known beforehand."""
+        return math.inf
+
+    def renew(self, _at: float) -> None:
+        """The driver lives: leases are put off, as far as the budget reaches."""
+        if self._closing:
+            return
+        until = min(self._now() + LEASE_S, self.hold_until)
+        self._provider.renew_lease(until)
+        for name, hold in self._holds.items():
+            if hold.reached and not hold.over:
+                self._world.beat(name, until)
+
+    def _now(self) -> float:
+        return self._world.clock.now()
+
+    def _do_what_threads_do(self) -> None:
+        self.renew(self._now())
+        if not self._closing and self._now() - self._looked_at >= self._provider.look_s:
+            self._look()
+
+    def launch(self, instance: str, market: Market) -> None:
+        """Rent an instance; its events follow."""
+        if instance not in self._holds:
+            hold = self._holds[instance] = _Hold()
+            self._begin(lambda: self._launch(instance, market, hold))
+            self._watch()
+
+    def _begin(self, work: Callable[[], Event | None]) -> None:
+        """Do it as soon as nothing else is done."""
+        threads = self._world.threads
+        threads.append(work)
+
+        def begun(_now: float) -> Event | None:
+            threads.remove(work)
+            return work()
+
+        self._agenda.add(self._now(), begun)
+
+    def _launch(self, instance: str, market: Market, hold: _Hold) -> Event | None:
+        if hold.over:
+            return None
+        try:
+            self.renew(self._now())
+            self._provider.launch(instance, market)
+        except ProviderError as error:
+            was_over, hold.over = hold.over, True
+            if not was_over:
+                return InstanceRefused(occurred_at=self._now(), instance=instance, reason=str(error))
+        return None
+
+    def release(self, instance: str) -> None:
+        """Give an instance back; InstanceReleased follows."""
+        hold = self._holds.get(instance)
+        if hold is None or not hold.over:
+            if hold is not None:
+                hold.over = True
+            self._begin(lambda: self._release(instance))
+
+    def _release(self, instance: str) -> Event | None:
+        status: InstanceStatus | None = None
+        try:
+            status = self._provider.release(instance)
+        except ProviderError:
+            if not self._is_unknown(instance):
+                self._agenda.add(self._now() + RETRY_S, lambda _: self._release(instance))
+                return None
+        now = self._now()
+        return InstanceReleased(
+            occurred_at=now,
+            instance=instance,
+            ended_at=now if status is None or status.ended_at is None else status.ended_at,
+            running_at=None if status is None else status.running_at,
+            price_usd_per_hour=None if status is None else status.price_usd_per_hour,
+        )
+
+    def _is_unknown(self, instance: str) -> bool:
+        with suppress(ProviderError):
+            return all(status.instance != instance for status in self._provider.describe())
+        return False
+
+    def _watch(self) -> None:
+        if not self._looks:
+            self._looks = True
+            self._agenda.add(self._now() + self._provider.look_s, self._watched)
+
+    def _watched(self, _now: float) -> None:
+        self._looks = False
+        if any(not hold.over for hold in self._holds.values()):
+            self._look()
+            self._watch()
+
+    def _look(self) -> None:
+        self._looked_at = self._now()
+        with suppress(ProviderError):  # it is asked again at once
+            for status in self._provider.describe():
+                self._take_in(status)
+
+    def _take_in(self, status: InstanceStatus) -> None:
+        hold = self._holds.get(status.instance)
+        if hold is None or hold.over:
+            return
+        if status.running_at is not None and not hold.running:
+            hold.running = True
+            self._tell(_running(status, self._now()))
+            if status.ended_at is None:
+                self._assemble(status.instance, hold)
+        if status.ended_at is not None:
+            hold.over = True
+            self._tell(_ended(status, self._now()))
+
+    def _tell(self, event: Event) -> None:
+        self._agenda.add(self._now(), lambda _: event)
+
+    def _assemble(self, instance: str, hold: _Hold) -> None:
+        def ready(now: float) -> Event | None:
+            if hold.over or not self._world.works(instance):
+                return None
+            hold.reached = True
+            return InstanceReady(occurred_at=now, instance=instance)
+
+        self._agenda.add(self._now() + self._world.job.offer.init_delay_s, ready)
+
+    def reconcile(self, known: Collection[str]) -> DriverResumed:
+        """Adopt the `known` that live, release the others, tell what has ended."""
+        live, ended = [], []
+        resumed_at = self._now()
+        for status in self._provider.describe():
+            if status.ended_at is None and status.instance not in known:
+                status = self._provider.release(status.instance)
+            if status.ended_at is None:
+                live.append(status)
+            elif status.running_at is not None:
+                ended.append(status)
+        for status in live:
+            self._adopt(status)
+        return DriverResumed(
+            occurred_at=resumed_at,
+            live=tuple(
+                LiveInstance(instance=s.instance, running_at=s.running_at, price_usd_per_hour=s.price_usd_per_hour)
+                for s in live
+            ),
+            ended=tuple(map(_ended_before, ended)),
+        )
+
+    def _adopt(self, status: InstanceStatus) -> None:
+        hold = self._holds[status.instance] = _Hold(running=status.running_at is not None)
+        if hold.running:
+            self._assemble(status.instance, hold)
+        self._watch()
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._closing = True
+        self._provider.close()
+
+
+class CloudBackend(VirtualBackend):
+    """Virtual trials on instances of the fake EC2."""
+
+    def __init__(self, world: World, provider: AwsProvider) -> None:
+        job = world.job
+        super().__init__(job.name, job.offer, job.profile, metric=job.metric, clock=world.clock)
+        self._world = world
+        self._fleet = CloudFleet(world, provider, self._agenda)  # type: ignore[assignment]
+
+    def _happenings(self) -> list[Event]:
+        events: list[Event] = []
+        now = self.now()
+        while (happening := self._agenda.pop_due(now)) is not None:
+            event = happening(self.now())  # those before may have taken a while
+            if event is not None:
+                events.append(event)
+        return events
+
+    def _advance(self, instant: float) -> None:
+        while self.now() < instant:
+            self._fleet.renew(self.now())
+            self._world.advance_to(min(instant, self.now() + STEP_S))
+
+
+def _running(status: InstanceStatus, at: float) -> InstanceRunning:
+    assert status.running_at is not None
+    return InstanceRunning(
+        occurred_at=at,
+        instance=status.instance,
+        running_at=status.running_at,
+        price_usd_per_hour=status.price_usd_per_hour,
+    )
+
+
+def _ended(status: InstanceStatus, at: float) -> Event:
+    reason = status.reason or "ended by somebody else"
+    if status.running_at is None:
+        return InstanceRefused(occurred_at=at, instance=status.instance, reason=reason)
+    assert status.ended_at is not None
+    return InstanceLost(
+        occurred_at=at,
+        instance=status.instance,
+        ended_at=status.ended_at,
+        reason=reason,
+        preempted=status.preempted,
+    )
+
+
+def _ended_before(status: InstanceStatus) -> EndedInstance:
+    assert status.running_at is not None
+    assert status.ended_at is not None
+    return EndedInstance(
+        instance=status.instance,
+        running_at=status.running_at,
+        ended_at=status.ended_at,
+        price_usd_per_hour=status.price_usd_per_hour,
+        preempted=status.preempted,
+    )

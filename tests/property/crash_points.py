@@ -1,0 +1,337 @@
+"""Crash points: a driver on EC2 is killed before and after every call of a whole run, in all weathers.
+
+Controller, driver loop and AwsProvider are the real ones, on the fake EC2, which is the judge: by its bill nothing of
+the run lives on, nothing was bought twice, and what was billed is what the ledger knows.
+`python -m tests.property.crash_points --point POINT` replays one and tells its story.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+
+from rubberband.cloud.aws.fleet import VISIBILITY_S
+from rubberband.cloud.aws.sweeping import sweep
+from rubberband.cloud.aws_fake import FakeCall, Fault
+from rubberband.errors import RubberbandError
+from rubberband.executor.accounting import bill_usd
+from rubberband.executor.controller import Controller
+from rubberband.executor.driver import drive, replay
+from rubberband.executor.events import Event
+from rubberband.executor.invariants import validate
+from rubberband.executor.journal import MemoryJournal
+from rubberband.executor.state import Phase
+from tests.property.crash_cases import MARKETS, WEATHERS, Point, job_of, launches, parse, points_of, undisturbed
+from tests.property.crash_cloud import CloudBackend
+from tests.property.crash_world import LEASE_S, NAME, Killed, World
+from tests.unit.aws_account import START_AT
+
+ENDS = ("done", "budget", "failed")
+"""How a run ends whose driver always came back."""
+MOST_DRIVERS = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a point."""
+
+    point: Point
+    ended: str
+    drivers: int
+    instances: int
+    billed_usd: float
+    ledger_usd: float
+    wrong: Sequence[str]
+    """What must not be; empty if all is well."""
+
+
+@dataclass
+class Story:
+    """One point, told to its end."""
+
+    point: Point
+    here: str
+    told: Callable[[str], None] = lambda line: None
+    ended: str = ""
+    drivers: int = 0
+    swept_from: int | None = None
+    """The first call of a sweep."""
+    found: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """An account in which nothing has happened."""
+        point = self.point
+        self.job = job_of(point.markets, point.cap)
+        self.world = World(Path(self.here), self.job)
+        self.world.fake.fault = self.fault
+        self.journal = MemoryJournal()
+        self.kill_at, self.kills_after = point.kill_at, point.after
+        self.kills_left = (point.kill_at >= 0) + (point.again >= 0)
+
+    # The weather
+
+    def fault(self, call: FakeCall) -> Fault | None:
+        """What happens to a call."""
+        point = self.point
+        if not self.world.head.has_driver:
+            return self._last_word(call)
+        begins_at = point.kill_at + point.offset
+        met = WEATHERS[point.weather](call) if begins_at <= call.index < begins_at + point.lasts else None
+        fault = replace(met or Fault(), visible_after_s=point.hidden_s)
+        fault = replace(fault, stale_s=min(fault.stale_s, VISIBILITY_S - point.hidden_s))
+        dies = call.index == self.kill_at and self.kills_left > 0
+        if dies:
+            self.kills_left -= 1
+            self.world.head.has_driver = False
+            happens = self.kills_after and (met is None or met.error is None or met.took_effect)
+            fault = replace(fault, error=Killed(), took_effect=happens)
+        self._tell(f"{call.service} {call.operation} {_names(call)}{_shown(fault)}")
+        return fault
+
+    def _last_word(self, call: FakeCall) -> Fault:
+        """What other threads of a driver were at when it was killed."""
+        if call.operation == "DescribeSpotPriceHistory":
+            return Fault()
+        self._tell(f"{call.service} {call.operation} {_names(call)}is a last word")
+        return Fault(error=Killed(), took_effect=call.index % 2 == 0, visible_after_s=self.point.hidden_s)
+
+    def _tell(self, what: str) -> None:
+        self.told(f"{self.world.clock.now() - START_AT:8.1f} {len(self.world.fake.calls) - 1:4} {what}")
+
+    def _note(self, event: Event, controller: Controller) -> None:
+        self._tell(f"  {event}")
+        validate(controller, is_told=False)
+
+    # The drivers
+
+    def tell(self) -> None:
+        """To the end: finished, swept, or left alone until every lease is over."""
+        while not self.ended:
+            assert self.drivers < MOST_DRIVERS, "it does not end"
+            self.drivers += 1
+            try:
+                self._live()
+            except Killed:
+                self._die()
+            except RubberbandError as error:
+                self._tell(f"told the user: {error}")
+                self._leave()
+                self.world.sleep(10.0)
+
+    def _live(self) -> None:
+        """One driver, or one sweep."""
+        if self.swept_from is not None:
+            self._sweep()
+        elif self._is_over():
+            self.ended = self.ended or "over"
+        else:
+            self._drive()
+
+    def _drive(self) -> None:
+        if not list(self.journal.events()):
+            self.world.check()
+        backend = CloudBackend(self.world, self.world.provider())
+        try:
+            finish = drive(Controller(self.job), backend, self.journal, observers=[self._note])
+        except RubberbandError:
+            backend.close()
+            raise
+        try:
+            backend.close()
+        except RubberbandError as error:
+            self._tell(f"told the user: {error}")
+            self.swept_from = len(self.world.fake.calls)
+        else:
+            self.ended = finish.outcome
+
+    def _is_over(self) -> bool:
+        return self._controller().state.phase is Phase.FINISHED
+
+    def _controller(self) -> Controller:
+        controller = Controller(self.job)
+        replay(controller, self.journal)
+        return controller
+
+    def _die(self) -> None:
+        self._tell("the driver is dead")
+        point, world = self.point, self.world
+        world.while_asleep = None
+        if point.together:
+            for work in [*world.threads]:
+                with suppress(Killed):
+                    work()
+        self._leave()
+        if point.head == "dies":
+            world.head.die()
+        if point.taken and (spot := [one for one in world.fake.living if one.market == "spot"]):
+            world.fake.reclaim(spot[0].instance_id, notice_s=None)
+        world.sleep(point.gap_s)
+        world.head.has_driver = True
+        self.kill_at, self.kills_after = len(world.fake.calls) + point.again, not point.after
+        if point.then == "nobody":
+            self.ended = "left alone"
+            world.sleep(2.0 * LEASE_S)
+        elif point.then == "sweep" and self.swept_from is None:
+            self.swept_from = len(world.fake.calls)
+
+    def _leave(self) -> None:
+        """What a driver had in memory is gone."""
+        self.world.while_asleep = None
+        self.world.threads.clear()
+
+    def _sweep(self) -> None:
+        world = self.world
+        self._leave()
+        self._tell("sweep")
+        swept = sweep([world.directory], lambda _: world.session, clock=world.clock.now, sleep=world.sleep)
+        self._tell(str(swept))
+        if swept.troubles:
+            self.world.sleep(10.0)
+        else:
+            self.ended = "swept"
+
+    # The judge
+
+    def wrong(self) -> list[str]:
+        """What must not be."""
+        return [
+            *self._orphans(),
+            *self._bought_twice(),
+            *self._unknown_to_the_ledger(),
+            *self._more_billed_than_known(),
+            *self._beyond_the_cap(),
+            *self._amiss_in_the_network(),
+        ]
+
+    def _orphans(self) -> Iterator[str]:
+        for machine in self.world.fake.living:
+            yield f"{machine.tags[NAME]} lives on ({self.ended})"
+        launched = [c for c in self.world.fake.calls[self.swept_from :] if launches(c)] if self.swept_from else []
+        if launched:
+            yield "a sweep launched"
+
+    def _bought_twice(self) -> Iterator[str]:
+        bought = Counter(machine.tags[NAME] for machine in self.world.fake.instances)
+        for name, count in bought.items():
+            if count > 1:
+                yield f"{name} was bought {count} times"
+
+    def _unknown_to_the_ledger(self) -> Iterator[str]:
+        state = self._controller().state
+        billed = {line.tags[NAME] for line in self.world.fake.bill().lines}
+        known = {name for name, record in state.instances.items() if record.running_at is not None}
+        if self.ended in ("swept", "left alone"):
+            known |= set(state.instances)
+        for name in sorted(billed - known):
+            yield f"{name} is billed, and the ledger does not know it ran"
+
+    def _more_billed_than_known(self) -> Iterator[str]:
+        billed_usd, ledger_usd = self.world.fake.bill().total_usd, self._ledger_usd()
+        told = self.point.weather != "stale"  # else when an instance began to run is told too late
+        if told and self.ended in ENDS and billed_usd > ledger_usd + 1e-9:
+            yield f"{billed_usd:.6f} USD are billed, and the ledger says {ledger_usd:.6f}"
+
+    def _ledger_usd(self) -> float:
+        return bill_usd(self.job, self._controller().state, self.world.clock.now())
+
+    def _beyond_the_cap(self) -> Iterator[str]:
+        cap_usd = self.job.max_cost_usd
+        billed_usd = self.world.fake.bill().total_usd
+        if cap_usd is not None and billed_usd > cap_usd + 1e-9:
+            yield f"{billed_usd:.4f} USD are billed of max_cost={cap_usd:.4f}"
+
+    def _amiss_in_the_network(self) -> Iterator[str]:
+        groups = [group for group in self.world.fake.world.groups.values() if group.name == "rubberband"]
+        if len(groups) > 1 or (self.ended in ENDS and [len(group.ingress) for group in groups] != [1]):
+            yield f"there are {len(groups)} security groups"
+
+    def outcome(self) -> Outcome:
+        """Judged."""
+        return Outcome(
+            point=self.point,
+            ended=self.ended,
+            drivers=self.drivers,
+            instances=len(self.world.fake.instances),
+            billed_usd=self.world.fake.bill().total_usd,
+            ledger_usd=self._ledger_usd(),
+            wrong=(*self.found, *self.wrong()),
+        )
+
+
+def _names(call: FakeCall) -> str:
+    if launches(call):
+        tags = {tag["Key"]: tag["Value"] for tag in call.params["TagSpecifications"][0]["Tags"]}
+        return f"{tags[NAME]} {call.params['SubnetId'][-4:]} {call.params['ClientToken'][:6]} "
+    return " ".join(map(str, call.params.get("InstanceIds", ()))) + " "
+
+
+def _shown(fault: Fault) -> str:
+    if fault.error is None:
+        return ""
+    return f"-> {fault.error!r}{', took effect' if fault.took_effect else ''}"
+
+
+def points(seed: int = 0) -> Iterator[Point]:
+    """All of them; what is drawn for each is another with another seed."""
+    for markets in MARKETS:
+        yield from points_of(markets, calls_of_a_run(markets), seed)
+
+
+def sample(count: int, seed: int = 0) -> list[Point]:
+    """So many of all points."""
+    every = list(points(seed))
+    return Random(seed).sample(every, min(count, len(every)))
+
+
+@lru_cache
+def calls_of_a_run(markets: str) -> int:
+    """How many calls a run makes that nothing disturbs, from its first look at the account to its end."""
+    with folder() as here:
+        story = Story(undisturbed(markets), here)
+        story.tell()
+        assert not story.wrong(), story.wrong()
+        return len(story.world.fake.calls)
+
+
+def folder() -> tempfile.TemporaryDirectory[str]:
+    """In memory where there is such a place: what is written there is written for good at once."""
+    return tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+
+
+def run_point(point: Point, told: Callable[[str], None] = lambda line: None) -> Outcome:
+    """Tell a point's story and judge it."""
+    with folder() as here:
+        story = Story(point, here, told)
+        try:
+            story.tell()
+        except AssertionError as error:
+            story.found.append(f"{error or 'an assertion failed'}")
+            story.ended = "broken"
+        return story.outcome()
+
+
+def replay_command(point: Point) -> str:
+    """What replays a point."""
+    return f"python -m tests.property.crash_points --point '{point}'"
+
+
+def main() -> None:
+    """Tell the story of a point."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--point", required=True)
+    outcome = run_point(parse(parser.parse_args().point), print)
+    print(f"{outcome.ended}: {outcome.drivers} drivers, {outcome.instances} instances bought")
+    print(f"billed {outcome.billed_usd:.6f} USD, ledger {outcome.ledger_usd:.6f}")
+    for what in outcome.wrong:
+        print(f"WRONG: {what}")
+
+
+if __name__ == "__main__":
+    main()

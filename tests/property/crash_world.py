@@ -1,0 +1,169 @@
+"""The world of the crash points: a fake account, the machines in it, and what drivers leave on theirs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from rubberband.cloud.aws.launching import Ware
+from rubberband.cloud.aws.preflight import preflight
+from rubberband.cloud.aws.provider import AwsProvider
+from rubberband.cloud.aws.resolving import resolve
+from rubberband.cloud.aws.user_data import boot_times
+from rubberband.cloud.aws_fake.instance import Instance
+from rubberband.cloud.cluster import Head
+from rubberband.cloud.virtual import VirtualClock
+from rubberband.executor.state import Job
+from tests.unit.aws_account import START_AT, Account
+
+LEASE_S = 600.0
+STEP_S = 5.0
+"""The world moves on in steps of at most so long."""
+ORPHANED_S = 30.0
+"""So long after its head has gone an instance shuts down, as its boot script says."""
+NAME = "rubberband:instance"
+TYPE = "g5.xlarge"
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing catches it."""
+
+
+class Standing:
+    """A Ray head on the driver's machine; it ends with its lease."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._until = -math.inf
+        self._number = 0
+        self.has_driver = True
+
+    @property
+    def address(self) -> str:
+        """Another one for every head."""
+        return f"172.31.16.4:{6379 + self._number}"
+
+    def living(self) -> Head | None:
+        """The head, if it lives."""
+        if self._now() > self._until:
+            return None
+        return Head(address=self.address, temp_dir=None, environment={})
+
+    def ensure(self) -> Head:
+        """The living one, or another."""
+        head = self.living()
+        if head is None:
+            self._number += 1
+            self._until = self._now() + LEASE_S
+            head = self.living()
+        assert head is not None
+        return head
+
+    def renew_lease(self, until: float) -> None:
+        """A head that is dead stays so."""
+        if self.living() is not None:
+            self._until = until
+
+    def close(self) -> None:
+        """It ends, if there is a driver to end it."""
+        if self.has_driver:
+            self.die()
+
+    def die(self) -> None:
+        """It ends."""
+        self._until = -math.inf
+
+
+class World(Account):
+    """The account, what really happens in it, and what drivers leave on their machine."""
+
+    def __init__(self, folder: Path, job: Job) -> None:
+        super().__init__(reads=boot_times, validates=False)
+        self.clock = VirtualClock(START_AT)
+        self.fake.clock = self.clock.now
+        self.directory, self.job = folder / "instances", job
+        self.token_path = folder / "token"
+        self.directory.mkdir(parents=True)
+        self.head = Standing(self.clock.now)
+        self.while_asleep: Callable[[], None] | None = None
+        """What a driver's other threads do while one of them sleeps."""
+        self.threads: list[Callable[[], object]] = []
+        """What a driver is about to ask for, each in a thread of its own."""
+        self._orphaned_at: dict[str, float] = {}
+
+    def sleep(self, seconds: float) -> None:
+        """Time passes, step by step."""
+        until = self.clock.now() + seconds
+        while self.clock.now() < until:
+            self.advance_to(min(until, self.clock.now() + STEP_S))
+            if self.while_asleep is not None:
+                self.while_asleep()
+
+    def advance_to(self, instant: float) -> None:
+        """Time passes; machines whose head is gone shut down."""
+        while self.clock.now() < instant:
+            self.clock.advance_to(min(instant, self.clock.now() + STEP_S))
+            for machine in self.fake.living:
+                self._shut_down_if_orphaned(machine)
+
+    def _shut_down_if_orphaned(self, machine: Instance) -> None:
+        now = self.clock.now()
+        if now < machine.running_at or self.has_joined(machine):
+            return
+        since = self._orphaned_at.setdefault(machine.instance_id, now)
+        if now - since >= ORPHANED_S:
+            self.fake.power_off(machine.instance_id)
+
+    def has_joined(self, machine: Instance) -> bool:
+        """Whether the head that it was told of lives."""
+        return self.head.living() is not None and self.head.address in machine.user_data
+
+    def works(self, name: str) -> bool:
+        """Whether workers can live on the instance."""
+        return any(self.clock.now() >= one.running_at and self.has_joined(one) for one in self._named(name))
+
+    def beat(self, name: str, until: float) -> None:
+        """What the driver's worker on an instance does."""
+        for machine in self._named(name):
+            if self.has_joined(machine):
+                self.fake.extend_lease(machine.instance_id, until)
+
+    def _named(self, name: str) -> list[Instance]:
+        return [one for one in self.fake.living if one.tags.get(NAME) == name]
+
+    def check(self) -> None:
+        """What is looked at before an experiment begins. Raises InputError."""
+        preflight(self.resources(), [self.job.offer], session=self.session, place=self.place)
+
+    def provider(self) -> AwsProvider:
+        """As `rubberband.cloud.aws.opening` opens it. Raises InputError, ProviderError."""
+        words = self.resources()
+        machines = resolve(
+            self.session,
+            words.aws,
+            TYPE,
+            checkpoints=words.checkpoints,
+            place=self.place,
+            token_path=self.token_path,
+            sleep=self.sleep,
+        )
+        offer = self.job.offer
+        ware = Ware(
+            instance_type=TYPE,
+            on_demand_usd_per_hour=offer.price_usd_per_hour,
+            spot_usd_per_hour=None if offer.spot is None else offer.spot.price_usd_per_hour,
+        )
+        return AwsProvider(
+            self.job.name,
+            self.directory,
+            self.session,
+            machines,
+            self.head,
+            run="run-1",
+            wares=[ware],
+            gpus=offer.gpus,
+            lease_s=LEASE_S,
+            clock=self.clock.now,
+            sleep=self.sleep,
+        )

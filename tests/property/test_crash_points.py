@@ -1,0 +1,85 @@
+"""Wherever the driver dies, in whatever weather: no orphan, no double launch, nothing billed that the ledger misses."""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from rubberband.cloud.aws import calls, fleet, sweeping
+from rubberband.cloud.aws.intents import Intents
+from rubberband.executor import rules
+from tests.property.crash_cases import WEATHERS, Point, parse
+from tests.property.crash_points import points, replay_command, run_point, sample
+
+SOME, FEW = 400, 40
+BLOCKS = 8
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """A driver warns of what was given up and runs all the same; here that is often so."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def failures(chosen: Iterable[Point]) -> list[str]:
+    """One line for each point that ends as it must not, with the command that replays it."""
+    outcomes = map(run_point, chosen)
+    return [f"{replay_command(found.point)}  # {'; '.join(found.wrong)}" for found in outcomes if found.wrong]
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_at_some_points(block: int) -> None:
+    found = failures(sample(SOME)[block::BLOCKS])
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(4 * BLOCKS))
+def test_at_every_point(block: int) -> None:
+    found = failures(list(points())[block :: 4 * BLOCKS])
+    assert not found, "\n".join(found)
+
+
+def test_points_are_of_every_kind_and_one_is_what_its_words_say() -> None:
+    every = list(points())
+    assert len(every) > 10_000
+    assert {point.weather for point in every} == set(WEATHERS)
+    assert all(parse(str(point)) == point for point in every[:: len(every) // 100])
+
+
+def test_a_point_is_one_story() -> None:
+    def told(point: Point) -> list[str]:
+        lines: list[str] = []
+        run_point(point, lines.append)
+        return lines
+
+    for point in sample(3, seed=1):
+        assert told(point) == told(point)
+
+
+def test_a_driver_that_writes_nothing_down_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Intents, "_save", lambda *_: None)
+    monkeypatch.setattr(calls, "client_token", lambda *_: secrets.token_hex(32))
+    found = failures(sample(FEW))
+    assert any("was bought 2 times" in line for line in found)
+    assert any("lives on" in line for line in found)
+
+
+def test_a_driver_that_believes_at_once_what_it_does_not_see_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "VISIBILITY_S", 0.0)
+    monkeypatch.setattr(sweeping, "VISIBILITY_S", 0.0)
+    assert any("lives on" in line for line in failures(sample(FEW)))
+
+
+def test_a_driver_that_reserves_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "affordable", lambda job, state: True)
+    monkeypatch.setattr(rules, "hold_until", lambda job, state: math.inf)
+    never_again = [replace(point, cap="tight", then="nobody", markets="on_demand", kill_at=40) for point in sample(5)]
+    assert any("are billed of max_cost" in line for line in failures(never_again))
