@@ -52,6 +52,7 @@ _KEYS = frozenset(
     }
 )  # fmt: skip
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
+_LOGINS = (boto.SSOError, boto.TokenRetrievalError)
 
 FAILURES = (boto.ClientError, boto.BotoCoreError, ResponseParserError, OSError)
 """What a client raises. ResponseParserError is no BotoCoreError: an answer that was cut short, or that of a proxy."""
@@ -110,7 +111,7 @@ def missing_action(error: BaseException) -> str | None:
     if found:
         return found.group(1)
     operation = getattr(error, "operation_name", None)
-    return None if operation is None else f"ec2:{operation}"
+    return f"ec2:{operation}" if operation and "UnauthorizedOperation" in code_of(error) else operation
 
 
 def explain(error: BaseException) -> str:
@@ -122,6 +123,8 @@ def explain(error: BaseException) -> str:
             f"there are no AWS credentials ({_line(error)}); run `aws configure`, set AWS_PROFILE, or drive from an "
             "instance with a role (`rubberband up FILE`)"
         )
+    if isinstance(error, _LOGINS):
+        return f"the login to AWS has ended ({_line(error)}); run `aws sso login` with the same AWS_PROFILE"
     if isinstance(error, boto.ProfileNotFound):
         return f"{_line(error)}; correct AWS_PROFILE, or add the profile to ~/.aws/config"
     if isinstance(error, boto.EndpointConnectionError | boto.ConnectTimeoutError | boto.ReadTimeoutError):
@@ -138,10 +141,13 @@ def _explain_answer(error: boto.ClientError) -> str:
         who = _WHO.search(str(error))
         return (
             f"{who.group(1) if who else 'the role'} may not {action}; attach the policy "
-            "rubberband/cloud/aws/policies/driver.json to it, which allows it"
+            "rubberband/cloud/aws/policies/driver.json to it (worker.json to the role of instances), which allows it"
         )
     if code in _KEYS:
-        return f"AWS does not accept the credentials ({code}); run `aws sts get-caller-identity`, and renew the keys"
+        return (
+            f"AWS does not accept the credentials ({code}: {said}); run `aws sts get-caller-identity`: if that fails "
+            "renew the keys, else enable the region for the account"
+        )
     if code in _EXPIRED:
         return (
             f"the credentials have expired, or this machine's clock is wrong ({code}); log in again, or set the clock"
@@ -162,6 +168,10 @@ def _explain_answer(error: boto.ClientError) -> str:
 
 
 _REMEDIES = (
+    (
+        "AuthFailure.ServiceLinkedRole",
+        "run, once for the account: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com",
+    ),
     ("InvalidAMI", "set resources.aws.image to an image of this region"),
     ("InvalidSubnet", "correct resources.aws.subnets"),
     ("InvalidGroup", "correct resources.aws.security_group"),

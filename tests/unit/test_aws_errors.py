@@ -67,7 +67,15 @@ _DENIED = (
         (answer("InvalidKeyPair.NotFound"), r"resources\.aws\.key_name"),
         (answer("Unheard"), r"refused it \(Unheard: said\)"),
         (answer("UnauthorizedOperation", _DENIED), r"assumed-role/me/x may not iam:PassRole; attach .*driver\.json"),
-        (answer("AccessDeniedException", "no"), r"the role may not ec2:RunInstances"),
+        (answer("UnauthorizedOperation", "no"), r"the role may not ec2:RunInstances"),
+        (
+            answer("AccessDeniedException", "no"),
+            r"the role may not RunInstances; .*worker\.json to the role of instances",
+        ),
+        (answer("AuthFailure.ServiceLinkedRoleCreationNotPermitted"), r"aws iam create-service-linked-role"),
+        (answer("InvalidClientTokenId"), r"enable the region for the account"),
+        (boto.UnauthorizedSSOTokenError(), r"run `aws sso login`"),
+        (boto.TokenRetrievalError(provider="sso", error_msg="Token has expired"), r"run `aws sso login`"),
     ],
 )
 def test_what_a_person_is_told(error: Exception, told: str) -> None:
