@@ -126,11 +126,11 @@ def _look_at_quota(checks: _Checks, types: Sequence[str]) -> Iterator[str]:
         rooms = quotas(checks.session, types, checks.markets)
     except ProviderError as error:
         raise InputError(str(error)) from None
-    for room in rooms:
-        if room.instances < 1:
-            raise InputError(f"resources.instance_type: {room.refusal(checks.resources.max_instances)}")
-        if room.instances < checks.resources.max_instances:
-            yield room.note()
+    most = checks.resources.max_instances
+    without = {room.instance_type: room for room in reversed(rooms) if room.instances < 1}
+    if without.keys() >= set(types):
+        raise InputError(f"resources.instance_type: {without[types[0]].refusal(most)}")
+    yield from (room.note() for room in rooms if room.instances < most)
 
 
 def _look_at_launch(checks: _Checks, offer: Offer) -> Iterator[str]:

@@ -96,6 +96,14 @@ def test_without_quota_for_one_instance_it_is_refused_with_the_command_that_asks
         looked_at(account, market=market)
 
 
+def test_of_several_types_one_may_be_without_quota(account: Account) -> None:
+    account.fake.world.quotas_vcpus["L-DB2E81BA"] = 3
+
+    notes = looked_at(account, offer(), offer("m7i.large"))
+
+    assert any("0 more g5.xlarge on demand" in note for note in notes)
+
+
 def test_quota_for_fewer_instances_is_told(account: Account) -> None:
     account.fake.world.quotas_vcpus["L-DB2E81BA"] = 8
 
