@@ -142,8 +142,11 @@ class VirtualProvider:
         """What earlier heads cost."""
         self._head_since: float | None = clock.now()
 
-    def launch(self, instance: str, market: Market = "on_demand") -> None:
-        """Ask for an instance. Raises ProviderError if its fate is to be refused."""
+    def launch(self, instance: str, market: Market = "on_demand", *, first_lease_s: float | None = None) -> None:
+        """Ask for an instance. Raises ProviderError if its fate is to be refused.
+
+        `first_lease_s` is that of a request which was written before, and arrives only now.
+        """
         if instance in self._machines:
             return
         fate, now = self._fate_of(instance, market), self._clock.now()
@@ -159,7 +162,7 @@ class VirtualProvider:
             requested_at=now,
             runs_at=runs_at,
             taken_at=runs_at + fate.ends_after_s if runs else now + fate.stillborn_after_s,
-            own_lease_until=runs_at + max(0.0, self.lease_until - now),
+            own_lease_until=runs_at + (max(0.0, self.lease_until - now) if first_lease_s is None else first_lease_s),
             price_usd_per_s=self._price_usd_per_s(fate, market),
         )
         self._machines[instance] = self._unreached[instance] = machine

@@ -145,15 +145,19 @@ class VirtualFleet:
             return
         messages = self._fortune.messages(instance)
         hold = self._holds[instance] = _Hold(messages, self._clock.now() + messages.answer_s)
+        now = self._clock.now()
+        self.renew(now)
+        lease_s = max(0.0, self._provider.lease_until - now)
         if messages.arrives:
-            self._ask(instance, market, hold)
+            self._ask(instance, market, hold, lease_s)
         else:
-            self._agenda.add(hold.answered_at, lambda now: None if hold.over else self._ask(instance, market, hold))
+            self._agenda.add(
+                hold.answered_at, lambda _: None if hold.over else self._ask(instance, market, hold, lease_s)
+            )
 
-    def _ask(self, instance: str, market: Market, hold: _Hold) -> None:
-        self.renew(self._clock.now())
+    def _ask(self, instance: str, market: Market, hold: _Hold, lease_s: float) -> None:
         try:
-            self._provider.launch(instance, market)
+            self._provider.launch(instance, market, first_lease_s=lease_s)
         except ProviderError as error:
             reason = str(error)
             self._agenda.add(hold.answered_at, lambda now: self._refused(instance, hold, reason, now))

@@ -251,7 +251,7 @@ def _after_the_end(run: Run, finish: Finish | None) -> list[str]:
         validate(run.controller, is_told=False)
         if run.controller.state.phase is not Phase.FINISHED:
             wrong.append(f"it ended in phase {run.controller.state.phase}")
-        hindered = finish.outcome == "failed" or (finish.outcome != "done" and run.case.job.max_cost_usd is None)
+        hindered = finish.outcome != "done" and run.case.job.max_cost_usd is None
         if hindered and run.weather in (CALM, BREEZE):
             wrong.append(f"{finish.outcome} ({finish.reason}), though little went wrong")
     return wrong
