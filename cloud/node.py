@@ -12,6 +12,7 @@ import tempfile
 import urllib.error
 import urllib.request
 from datetime import datetime
+from http.client import HTTPException
 from pathlib import Path
 
 LEASE_VARIABLE = "RUBBERBAND_LEASE"
@@ -59,7 +60,7 @@ def metadata(path: str) -> str | None:
         token = _ask(urllib.request.Request(f"{base}/latest/api/token", method="PUT", headers=lifetime))
         headers = {"X-aws-ec2-metadata-token": token}
         return _ask(urllib.request.Request(f"{base}/latest/meta-data/{path}", headers=headers))
-    except (OSError, ValueError):  # HTTPError, a time-out and no route are OSErrors
+    except (OSError, ValueError, HTTPException):  # an HTTP status, a time-out and no route are OSErrors
         return None
 
 

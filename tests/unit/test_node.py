@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,6 +40,21 @@ def test_a_machine_that_is_no_instance_says_nothing(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(node.METADATA_VARIABLE, "http://127.0.0.1:1")
     assert node.metadata("local-ipv4") is None
     assert node.interruption() is None
+
+
+def test_an_address_where_something_else_answers_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv(node.METADATA_VARIABLE, f"http://127.0.0.1:{listener.getsockname()[1]}")
+
+        def greet() -> None:
+            connection, _ = listener.accept()
+            connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+            connection.close()
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        assert node.metadata("local-ipv4") is None
+        thread.join()
 
 
 def test_a_lease_is_the_time_of_its_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
