@@ -56,6 +56,8 @@ class _Hold:
     """The provider has given notice that it takes it away."""
     over: bool = False
     """Released (or about to be), refused or lost: its next event is its last, or was."""
+    gone: bool = False
+    """It costs nothing any more; until then its lease counts."""
 
 
 class RayFleet:
@@ -137,7 +139,7 @@ class RayFleet:
 
     def _wardens(self) -> list[Warden]:
         with self._mutex:
-            holds = [hold for hold in self._holds.values() if not hold.over]
+            holds = [hold for hold in self._holds.values() if not hold.gone]
         return [hold.warden for hold in holds if hold.warden is not None]
 
     def _cut_leases(self) -> None:
@@ -182,6 +184,7 @@ class RayFleet:
             )
         )
         if hold is not None:
+            hold.gone = True
             hold.crew.dismiss()
 
     def _await_launch(self, instance: str, hold: _Hold) -> None:
@@ -235,6 +238,7 @@ class RayFleet:
                     occurred_at=at, instance=instance, ended_at=ended_at or at, reason=reason, preempted=preempted
                 )
             )
+            hold.gone = True
             hold.crew.dismiss()
 
     def _assemble(self, instance: str, hold: _Hold) -> None:
@@ -295,6 +299,7 @@ class RayFleet:
             self._interrupted(instance)
         if ended_at is not None:
             self._end(instance, hold)
+            hold.gone = True
             reason = status.reason or "ended by somebody else"
             if running_at is None:
                 self._mailbox.put(lambda at: InstanceRefused(occurred_at=at, instance=instance, reason=reason))
@@ -359,6 +364,8 @@ class RayFleet:
         with self._mutex:
             self._holds[instance] = hold
         if hold.running:
+            if hold.warden is not None:
+                hold.warden.reaches = self._leases.former_until
             _thread(lambda: self._assemble(instance, hold), f"assemble-{instance}")
 
     def close(self) -> None:

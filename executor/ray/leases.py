@@ -27,6 +27,8 @@ class Leases:
         self._provider = provider
         self._lease_s = lease_s
         self.interval_s = interval_s
+        self.former_until = clock() + lease_s
+        """No lease that an earlier driver put off reaches further."""
         self._clock = clock
         self._hold_until = math.inf
         self._begun = False

@@ -82,7 +82,7 @@ class Warden:
         self._dismissed = False
         self._wake = threading.Event()
         self.reaches = -math.inf
-        """The latest instant at which the machine may end itself, as far as it was told one by this driver."""
+        """The latest instant at which the machine may end itself, as far as it was told one."""
         self._actor: Any = None
         self._silent = 0
 

@@ -187,6 +187,9 @@ class StubWarden:
         """Somebody waits."""
         self.hurried = True
 
+    def collect(self) -> None:
+        """Nothing."""
+
     def dismiss(self) -> None:
         """Nothing."""
 
@@ -216,3 +219,43 @@ def test_no_instance_is_asked_for_before_the_leases_of_the_others_are_cut(
     (refused,) = events
     assert isinstance(refused, InstanceRefused)
     assert "max_cost covers it only if the leases of a, b, c are cut" in refused.reason
+
+
+def test_the_lease_of_an_instance_counts_until_it_is_given_back(
+    fleet: RayFleet, provider: Breaking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posted: list[StubWarden] = []
+    monkeypatch.setattr(
+        "rubberband.executor.ray.fleet.Warden", lambda name, **_: posted.append(StubWarden(name)) or posted[-1]
+    )
+    monkeypatch.setattr(provider, "remote", True)
+    provider.broken = {"release", "describe"}
+    fleet.launch("a")
+    eventually(lambda: provider.markets == ["on_demand"])
+    fleet.hold_until(25.0)
+    fleet.release("a")
+    fleet.launch("b", "spot")
+    eventually(lambda: provider.asked.count("release") >= 3 and len(posted) == 2)
+    posted[1].reaches = -math.inf
+    assert provider.markets == ["on_demand"]
+    provider.broken = set()
+    eventually(lambda: provider.markets == ["on_demand", "spot"])
+
+
+def test_the_lease_that_an_earlier_driver_gave_counts_until_this_one_has_cut_it(
+    fleet: RayFleet, provider: Breaking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posted: list[StubWarden] = []
+    monkeypatch.setattr(
+        "rubberband.executor.ray.fleet.Warden", lambda name, **_: posted.append(StubWarden(name)) or posted[-1]
+    )
+    monkeypatch.setattr(provider, "remote", True)
+    monkeypatch.setattr(fleet, "_assemble", lambda *_: None)
+    provider.status = replace(provider.status, state="running", running_at=2.0)
+    fleet.reconcile(["a"])
+    fleet.hold_until(25.0)
+    fleet.launch("b")
+    eventually(lambda: posted[0].hurried)
+    assert provider.markets == []
+    posted[0].reaches, posted[1].reaches = 25.0, -math.inf
+    eventually(lambda: provider.markets == ["on_demand"])
