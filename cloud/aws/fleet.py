@@ -230,10 +230,12 @@ class Fleet:
         believed = count >= 1 or at > self._latest_end(name)  # else EC2 may only not show it for a moment
         if not believed or at - last.asked_at < VISIBILITY_S:
             return
-        if last.outcome == "accepted":
-            self._vanished(name, first_at)
-        else:
+        if last.outcome != "accepted":
             self._finish(name, at, "the request was cut off, and no instance came of it")
+        elif shown := self._by_id(last.instance_id):  # EC2 takes the tags of what has ended away after a while
+            self._follow(name, shown[0], at)
+        else:
+            self._vanished(name, first_at)
 
     def _vanished(self, name: str, at: float) -> None:
         """It was accepted, or even seen, and EC2 forgot it: it ended, at the latest when its lease did."""
@@ -303,7 +305,9 @@ class Fleet:
         at = self.clock()
         before = answer["TerminatingInstances"][0]["PreviousState"]["Name"]
         if before in ("shutting-down", "terminated"):  # by itself, or by an order whose answer was lost
-            shown = [m for m in self._by_id(attempt.instance_id) if m["State"]["Name"] not in states.ALIVE]
+            shown = []
+            with suppress(ProviderError):
+                shown = [m for m in self._by_id(attempt.instance_id) if m["State"]["Name"] not in states.ALIVE]
             for machine in shown:
                 self._ended(name, machine, at)
             if not shown:  # whether it ever ran is not known: a bill is never underestimated
@@ -313,10 +317,7 @@ class Fleet:
         return self._finish(name, at, (intent.ending if intent is not None else None) or "")
 
     def _by_id(self, identity: str) -> list[dict[str, Any]]:
-        try:
-            return described(self.session, [{"Name": "instance-id", "Values": [identity]}])
-        except ProviderError:
-            return []
+        return described(self.session, [{"Name": "instance-id", "Values": [identity]}])
 
     def settle(self, name: str) -> dict[str, Any] | None:
         """Find out, without asking for it, whether an instance came of an unanswered request; None if not.

@@ -44,6 +44,21 @@ def test_absent_is_believed_after_two_looks_and_the_window(world: World) -> None
     assert gone.reason == "EC2 does not show it any more"
 
 
+def test_a_reclaimed_instance_that_has_lost_its_tags_is_still_known_as_such(world: World) -> None:
+    world.driver().launch("a", "spot")
+    world.sleep(300.0)
+    (instance,) = world.fake.living
+    world.fake.reclaim(instance.instance_id, notice_s=None)
+    world.sleep(1200.0)
+    instance.tags.clear()
+
+    driver = world.driver()
+    for _ in range(2):
+        gone = world.look(driver)["a"]
+
+    assert (gone.state, gone.preempted, gone.reason) == ("terminated", True, "EC2 took the spot instance back")
+
+
 @pytest.mark.parametrize("hidden_s", [0.0, 299.0])
 def test_a_driver_killed_after_the_launch_finds_the_same_instance(world: World, hidden_s: float) -> None:
     world.fake.fault = once("RunInstances", Fault(error=Killed(), took_effect=True, visible_after_s=hidden_s))
