@@ -34,6 +34,8 @@ from rubberband.search import Search
 from rubberband.units import nearest, shown
 from rubberband.words import MODULE_ATTRIBUTE, Deadline, Duration, Tally, Usd, Words, fault, word_error
 
+EC2_MINIMUM_BILLED_S = 60.0
+
 
 class Constraints(Words):
     """By when and for how much."""
@@ -184,12 +186,12 @@ class Experiment(Words):
         return brackets[0]
 
     def require_runnable(self) -> None:
-        """Raise InputError for what can be planned and not be run: hyperband, EC2 without a checkpoint store."""
-        if self.resources.provider == "aws" and self.resources.checkpoints is None:
-            raise InputError(
-                "resources.checkpoints: missing, and instances of EC2 do not see this machine's files; name a bucket, "
-                "such as checkpoints: s3://my-bucket/rubberband"
-            )
+        """Raise InputError for what can be planned and not be run.
+
+        That is hyperband, and EC2 without a checkpoint store or billed otherwise than EC2 bills.
+        """
+        if self.resources.provider == "aws":
+            _require_ec2(self.resources)
         self.stages()
 
     def configurations(self) -> list[dict[str, Any]]:
@@ -249,6 +251,24 @@ class Experiment(Words):
     def to_words(self) -> dict[str, Any]:
         """The experiment in the file's words, as JSON holds it; `Experiment(**words)` is equal to this one."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _require_ec2(resources: Resources) -> None:
+    if resources.checkpoints is None:
+        raise InputError(
+            "resources.checkpoints: missing, and instances of EC2 do not see this machine's files; name a bucket, such "
+            "as checkpoints: s3://my-bucket/rubberband"
+        )
+    if resources.billing != "per_instance":
+        raise InputError(
+            f"resources.billing: {resources.billing} can be planned with, but EC2 bills instances, busy or not, so "
+            "that max_cost would not be kept; leave it out"
+        )
+    if resources.minimum_billed_s < EC2_MINIMUM_BILLED_S:
+        raise InputError(
+            f"resources.minimum_billed: {resources.minimum_billed_s:g} s can be planned with, but EC2 bills a minute "
+            "at least, so that max_cost would not be kept; leave it out"
+        )
 
 
 def _check_gang(key: str, gpus: int, gpus_per_instance: int) -> None:

@@ -6,6 +6,7 @@ capacity: nobody can.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from rubberband.cloud.aws.calls import Choice, by_tags, launch_request, tags_of
+from rubberband.cloud.aws.clock_check import check_clock
 from rubberband.cloud.aws.errors import code_of, explain, lacks_rights
 from rubberband.cloud.aws.extra import open_aws
 from rubberband.cloud.aws.images import type_facts
@@ -56,13 +58,13 @@ def preflight(
     """Notes for the user, one line each, if the experiment can be rented for.
 
     `place` is where this machine is in EC2, if not as its metadata service tells. Raises InputError (one line: what,
-    which value, the remedy) for the first thing that is amiss: credentials, region, types, images, network, roles and
-    rights, quota, the checkpoint store, or where the driver runs.
+    which value, the remedy) for the first thing that is amiss: credentials, this machine's clock, region, types,
+    images, network, roles and rights, quota, the checkpoint store, or where the driver runs.
     """
     check_region(resources.region)
     checks = _Checks(session=session or open_aws(resources.region), resources=resources, place=place or own_place())
     with _with_names_of_the_policy(resources.aws), in_one_line():
-        checks.session.client("sts").get_caller_identity()
+        check_clock(checks.session.client("sts").get_caller_identity(), time.time())
         return list(_looked_at(checks, offers))
 
 

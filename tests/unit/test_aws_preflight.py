@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rubberband.cloud.aws.clock_check import check_clock
 from rubberband.cloud.aws.extra import open_aws
 from rubberband.cloud.aws.preflight import preflight
 from rubberband.cloud.aws.storage_check import check_store, file_system
@@ -174,3 +175,13 @@ def test_an_aws_that_breaks_is_one_line(account: Account) -> None:
 
     with pytest.raises(InputError, match="AWS is busy or broken"):
         looked_at(account)
+
+
+@pytest.mark.parametrize(("now", "told"), [(90.0, "90 s ahead of AWS's"), (-400.0, "400 s behind AWS's")])
+def test_a_clock_that_is_off_is_told(now: float, told: str) -> None:
+    answer = {"ResponseMetadata": {"HTTPHeaders": {"date": "Thu, 01 Jan 1970 00:00:00 GMT"}}}
+    check_clock(answer, 5.0)
+    check_clock({}, now)
+    check_clock({"ResponseMetadata": {"HTTPHeaders": {"date": "today"}}}, now)
+    with pytest.raises(InputError, match=told):
+        check_clock(answer, now)

@@ -261,6 +261,7 @@ def test_delays_are_durations_distributions_or_samples() -> None:
 
 
 HYPERBAND = {"type": "hyperband", "max_t": 9}
+EC2 = {"resources__provider": "aws", "resources__checkpoints": "s3://bucket"}
 
 
 def test_the_brackets_of_hyperband_share_one_list_of_trials() -> None:
@@ -277,6 +278,8 @@ def test_the_brackets_of_hyperband_share_one_list_of_trials() -> None:
     ("change", "message"),
     [
         ({"resources__provider": "aws"}, "resources.checkpoints: missing, and instances of EC2 do not see"),
+        (EC2 | {"resources__billing": "per_function"}, "resources.billing: per_function can be planned with, but EC2"),
+        (EC2 | {"resources__minimum_billed": 0}, "resources.minimum_billed: 0 s can be planned with, but EC2 bills"),
         ({"search__scheduler": HYPERBAND}, "search.scheduler: hyperband has 3 brackets; `rubberband estimate` plans"),
     ],
 )
