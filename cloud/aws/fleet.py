@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.cloud.aws import calls, states
-from rubberband.cloud.aws.errors import FAILURES, explain, verdict
+from rubberband.cloud.aws.errors import FAILURES, Verdict, explain, lacks_rights, verdict
 from rubberband.cloud.aws.intents import Attempt, Intent, Intents, Run
 from rubberband.cloud.aws.machines import Session
-from rubberband.cloud.aws.pages import pages
+from rubberband.cloud.aws.pages import described
 from rubberband.errors import ProviderError
 
 _log = logging.getLogger(__name__)
@@ -35,15 +35,6 @@ PATIENCE_S = 60.0
 _LONGEST_PAUSE_S = 20.0
 _SHUTDOWN_S = 90.0
 """From the end of a lease until the machine is off, at most."""
-
-
-def described(session: Session, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The instances that pass the filters. Raises ProviderError if EC2 does not answer."""
-    try:
-        reservations = pages(session.client("ec2").describe_instances, "Reservations", Filters=wanted)
-        return [machine for reservation in reservations for machine in reservation["Instances"]]
-    except FAILURES as error:
-        raise ProviderError(f"EC2 does not say what there is: {explain(error)}") from error
 
 
 class Fleet:
@@ -287,7 +278,7 @@ class Fleet:
             try:
                 return self._terminate_once(name, intent.last)
             except FAILURES as error:
-                meaning = verdict(error)
+                meaning = self._meaning(error, name, intent.last)
                 if meaning == "absent" and self.clock() - intent.last.asked_at >= VISIBILITY_S:
                     self._vanished(name, self.clock())
                     continue
@@ -297,6 +288,16 @@ class Fleet:
                         f"instance {name} ({intent.last.instance_id}) is not given back yet: {explain(error)}"
                     ) from error
             self.sleep(next(pauses))
+
+    def _meaning(self, error: BaseException, name: str, attempt: Attempt) -> Verdict:
+        """What a refusal to end it means: the right to hangs on its tags, which come late and go after its end."""
+        if not lacks_rights(error):
+            return verdict(error)
+        shown, at = self._by_id(attempt.instance_id), self.clock()
+        if shown and shown[0]["State"]["Name"] not in states.ALIVE:
+            self._ended(name, shown[0], at)
+            return "unknown"
+        return "refused" if shown and at - attempt.asked_at >= VISIBILITY_S else "absent"
 
     def _terminate_once(self, name: str, attempt: Attempt) -> Intent:
         intent = self.intents.get(name)

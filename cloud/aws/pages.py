@@ -7,6 +7,10 @@ from typing import Any
 
 from botocore.exceptions import ReadTimeoutError
 
+from rubberband.cloud.aws.errors import FAILURES, explain
+from rubberband.cloud.aws.machines import Session
+from rubberband.errors import ProviderError
+
 MOST_PAGES = 1000
 """A listing that is longer goes in circles."""
 
@@ -29,3 +33,12 @@ def pages(
         if not token:
             return
     raise ReadTimeoutError(endpoint_url=f"the rest of {key}")
+
+
+def described(session: Session, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The instances that pass the filters. Raises ProviderError if EC2 does not answer."""
+    try:
+        reservations = pages(session.client("ec2").describe_instances, "Reservations", Filters=wanted)
+        return [machine for reservation in reservations for machine in reservation["Instances"]]
+    except FAILURES as error:
+        raise ProviderError(f"EC2 does not say what there is: {explain(error)}") from error

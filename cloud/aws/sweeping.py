@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.cloud.aws.calls import EXPERIMENT_TAG, INSTANCE_TAG, ROLE_TAG, RUN_TAG, by_tags, tags_in
-from rubberband.cloud.aws.fleet import VISIBILITY_S, Fleet, described
+from rubberband.cloud.aws.fleet import VISIBILITY_S, Fleet
 from rubberband.cloud.aws.intents import Intent, Intents, Run, runs_in
 from rubberband.cloud.aws.machines import Session
+from rubberband.cloud.aws.pages import described
 from rubberband.cloud.aws.states import ALIVE
 from rubberband.cloud.local.instance import lock
 from rubberband.errors import ProviderError, RubberbandError

@@ -59,6 +59,32 @@ def test_a_reclaimed_instance_that_has_lost_its_tags_is_still_known_as_such(worl
     assert (gone.state, gone.preempted, gone.reason) == ("terminated", True, "EC2 took the spot instance back")
 
 
+def test_what_has_ended_and_lost_the_tags_that_allow_to_end_it_is_released(world: World) -> None:
+    world.driver().launch("a")
+    world.sleep(300.0)
+    (instance,) = world.fake.living
+    world.fake.power_off(instance.instance_id)
+    world.sleep(1200.0)
+    instance.tags.clear()
+
+    assert world.driver().release("a").state == "terminated"
+
+
+def test_tags_that_are_not_known_yet_are_waited_for(world: World) -> None:
+    driver = world.driver()
+    driver.launch("a")
+    (instance,) = world.fake.living
+    tags = {**instance.tags}
+    instance.tags.clear()
+
+    def slept(seconds: float) -> None:
+        world.now += seconds
+        instance.tags.update(tags)
+
+    assert world.driver(sleep=slept).release("a").state == "terminated"
+    assert world.living == []
+
+
 @pytest.mark.parametrize("hidden_s", [0.0, 299.0])
 def test_a_driver_killed_after_the_launch_finds_the_same_instance(world: World, hidden_s: float) -> None:
     world.fake.fault = once("RunInstances", Fault(error=Killed(), took_effect=True, visible_after_s=hidden_s))
