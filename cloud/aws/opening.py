@@ -11,7 +11,7 @@ from rubberband.cloud import catalogue
 from rubberband.cloud.aws.images import type_facts
 from rubberband.cloud.aws.launching import Ware, least_reach_s
 from rubberband.cloud.aws.machines import Session
-from rubberband.cloud.aws.metadata import Place, own_place
+from rubberband.cloud.aws.metadata import Place, own_address, own_place
 from rubberband.cloud.aws.provider import LEAST_LEASE_S, AwsProvider
 from rubberband.cloud.aws.resolving import in_one_line, resolve
 from rubberband.cloud.aws.session import open_session
@@ -48,7 +48,7 @@ def open_provider(
     Raises InputError for what does not fit in the account or on this machine, with the remedy; ProviderError if another
     driver holds the directory.
     """
-    _check_lease(resources.lease_length_s)
+    check_lease(resources.lease_length_s)
     session = session or open_session(resources.region)
     place = own_place()
     host = _host(resources, place)
@@ -70,7 +70,8 @@ def open_provider(
     )
 
 
-def _check_lease(lease_s: float) -> None:
+def check_lease(lease_s: float) -> None:
+    """Raise InputError for a lease that ends before the driver could renew it for the first time."""
     least_s = least_reach_s(LEAST_LEASE_S)
     if lease_s < least_s:
         raise InputError(
@@ -82,7 +83,7 @@ def _check_lease(lease_s: float) -> None:
 def _host(resources: Resources, place: Place | None) -> str:
     """This machine's address as instances reach it."""
     if resources.aws.driver_address is not None:
-        return resources.aws.driver_address
+        return own_address(resources.aws.driver_address)
     if place is None:
         raise InputError(
             "resources.aws.driver_address: this machine is not in EC2, and instances could not reach it; start a head "

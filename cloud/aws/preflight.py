@@ -20,8 +20,9 @@ from rubberband.cloud.aws.errors import code_of, explain, lacks_rights
 from rubberband.cloud.aws.extra import open_aws
 from rubberband.cloud.aws.images import type_facts
 from rubberband.cloud.aws.machines import Machines, NodeStart, Session
-from rubberband.cloud.aws.metadata import Place, own_place
+from rubberband.cloud.aws.metadata import Place, own_address, own_place
 from rubberband.cloud.aws.network import choose_subnets
+from rubberband.cloud.aws.opening import check_lease
 from rubberband.cloud.aws.pages import pages
 from rubberband.cloud.aws.quota import quotas
 from rubberband.cloud.aws.regions import check_region
@@ -62,6 +63,7 @@ def preflight(
     images, network, roles and rights, quota, the checkpoint store, or where the driver runs.
     """
     check_region(resources.region)
+    check_lease(resources.lease_length_s)
     checks = _Checks(session=session or open_aws(resources.region), resources=resources, place=place or own_place())
     with _with_names_of_the_policy(resources.aws), in_one_line():
         check_clock(checks.session.client("sts").get_caller_identity(), time.time())
@@ -112,7 +114,7 @@ def _look_at_driver(checks: _Checks, instance_type: str) -> Iterator[str]:
     words, place, region = checks.resources.aws, checks.place, checks.session.region
     vpc, _ = choose_subnets(checks.session, words.subnets, instance_type, place)
     if words.driver_address is not None:
-        yield f"instances must reach this machine at {words.driver_address}, on every TCP port"
+        yield f"instances must reach this machine at {own_address(words.driver_address)}, on every TCP port"
         return
     if place is None or place.region != region or place.vpc != vpc:
         where = "is not in EC2" if place is None else f"is in {place.vpc} ({place.region})"

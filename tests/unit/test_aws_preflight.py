@@ -50,6 +50,7 @@ def test_what_can_be_rented_for_passes_and_rents_nothing(account: Account) -> No
         ({"aws": {"image": "ami-00000000000000000"}}, r"resources\.aws\.image: there is no image"),
         ({"aws": {"key_name": "lost"}}, r"resources\.aws\.key_name: there is no key pair 'lost'"),
         ({"aws": {"worker_profile": "lost"}}, r"resources\.aws\.worker_profile: there is no instance profile 'lost'"),
+        ({"lease": "60s"}, r"resources\.lease: 60 s is too short .* at least 127 s"),
         ({"aws": {"owner": "me"}}, r"may not ec2:CreateSecurityGroup.*driver\.json.* must name owner me here"),
     ],
 )
@@ -119,9 +120,9 @@ def test_a_driver_that_instances_cannot_reach_is_sent_to_the_head(account: Accou
     with pytest.raises(InputError, match=r"this machine is in vpc-elsewhere \(eu-west-1\)"):
         preflight(resources, [offer()], session=account.session, place=elsewhere)
 
-    told = account.resources(aws={"driver_address": "10.1.2.3"})
+    told = account.resources(aws={"driver_address": "127.0.0.1"})
     notes = preflight(told, [offer()], session=account.session)
-    assert any("must reach this machine at 10.1.2.3" in note for note in notes)
+    assert any("must reach this machine at 127.0.0.1" in note for note in notes)
 
 
 def test_a_machine_outside_of_the_instances_group_is_told(account: Account) -> None:
