@@ -1,4 +1,7 @@
-"""Where the driver's own machine is in EC2, as its instance metadata service tells; nothing is asked of the API."""
+"""Where the driver's own machine is: in EC2, as its instance metadata service tells, or as it is told to be.
+
+Nothing is asked of the API.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rubberband.cloud import node
+from rubberband.cloud.local.ray_node import free_port
+from rubberband.errors import InputError
+from rubberband.units import shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,3 +51,15 @@ def own_place(read: Callable[[str], str | None] | None = None) -> Place | None:
         subnet=ask(f"{interface}/subnet-id") or "",
         security_groups=tuple((ask(f"{interface}/security-group-ids") or "").split()),
     )
+
+
+def own_address(address: str) -> str:
+    """`resources.aws.driver_address`. Raises InputError unless this machine has it, as the Ray head listens there."""
+    try:
+        free_port(address)
+    except (OSError, UnicodeError) as error:
+        raise InputError(
+            f"resources.aws.driver_address: {shown(address)} is no address of this machine ({error}); give one that "
+            "`ip address` lists, or run on a head (`rubberband up FILE`)"
+        ) from None
+    return address

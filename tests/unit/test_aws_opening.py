@@ -23,7 +23,7 @@ G5 = ["g5.xlarge", "g5.2xlarge", "g6.xlarge", "g5.12xlarge"]
 
 
 def resources(**words: Any) -> Resources:
-    aws = {"install": "none", "driver_address": "10.0.0.5", **words.pop("aws", {})}
+    aws = {"install": "none", "driver_address": "127.0.0.1", **words.pop("aws", {})}
     return Resources(**{"provider": "aws", "instance_type": "g5.xlarge", "aws": aws, **words})
 
 
@@ -87,6 +87,11 @@ def test_a_device_that_is_none_is_bad_input(opened: Any) -> None:
 def test_a_machine_that_instances_cannot_reach_is_bad_input(opened: Any) -> None:
     with pytest.raises(InputError, match="rubberband up FILE"):
         opened(resources(aws={"driver_address": None}))
+
+
+def test_an_address_that_this_machine_does_not_have_is_bad_input(opened: Any) -> None:
+    with pytest.raises(InputError, match=r"driver_address: '192\.0\.2\.1' is no address of this machine"):
+        opened(resources(aws={"driver_address": "192.0.2.1"}))
 
 
 def test_a_lease_that_is_over_before_an_instance_is_of_use_is_bad_input(opened: Any) -> None:
