@@ -54,8 +54,11 @@ _KEYS = frozenset(
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
 _LOGINS = (boto.SSOError, boto.TokenRetrievalError)
 
-FAILURES = (boto.ClientError, boto.BotoCoreError, ResponseParserError, OSError)
-"""What a client raises. ResponseParserError is no BotoCoreError: an answer that was cut short, or that of a proxy."""
+OF_AWS = (boto.ClientError, boto.BotoCoreError, ResponseParserError)
+"""What tells of AWS or of the way to it. ResponseParserError is no BotoCoreError: an answer that was cut short, or that
+of a proxy."""
+FAILURES = (*OF_AWS, OSError)
+"""What a client raises."""
 
 _ACTION = re.compile(r"not authorized to perform:? ([A-Za-z0-9-]+:[A-Za-z]+)")
 _WHO = re.compile(r"User: (\S+) is not authorized")

@@ -15,11 +15,9 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from botocore.exceptions import BotoCoreError, ClientError
-
 import rubberband
 from rubberband.cloud.aws import wheel
-from rubberband.cloud.aws.errors import explain
+from rubberband.cloud.aws.errors import OF_AWS, explain
 from rubberband.cloud.aws.images import find_image, root_volume_gb, type_facts
 from rubberband.cloud.aws.machines import Machines, NodeStart, Session
 from rubberband.cloud.aws.metadata import Place, own_place
@@ -122,5 +120,5 @@ def in_one_line() -> Iterator[None]:
     """Turn errors of AWS into InputError, with the remedy."""
     try:
         yield
-    except (ClientError, BotoCoreError) as error:
+    except OF_AWS as error:
         raise InputError(explain(error)) from None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.parsers import ResponseParserError
 
 from rubberband.cloud.aws import wheel
 from rubberband.cloud.aws.machines import Machines, NodeStart
@@ -340,4 +341,11 @@ def test_an_error_of_aws_is_one_line_with_the_remedy(account: Account, tmp_path:
     )
 
     with pytest.raises(InputError, match=r"may not ec2:DescribeImages.*driver\.json"):
+        resolved(account, tmp_path)
+
+
+def test_an_answer_that_is_not_of_aws_is_one_line(account: Account, tmp_path: Path) -> None:
+    account.fake.fault = lambda _: Fault(error=ResponseParserError("<html>"))
+
+    with pytest.raises(InputError, match="<html>; ask again later"):
         resolved(account, tmp_path)
