@@ -66,7 +66,7 @@ class Controller:
         nothing_due = self._is_wake_known and (self._wake_at is None or event.occurred_at < self._wake_at)
         self._is_wake_known = False
         self.state.now = max(self.state.now, event.occurred_at)
-        if self.state.phase is Phase.FINISHED and not (isinstance(event, DriverResumed) and self._cancelled()):
+        if self.state.phase is Phase.FINISHED and not (isinstance(event, DriverResumed) and self._can_go_on()):
             return [self._finish()] if isinstance(event, DriverResumed) else []
         self._note(event)
         if not nothing_due or self.state.purse is None:
@@ -83,6 +83,11 @@ class Controller:
     def hold_until(self) -> float:
         """When whatever is held must have ended, should nothing be heard of the driver any more: the budget's reach."""
         return rules.hold_until(self.job, self.state)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, and no resume goes on with it."""
+        return self.state.phase is Phase.FINISHED and not self._can_go_on()
 
     # What happened
 
@@ -131,7 +136,7 @@ class Controller:
         self._reopen()
 
     def _reopen(self) -> None:
-        """Go on after a resume, also where the user had cancelled."""
+        """Go on after a resume, also where the user had cancelled, or no instance was to be had."""
         state = self.state
         state.launches_left = self.job.launch_attempts
         state.relaunch_at = 0.0
@@ -139,9 +144,9 @@ class Controller:
         if state.phase is Phase.NEW:
             state.started_at = state.now
             self._begin_stage(0, tuple(range(len(state.trials))))
-        elif self._cancelled():
+        elif self._can_go_on():
             state.paused_s += state.now - (state.now if state.ended_at is None else state.ended_at)
-            state.outcome, state.reason, state.ended_at = None, "", None
+            state.outcome, state.reason, state.ended_at, state.stranded = None, "", None, False
             state.rent_changed()
             state.phase = Phase.SCALING if state.stages[-1].ended_at is None else Phase.PLANNING
 
@@ -154,8 +159,8 @@ class Controller:
         state.predicted = (*state.predicted[: event.stage], *event.predicted)
         self._begin_stage(event.stage, tuple(sorted(rules.promoted(self.job, state.stages[-1]))))
 
-    def _cancelled(self) -> bool:
-        return self.state.outcome == "cancelled"
+    def _can_go_on(self) -> bool:
+        return self.state.outcome == "cancelled" or self.state.stranded
 
     # What follows from time
 
@@ -221,11 +226,7 @@ class Controller:
         if not state.queued():
             self._sync()
         elif not rules.awaited(self.job, state):
-            reasons = [record.reason for record in state.instances.values() if record.reason]
-            outcome: Outcome = "failed" if rules.affordable(self.job, state) else "budget"
-            self._end(
-                outcome, f"no instance to train on: {reasons[-1] if reasons else 'max_cost leaves room for none'}"
-            )
+            self._end_stranded()
 
     def _sync(self) -> None:
         """Rank the stage's trials; promote the best, stop the rest; go to the next stage or end."""
@@ -265,6 +266,16 @@ class Controller:
             return
         state.phase, state.outcome, state.reason = Phase.ENDING, outcome, reason
         self._commands += [attempts.stop(self.job, state, trial) for trial in state.running()]
+
+    def _end_stranded(self) -> None:
+        state = self.state
+        reasons = [record.reason for record in state.instances.values() if record.reason]
+        told = f"no instance to train on: {reasons[-1] if reasons else 'max_cost leaves room for none'}"
+        if rules.affordable(self.job, state):
+            state.stranded = True
+            self._end("failed", f"{told}; once there is one to be had, `rubberband resume {self.job.name}` goes on")
+        else:
+            self._end("budget", told)
 
     def _wind_up(self) -> None:
         """Release what is held; when nothing is left, finish."""

@@ -114,12 +114,13 @@ def run(
     """Drive an experiment to its end, from its beginning or from where its journal stops.
 
     `view` is given the job, the clock and a stack that is left at the end, and returns observers. Every instance is
-    released before this returns or raises. One that has ended, other than by being cancelled, is only read.
+    released before this returns or raises. One that has ended, other than by being cancelled or for want of instances,
+    is only read.
 
     Raises EntrypointError, before anything is started or journalled, if what is trained does not load any more.
     """
-    settled = read(folder)
-    if settled.outcome not in ("unfinished", "cancelled"):
+    settled, is_over = _read(folder)
+    if is_over:
         return settled
     with ExitStack() as stack:
         stack.enter_context(folder.driving())
@@ -141,6 +142,11 @@ def run(
 
 def read(folder: ExperimentFolder) -> Result:
     """The result as the journal has it now, whether the experiment is over, runs, or was cut off."""
+    return _read(folder)[0]
+
+
+def _read(folder: ExperimentFolder) -> tuple[Result, bool]:
+    """The result, and whether it is final."""
     journal, header = _open(folder)
     try:
         controller = Controller(header.job)
@@ -148,7 +154,8 @@ def read(folder: ExperimentFolder) -> Result:
     finally:
         journal.close()
     live = folder.driven and header.setup["provider"] != "virtual"
-    return summarise(header.job, controller.state, header.setup, time.time() if live else controller.state.now)
+    now = time.time() if live else controller.state.now
+    return summarise(header.job, controller.state, header.setup, now), controller.is_over
 
 
 def failures(folder: ExperimentFolder) -> dict[int, list[str]]:

@@ -227,6 +227,8 @@ class State:
     """The latest event's instant."""
     outcome: Outcome | None = None
     reason: str = ""
+    stranded: bool = False
+    """Whether it ended for want of instances alone: a resume may find some."""
     resumes: int = 0
     woke_at: list[float] = field(default_factory=list)
     """When the machine had slept: what took until then tells nothing of how fast trials are."""

@@ -53,7 +53,8 @@ def resume(
 ) -> None:
     """Go on with an experiment that was cut off.
 
-    It may have been cancelled, or its driver may have died; no reported iteration is trained again.
+    It may have been cancelled, its driver may have died, or no instance was to be had; no reported iteration is trained
+    again.
     """
     from rubberband.executor import session
     from rubberband.executor.folder import ExperimentFolder

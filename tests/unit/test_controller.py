@@ -250,7 +250,7 @@ def test_what_is_too_little_for_a_single_gang_ends_the_run_instead_of_waiting_fo
         story.tell(Tick)
         commands = story.tell(InstanceRefused, instance=name, reason="no capacity")
     assert commands == [ReleaseInstance(instance="i-001")]
-    assert story.state.reason == "no instance to train on: no capacity"
+    assert story.state.reason.startswith("no instance to train on: no capacity; once there is one")
 
 
 def test_what_ran_after_it_was_given_up_is_on_the_bill() -> None:
@@ -262,7 +262,7 @@ def test_what_ran_after_it_was_given_up_is_on_the_bill() -> None:
     assert accounting.bill_usd(JOB, story.state, story.at) == JOB.offer.instance_cost_usd(1.0)
 
 
-def test_a_finished_experiment_stays_finished() -> None:
+def test_an_experiment_that_found_no_instance_goes_on_once_it_is_resumed() -> None:
     story = Story()
     story.tell(Started)
     story.tell(InstanceRefused, instance="i-001", reason="no")
@@ -271,6 +271,26 @@ def test_a_finished_experiment_stays_finished() -> None:
         story.at += 100
         story.tell(Tick)
         commands = [command for name in names for command in story.tell(InstanceRefused, instance=name, reason="no")]
-    assert commands == [Finish(outcome="failed", reason="no instance to train on: no")]
+    (finish,) = commands
+    assert isinstance(finish, Finish)
+    assert finish.outcome == "failed"
+    assert story.tell(Tick) == []
+    assert not story.controller.is_over
+    assert kinds(story.tell(DriverResumed, live=(), ended=())) == ["LaunchInstance", "LaunchInstance"]
+    for name in ("i-007", "i-008"):
+        story.ready(name)
+    assert len(story.state.running()) == 4
+    assert story.state.outcome is None
+
+
+def test_a_finished_experiment_stays_finished() -> None:
+    story = begun()
+    for trial in range(4):
+        for _ in range(2):
+            story.fail(trial)
+    for name in ("i-001", "i-002"):
+        story.tell(InstanceReleased, instance=name, ended_at=story.at)
+    assert story.state.outcome == "failed"
+    assert story.controller.is_over
     assert story.tell(Tick) == []
     assert kinds(story.tell(DriverResumed, live=(), ended=())) == ["Finish"]
