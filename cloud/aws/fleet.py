@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rubberband.cloud.aws import calls, states
+from rubberband.cloud.aws import calls, console, states
 from rubberband.cloud.aws.errors import FAILURES, Verdict, explain, lacks_rights, verdict
 from rubberband.cloud.aws.intents import Attempt, Intent, Intents, Run
 from rubberband.cloud.aws.machines import Session
@@ -188,7 +188,7 @@ class Fleet:
         intent = self.intents.get(name)
         ours = None if intent is None or not states.ended_by_a_call(machine) else intent.ending
         lease_over = ended_at >= self._latest_until - self.look_s
-        reason = states.why(machine, lease_over=lease_over) if ours is None else ours
+        reason = console.why(self.session, machine, lease_over=lease_over) if ours is None else ours
         self._finish(name, ended_at, reason, preempted=states.taken_back(machine))
 
     def _latest_end(self, name: str) -> float:

@@ -50,6 +50,11 @@ def ended_by_a_call(machine: Mapping[str, Any]) -> bool:
     return _code(machine) in ("", _BY_A_CALL)
 
 
+def ended_by_itself(machine: Mapping[str, Any]) -> bool:
+    """Whether it was shut down from within."""
+    return _code(machine) == _BY_ITSELF
+
+
 def why(machine: Mapping[str, Any], *, lease_over: bool) -> str:
     """Why it ended without us, in words. `lease_over`: whether its lease cannot have lasted longer."""
     code = _code(machine)

@@ -105,7 +105,7 @@ class FakeClient:
             raise ClientError(_error_response(error), operation) from error
         except FakeDisconnect as lost:
             raise LOST[lost.kind](endpoint_url=self._endpoint, error=lost.kind) from lost
-        return {**result, "ResponseMetadata": _metadata(200)}
+        return {**_received(operation, result), "ResponseMetadata": _metadata(200)}
 
     def _sent(self, operation: str, params: dict[str, Any]) -> dict[str, Any]:
         """What boto3 would send: valid, with a token where the caller gives none, and UserData in base64."""
@@ -162,6 +162,13 @@ def pagination(service: str) -> Mapping[str, Any]:
 
 def _base64(text: str | bytes) -> str:
     return base64.b64encode(text.encode() if isinstance(text, str) else text).decode()
+
+
+def _received(operation: str, result: dict[str, Any]) -> dict[str, Any]:
+    """As boto3 hands it on."""
+    if operation == "GetConsoleOutput":
+        return {**result, "Output": base64.b64decode(result["Output"]).decode(errors="replace")}
+    return result
 
 
 def _error_response(error: FakeError) -> dict[str, Any]:

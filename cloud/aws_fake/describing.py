@@ -1,7 +1,8 @@
-"""What EC2 shows of instances, and their end: DescribeInstances, TerminateInstances, CreateTags, spot requests."""
+"""What EC2 shows of instances, and their end: DescribeInstances, TerminateInstances, consoles, CreateTags, spot requests."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,16 @@ def terminate_instances(request: Request) -> dict[str, Any]:
         request.access.check("ec2:TerminateInstances", arn(request.world, f"instance/{instance.instance_id}"), keys)
     request.end_dry_run()
     return {"TerminatingInstances": [_terminated(request, instance) for instance in instances]}
+
+
+def get_console_output(request: Request) -> dict[str, Any]:
+    """GetConsoleOutput, of machines that have a console here."""
+    instance = _found(request, request.params["InstanceId"])
+    keys = {"ec2:Region": request.world.region, **resource_tags(instance.tags)}
+    request.access.check("ec2:GetConsoleOutput", arn(request.world, f"instance/{instance.instance_id}"), keys)
+    request.end_dry_run()
+    shown = base64.b64encode(request.world.console(instance.instance_id).encode()).decode()
+    return {"InstanceId": instance.instance_id, "Timestamp": as_datetime(request.now), "Output": shown}
 
 
 def create_tags(request: Request) -> dict[str, Any]:
@@ -139,5 +150,6 @@ DESCRIBING: Mapping[tuple[str, str], Operation] = {
     ("ec2", "DescribeInstances"): describe_instances,
     ("ec2", "TerminateInstances"): terminate_instances,
     ("ec2", "CreateTags"): create_tags,
+    ("ec2", "GetConsoleOutput"): get_console_output,
     ("ec2", "DescribeSpotInstanceRequests"): describe_spot_instance_requests,
 }

@@ -72,6 +72,7 @@ class Machines:
         """From now on, what the fake launches boots here."""
         self._directory.mkdir(parents=True, exist_ok=True)
         self._fake.on_boot = lambda instance: self._changes.put(("boot", instance))
+        self._fake.world.console = self.console
         self._fake.on_end = lambda instance: self._changes.put(("end", instance))
         self._thread.start()
 

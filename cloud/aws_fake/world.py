@@ -154,6 +154,8 @@ class World:
         self.instances: dict[str, Instance] = {}
         self.launched_by_token: dict[str, tuple[str, tuple[Instance, ...]]] = {}
         """Client token -> the parameters that it came with, and what was launched."""
+        self.console: Callable[[str], str] = lambda instance_id: ""
+        """What an instance's console shows."""
         self.reads: Callable[[str], tuple[float, float]] | None = None
         """From UserData to its lease and lifetime, in seconds: instances then power themselves off."""
         self._living: dict[str, Instance] = {}

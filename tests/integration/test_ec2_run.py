@@ -1,4 +1,4 @@
-"""Tuning on EC2 from end to end, with real boot scripts, real Ray nodes, real trials: the run, spot, deaths, bad boots."""
+"""Tuning on EC2 from end to end, with real boot scripts, Ray nodes and trials: the run, spot, deaths, bad boots."""
 
 from __future__ import annotations
 
@@ -127,11 +127,11 @@ def test_resume_goes_on_where_a_killed_driver_was(command_line: Ec2CommandLine) 
 
 @pytest.mark.long
 def test_what_a_killed_driver_bought_ends_by_its_leases(command_line: Ec2CommandLine) -> None:
-    driver = command_line.start("run", "digits.yaml", *words(*ON_EC2, *FEW, "resources.lease=2m"))
+    driver = command_line.start("run", "digits.yaml", *words(*ON_EC2, *FEW, "resources.lease=130s"))
     before = command_line.wait_for(driver, lambda result: iterations(result) >= 2, "digits")
     driver.kill()
     driver.communicate()
-    wait_until(lambda: not command_line.aws.fake.living, "the end of the leases", within_s=200)
+    wait_until(lambda: not command_line.aws.fake.living, "the end of the leases", within_s=240)
     assert "the lease has ended" in command_line.console("i-001")
     assert before.max_cost_usd is not None
     assert command_line.aws.fake.bill().total_usd < before.max_cost_usd
@@ -154,7 +154,10 @@ def test_sweep_ends_what_a_killed_driver_left(command_line: Ec2CommandLine) -> N
 
 @pytest.mark.long
 def test_a_boot_script_that_fails_is_told_in_one_line(command_line: Ec2CommandLine) -> None:
-    bad = "resources.aws.setup=['pip install no-such-package-at-all --no-index']"
+    bad = "resources.aws.setup=['echo the disk is bad; exit 3']"
     output, errors = command_line("run", "digits.yaml", *words(*ON_EC2, *FEW, bad), exit_code=1)
-    print(output, errors)
+    why = "it powered itself off: its boot script failed at `setup: echo the disk is bad; exit 3`: the disk is bad"
+    assert output.splitlines()[0].endswith(f"no instance to train on: {why}")
+    assert f"i-001 lost ({why})" in errors
+    assert "Traceback" not in errors
     assert not command_line.aws.fake.living

@@ -45,6 +45,7 @@ PREFLIGHT = [
 """What a run cannot do without: the checks before it find that it is missing."""
 OTHERWISE = {
     "ec2:DeleteSecurityGroup": "rubberband down",
+    "ec2:GetConsoleOutput": "the reason of an instance that powered itself off",
     "ec2:DescribeVpcs": "a driver that is not in the VPC",
     "kms:Decrypt": "SSM, for the token",
     "kms:Encrypt": "SSM, for the token",
