@@ -1,4 +1,4 @@
-"""What EC2 shows of instances, and their end: DescribeInstances, TerminateInstances, consoles, CreateTags, spot requests."""
+"""What EC2 shows of instances, and their end: Describe-, TerminateInstances, consoles, CreateTags, spot requests."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ rubberband: 18:14:25 ending
             "ERROR: No matching distribution found for nothing",
         ),
         (
-            "[ 1.2] bash[7]: rubberband: 18:14:22 joining 10.0.0.1:6379 as i-001\nno route\nrubberband: 18:14:25 ending",
+            "[ 1.2] bash[7]: rubberband: 18:14:22 joining 10.0.0.1:1 as i-001\nno route\nrubberband: 18:14:25 ending",
             "it powered itself off: Ray ended there: no route",
         ),
         (
