@@ -67,7 +67,7 @@ def preflight(
     checks = _Checks(session=session or open_aws(resources.region), resources=resources, place=place or own_place())
     with _with_names_of_the_policy(resources.aws), in_one_line():
         check_clock(checks.session.client("sts").get_caller_identity(), time.time())
-        return list(_looked_at(checks, offers))
+        return list(dict.fromkeys(_looked_at(checks, offers)))
 
 
 @contextmanager
@@ -148,11 +148,22 @@ def _look_at_launch(checks: _Checks, offer: Offer) -> Iterator[str]:
         checks.session.client("ec2").describe_spot_price_history(
             InstanceTypes=[offer.instance_type], ProductDescriptions=["Linux/UNIX"], MaxResults=1
         )
+    yield from _look_at_ways_out(checks.session, machines)
     place = checks.place
     if place is not None and place.security_groups and machines.security_group not in place.security_groups:
         yield (
             f"this machine is not in the instances' security group {machines.security_group}; its own groups "
             f"({', '.join(place.security_groups)}) must let them in, on every TCP port"
+        )
+
+
+def _look_at_ways_out(session: Session, machines: Machines) -> Iterator[str]:
+    shown = session.client("ec2").describe_subnets(SubnetIds=list(machines.subnets.values()))["Subnets"]
+    private = [one["SubnetId"] for one in shown if not one.get("MapPublicIpOnLaunch")]
+    if private:
+        yield (
+            f"instances in {', '.join(private)} get no public address: to install packages and to read the Ray token "
+            "they need a NAT gateway there (or resources.aws.install: none, and endpoints of SSM and S3 in the VPC)"
         )
 
 

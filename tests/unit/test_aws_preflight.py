@@ -133,6 +133,16 @@ def test_a_machine_outside_of_the_instances_group_is_told(account: Account) -> N
     assert any("is not in the instances' security group sg-" in note for note in notes)
 
 
+def test_subnets_without_a_way_out_of_their_own_are_told(account: Account) -> None:
+    subnets = account.fake.world.subnets
+    own = account.place.subnet
+    subnets[own] = replace(subnets[own], default=False)
+
+    notes = looked_at(account)
+
+    assert [own in note for note in notes if "NAT gateway" in note] == [True]
+
+
 def test_directories_must_be_shared_and_on_spot_outlive_the_instances(account: Account) -> None:
     mounts = ["/dev/root / ext4 rw 0 0", "fs-1.efs:/ /mnt/shared\\040disk nfs4 rw 0 0"]
     shared, plain = account.resources(checkpoints="/mnt/shared disk/c"), account.resources(checkpoints="/tmp/c")
