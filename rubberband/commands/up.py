@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -41,19 +42,20 @@ def up(
 
     from rubberband.cloud.aws.head import ensure_head, upload_folder
 
-    root = _root(file)
+    path = Path(os.path.abspath(file))
+    root = _root(path)
     folder = upload_folder(session, experiment.resources.checkpoints, experiment.name, _packed(root))
     head = ensure_head(session, experiment.resources, folders=[folder] if folder else [])
     settings = [word for override in overrides or [] for word in ("-s", override)]
-    run = shlex.join(("rubberband", "run", str(file.absolute().relative_to(root)), *settings))
+    run = shlex.join(("rubberband", "run", str(path.relative_to(root)), *settings))
     for line in _told(session, head, experiment, run, folder):
         print(line)
 
 
-def _root(file: Path) -> Path:
+def _root(path: Path) -> Path:
     """What `rubberband run` searches for code: the working folder, if the file is in it, else the file's own."""
     here = Path.cwd()
-    return here if file.absolute().is_relative_to(here) else file.absolute().parent
+    return here if path.is_relative_to(here) else path.parent
 
 
 def _packed(root: Path) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -318,6 +320,20 @@ def test_up_tells_how_to_get_in_what_to_run_and_what_it_costs(account: Account, 
     assert "sudo rubberband-fetch" not in told
     assert "sudo rubberband-fetch" in say("up", "digits.yaml")[1]
     assert len(account.fake.instances) == 1
+
+
+def test_up_from_a_folder_beside_the_file_s_takes_the_file_s(
+    account: Account, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (file.parent / "notes").mkdir()
+    monkeypatch.chdir(file.parent / "notes")
+
+    code, told = say("up", "../digits.yaml")
+
+    assert code == 0, told
+    assert "cd /opt/rubberband/digits && rubberband run digits.yaml" in told
+    archive = account.fake.world.buckets[account.bucket]["digits/folders/digits.zip"]
+    assert "0/digits.py" in zipfile.ZipFile(io.BytesIO(archive)).namelist()
 
 
 def test_up_without_prices_works_and_says_why(account: Account, file: Path) -> None:
