@@ -51,9 +51,10 @@ def report(outcomes: Sequence[Outcome]) -> None:
     ):
         counts = Counter(getattr(outcome.point, what) for outcome in outcomes)
         print(f"  {what}: " + ", ".join(f"{value} {count}" for value, count in sorted(counts.items(), key=str)))
-    print(f"  killed twice: {sum(outcome.point.again >= 0 for outcome in outcomes)}")
+    deaths = Counter(outcome.deaths for outcome in outcomes)
+    print("  deaths of drivers and sweeps: " + ", ".join(f"{count} x {n}" for count, n in sorted(deaths.items())))
     lengths = {markets: calls_of_a_run(markets) for markets in {outcome.point.markets for outcome in outcomes}}
-    print("  calls of an undisturbed run: " + ", ".join(f"{markets} {calls}" for markets, calls in lengths.items()))
+    print(f"  calls of an undisturbed run: {lengths}")
     print("  ended: " + ", ".join(f"{how} {count}" for how, count in Counter(o.ended for o in outcomes).most_common()))
     print(f"  drivers and sweeps: {sum(o.drivers for o in outcomes)}; instances: {sum(o.instances for o in outcomes)}")
     for what, gaps_s in (("within a lease", (0.0, 30.0)), ("after every lease", (900.0,))):

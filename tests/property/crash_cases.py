@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from random import Random
@@ -17,7 +17,8 @@ from rubberband.planner.model import predict
 from rubberband.profile import Profile
 from tests.property.crash_world import LEASE_S, TYPE
 
-Then = Literal["resume", "sweep", "nobody"]
+Then = Literal["resume", "sweep", "down", "nobody"]
+Cap = Literal["roomy", "tight"]
 Hook = Callable[[FakeCall], Fault | None]
 
 WEATHERS: dict[str, Hook] = {
@@ -32,14 +33,16 @@ WEATHERS: dict[str, Hook] = {
 }
 HIDDEN_S = (0.0, 5.0, 60.0, 300.0)
 GAPS_S = (0.0, 30.0, 900.0)
-AFTERWARDS: tuple[Then, ...] = ("resume", "sweep", "nobody")
+AFTERWARDS: tuple[Then, ...] = ("resume", "sweep", "down", "nobody")
 MARKETS: dict[str, tuple[Market, Market]] = {
     "on_demand": ("on_demand", "on_demand"),
     "spot": ("spot", "spot"),
     "mixed": ("spot", "on_demand"),
 }
 STAGES = (Stage(trials=2, iterations=1), Stage(trials=1, iterations=2))
-CAP_USD = {"roomy": 3.0, "tight": 0.1}
+CAP_USD: dict[Cap, float] = {"roomy": 3.0, "tight": 0.1}
+BOOT_S: dict[Cap, float] = {"roomy": 0.0, "tight": 45.0}
+"""Where the cap is tight, machines take a while to boot: that is billed, and the lease is armed only afterwards."""
 
 
 def launches(call: FakeCall) -> bool:
@@ -67,7 +70,7 @@ class Point:
     gap_s: float
     """Until the next driver, or the sweep, comes."""
     head: Literal["stays", "dies"]
-    cap: Literal["roomy", "tight"]
+    cap: Cap
     again: int
     """The one that comes next is killed too, after so many calls; -1: it is not."""
     together: bool
@@ -96,10 +99,13 @@ def parse(text: str) -> Point:
     return Point(**{name: kinds.get(name, str)(word) for name, word in words.items()})
 
 
-def points_of(markets: str, calls: int, seed: int) -> Iterator[Point]:
-    """Every call x before or after x weather x visibility x what comes then; the rest is drawn for each."""
+def points_of(markets: str, calls: Mapping[str, int], seed: int) -> Iterator[Point]:
+    """Every call x before or after x weather x visibility x what comes then; the rest is drawn for each.
+
+    `calls`: cap -> how many calls a run makes under it.
+    """
     source = Random(f"{seed} {markets}")
-    every = itertools.product(range(calls), (False, True), WEATHERS, HIDDEN_S, AFTERWARDS)
+    every = itertools.product(range(max(calls.values())), (False, True), WEATHERS, HIDDEN_S, AFTERWARDS)
     for kill_at, after, weather, hidden_s, then in every:
         yield Point(
             markets=markets,
@@ -112,14 +118,14 @@ def points_of(markets: str, calls: int, seed: int) -> Iterator[Point]:
             then=then,
             gap_s=source.choice(GAPS_S),
             head=source.choice(["stays", "dies"]),
-            cap=source.choice(["roomy", "roomy", "tight"]),
+            cap=source.choice(["roomy", "roomy", "tight"]) if kill_at < calls["roomy"] else "tight",
             again=source.choice([-1, -1, source.randrange(40)]),
             together=source.random() < 0.5,
             taken=markets != "on_demand" and source.random() < 0.25,
         )
 
 
-def undisturbed(markets: str) -> Point:
+def undisturbed(markets: str, cap: Cap) -> Point:
     """Nobody dies, and nothing goes wrong."""
     return Point(
         markets=markets,
@@ -132,7 +138,7 @@ def undisturbed(markets: str) -> Point:
         then="resume",
         gap_s=0.0,
         head="stays",
-        cap="roomy",
+        cap=cap,
         again=-1,
         together=False,
         taken=False,
@@ -140,7 +146,7 @@ def undisturbed(markets: str) -> Point:
 
 
 @lru_cache
-def job_of(markets: str, cap: str) -> Job:
+def job_of(markets: str, cap: Cap) -> Job:
     """Two trials on two instances, then the better one alone."""
     offer = Offer(
         instance_type=TYPE,

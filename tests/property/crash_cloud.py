@@ -176,7 +176,10 @@ class CloudFleet:
 
     def _assemble(self, instance: str, hold: _Hold) -> None:
         def ready(now: float) -> Event | None:
-            if hold.over or not self._world.works(instance):
+            if hold.over:
+                return None
+            if not self._world.works(instance):
+                self._agenda.add(now + STEP_S, ready)
                 return None
             hold.reached = True
             return InstanceReady(occurred_at=now, instance=instance)

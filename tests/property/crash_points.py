@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
 
+from rubberband.cloud.aws.ending import end_everything
 from rubberband.cloud.aws.fleet import VISIBILITY_S
 from rubberband.cloud.aws.sweeping import sweep
 from rubberband.cloud.aws_fake import FakeCall, Fault
@@ -28,7 +29,18 @@ from rubberband.executor.events import Event
 from rubberband.executor.invariants import validate
 from rubberband.executor.journal import MemoryJournal
 from rubberband.executor.state import Phase
-from tests.property.crash_cases import MARKETS, WEATHERS, Point, job_of, launches, parse, points_of, undisturbed
+from tests.property.crash_cases import (
+    BOOT_S,
+    CAP_USD,
+    MARKETS,
+    WEATHERS,
+    Point,
+    job_of,
+    launches,
+    parse,
+    points_of,
+    undisturbed,
+)
 from tests.property.crash_cloud import CloudBackend
 from tests.property.crash_world import LEASE_S, NAME, Killed, World
 from tests.unit.aws_account import START_AT
@@ -45,6 +57,8 @@ class Outcome:
     point: Point
     ended: str
     drivers: int
+    """And sweeps."""
+    deaths: int
     instances: int
     billed_usd: float
     ledger_usd: float
@@ -61,6 +75,7 @@ class Story:
     told: Callable[[str], None] = lambda line: None
     ended: str = ""
     drivers: int = 0
+    deaths: int = 0
     swept_from: int | None = None
     """The first call of a sweep."""
     found: list[str] = field(default_factory=list)
@@ -69,7 +84,7 @@ class Story:
         """An account in which nothing has happened."""
         point = self.point
         self.job = job_of(point.markets, point.cap)
-        self.world = World(Path(self.here), self.job)
+        self.world = World(Path(self.here), self.job, boot_s=BOOT_S[point.cap])
         self.world.fake.fault = self.fault
         self.journal = MemoryJournal()
         self.kill_at, self.kills_after = point.kill_at, point.after
@@ -127,7 +142,9 @@ class Story:
 
     def _live(self) -> None:
         """One driver, or one sweep."""
-        if self.swept_from is not None:
+        if self.swept_from is not None and self.point.then == "down":
+            self._down()
+        elif self.swept_from is not None:
             self._sweep()
         elif self._is_over():
             self.ended = self.ended or "over"
@@ -160,6 +177,7 @@ class Story:
         return controller
 
     def _die(self) -> None:
+        self.deaths += 1
         self._tell("the driver is dead")
         point, world = self.point, self.world
         world.while_asleep = None
@@ -178,7 +196,7 @@ class Story:
         if point.then == "nobody":
             self.ended = "left alone"
             world.sleep(2.0 * LEASE_S)
-        elif point.then == "sweep" and self.swept_from is None:
+        elif point.then in ("sweep", "down") and self.swept_from is None:
             self.swept_from = len(world.fake.calls)
 
     def _leave(self) -> None:
@@ -196,6 +214,12 @@ class Story:
             self.world.sleep(10.0)
         else:
             self.ended = "swept"
+
+    def _down(self) -> None:
+        world = self.world
+        ended = end_everything(world.session, "rubberband", place=world.place, clock=world.clock.now, sleep=world.sleep)
+        self._tell(str(ended))
+        self.ended = "down"
 
     # The judge
 
@@ -227,7 +251,7 @@ class Story:
         state = self._controller().state
         billed = {line.tags[NAME] for line in self.world.fake.bill().lines}
         known = {name for name, record in state.instances.items() if record.running_at is not None}
-        if self.ended in ("swept", "left alone"):
+        if self.ended in ("swept", "down", "left alone"):  # its ledger is not kept any more
             known |= set(state.instances)
         for name in sorted(billed - known):
             yield f"{name} is billed, and the ledger does not know it ran"
@@ -249,7 +273,12 @@ class Story:
 
     def _amiss_in_the_network(self) -> Iterator[str]:
         groups = [group for group in self.world.fake.world.groups.values() if group.name == "rubberband"]
-        if len(groups) > 1 or (self.ended in ENDS and [len(group.ingress) for group in groups] != [1]):
+        wrong = len(groups) > 1
+        if self.ended in ENDS:
+            wrong = [len(group.ingress) for group in groups] != [1]
+        elif self.ended == "down":
+            wrong = bool(groups)
+        if wrong:
             yield f"there are {len(groups)} security groups"
 
     def outcome(self) -> Outcome:
@@ -258,6 +287,7 @@ class Story:
             point=self.point,
             ended=self.ended,
             drivers=self.drivers,
+            deaths=self.deaths,
             instances=len(self.world.fake.instances),
             billed_usd=self.world.fake.bill().total_usd,
             ledger_usd=self._ledger_usd(),
@@ -291,13 +321,16 @@ def sample(count: int, seed: int = 0) -> list[Point]:
 
 
 @lru_cache
-def calls_of_a_run(markets: str) -> int:
-    """How many calls a run makes that nothing disturbs, from its first look at the account to its end."""
-    with folder() as here:
-        story = Story(undisturbed(markets), here)
-        story.tell()
-        assert not story.wrong(), story.wrong()
-        return len(story.world.fake.calls)
+def calls_of_a_run(markets: str) -> Mapping[str, int]:
+    """Cap -> how many calls a run makes that nothing disturbs, from its first look at the account to its end."""
+    calls = {}
+    for cap in CAP_USD:
+        with folder() as here:
+            story = Story(undisturbed(markets, cap), here)
+            story.tell()
+            assert (story.ended, story.wrong()) == ("done", [])
+            calls[str(cap)] = len(story.world.fake.calls)
+    return calls
 
 
 def folder() -> tempfile.TemporaryDirectory[str]:

@@ -78,8 +78,10 @@ class Standing:
 class World(Account):
     """The account, what really happens in it, and what drivers leave on their machine."""
 
-    def __init__(self, folder: Path, job: Job) -> None:
-        super().__init__(reads=boot_times, validates=False)
+    def __init__(self, folder: Path, job: Job, *, boot_s: float) -> None:
+        """Machines take `boot_s` from when they run, and are billed, until they arm their lease and join."""
+        super().__init__(reads=boot_times, validates=False, boot_s=boot_s)
+        self.boot_s = boot_s
         self.clock = VirtualClock(START_AT)
         self.fake.clock = self.clock.now
         self.directory, self.job = folder / "instances", job
@@ -109,7 +111,7 @@ class World(Account):
 
     def _shut_down_if_orphaned(self, machine: Instance) -> None:
         now = self.clock.now()
-        if now < machine.running_at or self.has_joined(machine):
+        if now < machine.running_at + self.boot_s or self.has_joined(machine):
             return
         since = self._orphaned_at.setdefault(machine.instance_id, now)
         if now - since >= ORPHANED_S:
@@ -121,7 +123,8 @@ class World(Account):
 
     def works(self, name: str) -> bool:
         """Whether workers can live on the instance."""
-        return any(self.clock.now() >= one.running_at and self.has_joined(one) for one in self._named(name))
+        now = self.clock.now()
+        return any(now >= one.running_at + self.boot_s and self.has_joined(one) for one in self._named(name))
 
     def beat(self, name: str, until: float) -> None:
         """What the driver's worker on an instance does."""
