@@ -203,8 +203,8 @@ def refused_launch(error: ClientError, profile: str, key_name: str | None, key: 
     said = str(error)
     if "iamInstanceProfile" in said or "IAM Instance Profile" in said:
         return (
-            f"resources.aws.{key}: there is no instance profile {shown(profile)}; make it as "
-            "rubberband/cloud/aws/policies/README.md says, or name another"
+            f"resources.aws.{key}: EC2 knows no instance profile {shown(profile)} that has a role; make it as "
+            "rubberband/cloud/aws/policies/README.md says (it is known some seconds later), or name another"
         )
     if code_of(error).startswith("InvalidKeyPair"):
         return (

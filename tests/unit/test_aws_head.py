@@ -198,7 +198,7 @@ def test_a_full_zone_is_passed_over_and_none_is_an_error(account: Account) -> No
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ({"head_profile": "lost"}, r"resources\.aws\.head_profile: there is no instance profile 'lost'"),
+        ({"head_profile": "lost"}, r"resources\.aws\.head_profile: EC2 knows no instance profile 'lost'"),
         ({"head_instance_type": "m7i.lrge"}, r"resources\.aws\.head_instance_type: .*did you mean 'm7i\.large'"),
         ({"key_name": "lost"}, r"there is no key pair 'lost'"),
     ],

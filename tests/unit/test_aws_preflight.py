@@ -49,7 +49,7 @@ def test_what_can_be_rented_for_passes_and_rents_nothing(account: Account) -> No
         ({"checkpoints": "gs://bucket/c"}, r"gs://bucket/c is not known"),
         ({"aws": {"image": "ami-00000000000000000"}}, r"resources\.aws\.image: there is no image"),
         ({"aws": {"key_name": "lost"}}, r"resources\.aws\.key_name: there is no key pair 'lost'"),
-        ({"aws": {"worker_profile": "lost"}}, r"resources\.aws\.worker_profile: there is no instance profile 'lost'"),
+        ({"aws": {"worker_profile": "lost"}}, r"resources\.aws\.worker_profile: EC2 knows no instance profile 'lost'"),
         ({"lease": "60s"}, r"resources\.lease: 60 s is too short .* at least 127 s"),
         ({"aws": {"owner": "me"}}, r"may not ec2:CreateSecurityGroup.*driver\.json.* must name owner me here"),
     ],
