@@ -15,6 +15,7 @@ from rubberband.cloud.aws.ending import end_everything
 from rubberband.cloud.aws.machines import NodeStart
 from rubberband.cloud.aws.preflight import preflight
 from rubberband.cloud.aws.resolving import resolve
+from rubberband.cloud.aws.token import read_token, token_parameter
 from rubberband.cloud.aws_fake.client import operation_names
 from rubberband.cloud.aws_fake.policy import statements
 from rubberband.errors import InputError
@@ -212,6 +213,19 @@ def test_instances_may_do_nothing_on_ec2() -> None:
 
     assert not [action for action in actions(document) if action.startswith(("ec2:", "iam:")) or "*" in action]
     assert "ssm:PutParameter" not in actions(document)
+
+
+@pytest.mark.parametrize("principal", ["driver", "worker"])
+def test_no_role_reads_the_token_of_another_owner(principal: str) -> None:
+    account = Account()
+    admin = account.fake.session("admin").client("ssm")
+    for owner in ("rubberband", "another"):
+        admin.put_parameter(Name=token_parameter(owner), Value="secret", Type="SecureString")
+
+    session = account.fake.session(principal)
+    assert read_token(session, token_parameter("rubberband")) == "secret"
+    with pytest.raises(Exception, match="not authorized to perform: ssm:GetParameter"):
+        read_token(session, token_parameter("another"))
 
 
 def test_no_policy_uses_a_wildcard_for_actions() -> None:
