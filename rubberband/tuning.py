@@ -114,9 +114,10 @@ def cloud_terms(experiment: Experiment, home: Path, announce: Announce) -> Cloud
     from rubberband.cloud.aws.extra import open_aws
 
     session = open_aws(resources.region)
-    from rubberband.cloud.aws.preflight import preflight
+    from rubberband.cloud.aws.preflight import preflight, sign_in
     from rubberband.cloud.aws.quota import quotas
 
+    sign_in(session)  # without it there are no prices either, and what they are missing for would be told instead
     table = live_table(resources, home, session=session)
     for note in (*table.notes, *preflight(resources, offers(resources, table=table), session=session)):
         announce(note)

@@ -65,9 +65,15 @@ def preflight(
     check_region(resources.region)
     check_lease(resources.lease_length_s)
     checks = _Checks(session=session or open_aws(resources.region), resources=resources, place=place or own_place())
+    sign_in(checks.session)
     with _with_names_of_the_policy(resources.aws), in_one_line():
-        check_clock(checks.session.client("sts").get_caller_identity(), time.time())
         return list(dict.fromkeys(_looked_at(checks, offers)))
+
+
+def sign_in(session: Session) -> None:
+    """Raise InputError unless AWS takes the credentials, and its clock and this machine's agree."""
+    with in_one_line():
+        check_clock(session.client("sts").get_caller_identity(), time.time())
 
 
 @contextmanager

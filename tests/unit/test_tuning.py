@@ -199,6 +199,15 @@ def test_what_is_amiss_with_ec2_is_refused_before_a_run(account: Account, tmp_pa
         cloud_terms(on_ec2(account, checkpoints="s3://nosuchbucket/x"), tmp_path, lambda _: None)
 
 
+def test_without_credentials_that_is_what_is_told_and_not_the_prices_that_are_missing_for_it(
+    account: Account, tmp_path: Path
+) -> None:
+    account.session = account.fake.session("nobody")
+    asked = on_ec2(account, market="spot")
+    with pytest.raises(InputError, match="there are no AWS credentials"):
+        cloud_terms(asked, tmp_path, lambda _: None)
+
+
 def test_a_measurement_ends_what_one_that_was_cut_off_left_on_ec2(
     account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
