@@ -81,11 +81,12 @@ class CloudFleet:
         if not self._closing and self._now() - self._looked_at >= self._provider.look_s:
             self._look()
 
-    def launch(self, instance: str, market: Market) -> None:
+    def launch(self, instance: str, market: Market, first_lease_s: float | None = None) -> None:
         """Rent an instance; its events follow."""
         if instance not in self._holds:
             hold = self._holds[instance] = _Hold()
-            self._begin(lambda: self._launch(instance, market, hold))
+            words = {} if first_lease_s is None else {"first_lease_s": first_lease_s}
+            self._begin(lambda: self._launch(instance, hold, lambda: self._provider.launch(instance, market, **words)))
             self._watch()
 
     def _begin(self, work: Callable[[], Event | None]) -> None:
@@ -99,12 +100,12 @@ class CloudFleet:
 
         self._agenda.add(self._now(), begun)
 
-    def _launch(self, instance: str, market: Market, hold: _Hold) -> Event | None:
+    def _launch(self, instance: str, hold: _Hold, ask: Callable[[], None]) -> Event | None:
         if hold.over:
             return None
         try:
             self.renew(self._now())
-            self._provider.launch(instance, market)
+            ask()
         except ProviderError as error:
             was_over, hold.over = hold.over, True
             if not was_over:

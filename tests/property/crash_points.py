@@ -8,6 +8,7 @@ the run lives on, nothing was bought twice, and what was billed is what the ledg
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -76,6 +77,8 @@ class Story:
     ended: str = ""
     drivers: int = 0
     deaths: int = 0
+    died_at: float = math.inf
+    """The last time."""
     swept_from: int | None = None
     """The first call of a sweep."""
     found: list[str] = field(default_factory=list)
@@ -180,6 +183,7 @@ class Story:
         self.deaths += 1
         self._tell("the driver is dead")
         point, world = self.point, self.world
+        self.died_at = world.clock.now()
         world.while_asleep = None
         if point.together:
             for work in [*world.threads]:
@@ -227,6 +231,7 @@ class Story:
         """What must not be."""
         return [
             *self._orphans(),
+            *self._beyond_their_leases(),
             *self._bought_twice(),
             *self._unknown_to_the_ledger(),
             *self._more_billed_than_known(),
@@ -240,6 +245,12 @@ class Story:
         launched = [c for c in self.world.fake.calls[self.swept_from :] if launches(c)] if self.swept_from else []
         if launched:
             yield "a sweep launched"
+
+    def _beyond_their_leases(self) -> Iterator[str]:
+        for machine in self.world.fake.instances:
+            begins_at = max(self.died_at, machine.running_at + self.world.boot_s)
+            if self.ended == "left alone" and (machine.ended_at or math.inf) > begins_at + LEASE_S:
+                yield f"{machine.tags[NAME]} outlives its lease"
 
     def _bought_twice(self) -> Iterator[str]:
         bought = Counter(machine.tags[NAME] for machine in self.world.fake.instances)
