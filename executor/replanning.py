@@ -12,9 +12,13 @@ from rubberband.executor.accounting import bill_usd, held_s
 from rubberband.executor.events import RestPlanned
 from rubberband.executor.forecast import forecast
 from rubberband.executor.measured import Measured, measured
+from rubberband.executor.reserve import Reserve
 from rubberband.executor.state import Job, State
-from rubberband.plan import Cohort, Constraints, Stage, StagePrediction
+from rubberband.plan import Cohort, Constraints, Prediction, Stage, StagePrediction
 from rubberband.planner.replan import Replanned, replan
+
+_MOST_TRIES = 4
+"""For a plan that leaves its reserve: another plan may have another one."""
 
 
 def decide(job: Job, state: State, now: float) -> RestPlanned:
@@ -45,11 +49,34 @@ def decide(job: Job, state: State, now: float) -> RestPlanned:
 
 
 def _replan(job: Job, state: State, now: float, seen: Measured) -> Replanned:
+    """The best plan of those that leave their reserve, if there is one."""
+    found = _within(limits(job), job, state, now, seen)
+    reserve = Reserve(job.release_margin_s, job.dearest_usd_per_hour)
+    if job.max_cost_usd is None or not reserve.is_asked_for:
+        return found
+    spent_usd, done = bill_usd(job, state, now), state.stages[-1].stage + 1
+    for _ in range(_MOST_TRIES):
+        reserve_usd = reserve.of_plan(seen.offer, found.plan.stages[done:], held=len(state.ready()))
+        left_usd = max(0.0, job.max_cost_usd - reserve_usd)
+        if spent_usd + _surely_usd(found.prediction) <= left_usd:
+            break
+        other = _within(replace(limits(job), max_cost_usd=left_usd), job, state, now, seen)
+        if other.plan == found.plan:
+            break
+        found = other
+    return found
+
+
+def _surely_usd(prediction: Prediction) -> float:
+    return prediction.cost_usd if prediction.cost is None else prediction.cost.p95
+
+
+def _within(terms: Constraints, job: Job, state: State, now: float, seen: Measured) -> Replanned:
     return replan(
         remaining(job, state),
         seen.profile,
         seen.offer,
-        limits(job),
+        terms,
         done=state.stages[-1].stage + 1,
         held=held(state, now),
         spent_s=now - state.started_at,

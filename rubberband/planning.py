@@ -13,12 +13,12 @@ from dataclasses import replace
 from rubberband.cases import Room, cases
 from rubberband.cloud.catalogue import Table
 from rubberband.errors import InfeasibleError
+from rubberband.executor.reserve import Reserve
 from rubberband.executor.session import RELEASE_MARGINS_S
 from rubberband.executor.state import Job
 from rubberband.experiment import Experiment
 from rubberband.measuring import Spent
-from rubberband.offer import SECONDS_PER_HOUR, Offer
-from rubberband.plan import Constraints, Plan
+from rubberband.plan import Constraints
 from rubberband.planner.estimate import Case, Estimate, estimate
 from rubberband.planner.families import Policy
 from rubberband.planner.lanes import JobPlan
@@ -27,8 +27,6 @@ from rubberband.planner.wording import usd_up
 from rubberband.profile import Profile
 from rubberband.units import format_duration, format_usd
 
-SLACK_S = 1.0
-"""A run that is done at the very instant of the stop may be stopped instead."""
 _STEP = 1.02
 """A max_cost that is to be named as a remedy is raised by this factor until a plan is accepted with it."""
 _MOST_STEPS = 40
@@ -67,7 +65,7 @@ def plan_job(
             compare=False,
         )
 
-    reserve = _Reserve(release_margin_s(experiment), dearest_usd_per_hour)
+    reserve = Reserve(release_margin_s(experiment), dearest_usd_per_hour)
     answer = _affordable(planned, options, reserve, experiment.constraints.objective)
     assert answer.job is not None, "what is affordable has a plan"
     case = next(case for case in options if case.offer.instance_type == answer.offer.instance_type)
@@ -85,33 +83,7 @@ def _dearest(experiment: Experiment, options: Sequence[Case]) -> float | None:
     return max(prices) if experiment.resources.provider == "aws" and len(prices) > 1 else None
 
 
-class _Reserve:
-    """What must be left beside a plan's cost for it to be carried out to its end."""
-
-    def __init__(self, margin_s: float, dearest_usd_per_hour: float | None) -> None:
-        self._margin_s = margin_s + SLACK_S if margin_s else 0.0
-        self._dearest_usd_per_hour = dearest_usd_per_hour
-
-    def of_plan(self, offer: Offer, plan: Plan) -> float:
-        """Of the widest stage, in USD."""
-        return max(self.of_width(offer, choice.instances) for choice in plan.stages)
-
-    def of_width(self, offer: Offer, instances: int) -> float:
-        """Of so many instances: the release margin, and what is reserved beyond their price until they are ready."""
-        reserved = max(offer.price_usd_per_hour, self._dearest_usd_per_hour or 0.0)
-        held_usd = reserved * self._margin_s
-        if offer.billing == "per_instance" and self._margin_s:
-            least = offer.price_usd_per_hour if offer.spot is None else offer.spot.price_usd_per_hour
-            held_usd += (reserved - least) * max(offer.minimum_billed_s, offer.init_delay_s)
-        return (instances * held_usd + offer.head_price_usd_per_hour * self._margin_s) / SECONDS_PER_HOUR
-
-    @property
-    def is_asked_for(self) -> bool:
-        """Whether there is any."""
-        return self._margin_s > 0.0
-
-
-def _affordable(planned: Planner, options: Sequence[Case], reserve: _Reserve, objective: Objective) -> Estimate:
+def _affordable(planned: Planner, options: Sequence[Case], reserve: Reserve, objective: Objective) -> Estimate:
     """The plan that leaves its reserve. Raises InfeasibleError, with a max_cost that is really enough."""
     first = planned(options, objective)
     if first.job is None and (not _is_capped(options) or _too_late(first) or not reserve.is_asked_for):
@@ -125,7 +97,7 @@ def _affordable(planned: Planner, options: Sequence[Case], reserve: _Reserve, ob
 
 
 def _within(
-    planned: Planner, options: Sequence[Case], reserve: _Reserve, objective: Objective, first: Estimate
+    planned: Planner, options: Sequence[Case], reserve: Reserve, objective: Objective, first: Estimate
 ) -> Estimate | None:
     """`first` if it leaves its reserve, else the best plan that does, of as many instances as may be."""
     if not _is_capped(options) or _leaves(first, reserve):
@@ -138,18 +110,18 @@ def _within(
     return None
 
 
-def _leaves(answer: Estimate, reserve: _Reserve) -> bool:
+def _leaves(answer: Estimate, reserve: Reserve) -> bool:
     """Whether the plan is kept by its limits with the reserve set aside."""
     assert answer.job is not None, "what is asked has a plan"
     assert answer.constraints.max_cost_usd is not None, "and a cap"
-    left_usd = answer.constraints.max_cost_usd - reserve.of_plan(answer.offer, answer.job.plan)
+    left_usd = answer.constraints.max_cost_usd - reserve.of_plan(answer.offer, answer.job.plan.stages)
     prediction = answer.job.prediction
     if prediction.cost is None:
         return prediction.cost_usd <= left_usd
     return prediction.cost.p95 <= left_usd and answer.constraints.confidence <= 0.95
 
 
-def _narrowed(case: Case, reserve: _Reserve, width: int) -> Case:
+def _narrowed(case: Case, reserve: Reserve, width: int) -> Case:
     cap_usd = case.constraints.max_cost_usd
     left_usd = None if cap_usd is None else max(0.0, cap_usd - reserve.of_width(case.offer, width))
     return replace(
@@ -196,14 +168,14 @@ def _missed(answer: Estimate) -> InfeasibleError:
     )
 
 
-def _too_dear(planned: Planner, options: Sequence[Case], reserve: _Reserve, first: Estimate) -> InfeasibleError:
+def _too_dear(planned: Planner, options: Sequence[Case], reserve: Reserve, first: Estimate) -> InfeasibleError:
     """The error for a max_cost that is too low, which names one that is not."""
     free = planned([_capped(case, None) for case in options], "min_cost")
     if free.job is None or free.prediction is None:
         return _no_plan(first)
     cheapest_usd = free.prediction.cost_usd
     enough_usd = (free.prediction.cost.p95 if free.prediction.cost else cheapest_usd) + reserve.of_plan(
-        free.offer, free.job.plan
+        free.offer, free.job.plan.stages
     )
     for _ in range(_MOST_STEPS):
         tried = [_capped(case, enough_usd) for case in options]

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from rubberband.errors import InfeasibleError
+from rubberband.executor.reserve import SLACK_S
 from rubberband.executor.state import Job
+from rubberband.executor.virtual import VirtualBackend
 from rubberband.experiment import Experiment
-from rubberband.planning import SLACK_S, plan_job
+from rubberband.planning import plan_job
 from rubberband.profile import Profile
 from tests.unit.test_tuning import PROFILE, experiment
 from tests.unit.virtual_runs import run_virtual
@@ -50,6 +52,17 @@ def test_the_fastest_plan_is_one_that_can_be_paid_to_its_end() -> None:
     tight = planned({"objective": "min_time", "max_cost": fastest.prediction.cost_usd + 0.02})
     assert max(choice.instances for choice in tight.plan.stages) < max(c.instances for c in fastest.plan.stages)
     assert run_virtual(tight)[2].outcome == "done"
+
+
+def test_what_is_planned_anew_can_be_paid_to_its_end_as_well() -> None:
+    asked = words(experiment({"objective": "min_time", "max_cost": 1.164587}))
+    asked["search"]["scheduler"] = {"type": "sha", "num_samples": 16, "max_t": 13, "reduction_factor": 2}
+    asked["resources"] = {"provider": "aws", "instance_type": "g4dn.12xlarge", "price_per_hour": 3.912}
+    asked["resources"] |= {"max_instances": 8, "provision_delay": "34s", "init_delay": "39s"}
+    job = plan_job(Experiment(**asked), Profile(seconds_per_iteration={1: 60.0, 2: 33.0, 4: 18.6}, trial_startup_s=2.0))
+    faster = Profile(seconds_per_iteration={1: 57.0, 2: 31.35, 4: 17.67}, trial_startup_s=2.0)
+    _, _, finish = run_virtual(job, backend=VirtualBackend(job.name, job.offer, faster, metric=job.metric))
+    assert finish.outcome == "done"
 
 
 def test_times_out_of_reach_are_told_as_before() -> None:
