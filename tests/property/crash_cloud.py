@@ -51,7 +51,7 @@ class CloudFleet:
         self._holds: dict[str, _Hold] = {}
         self._looked_at = -math.inf
         self._looks = self._closing = False
-        self.hold_until = math.inf
+        self.hold_until = -math.inf
         world.while_asleep = self._do_what_threads_do
 
     @property
@@ -65,7 +65,7 @@ class CloudFleet:
 
     def renew(self, _at: float) -> None:
         """The driver lives: leases are put off, as far as the budget reaches."""
-        if self._closing:
+        if self._closing or self.hold_until == -math.inf:  # how far the budget reaches is not known yet
             return
         until = min(self._now() + LEASE_S, self.hold_until)
         self._provider.renew_lease(until)
