@@ -155,6 +155,8 @@ class Result:
     """Instances that the provider took away, or said that it would."""
     redone_iterations: int = 0
     """Iterations that interruptions cut off and that were begun again: at most one for a trial each time."""
+    head_cost_usd: float = 0.0
+    """Of `actual_cost_usd`: the head's machine."""
     goodput: GoodputProfile | None = None
     """What adaptive training was planned with, as of the latest replan; None where no model was measured."""
 
@@ -190,6 +192,7 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         at = state.started_at
     trials = tuple(_trial(state, trial, setup["configurations"][trial]) for trial in range(len(state.trials)))
     best = best_trial(state, job.metric, job.mode)
+    head_s = max(0.0, at - state.started_at - state.paused_s)
     return Result(
         name=job.name,
         outcome=state.outcome if state.outcome and state.phase is Phase.FINISHED else "unfinished",
@@ -214,6 +217,7 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         profiling_cost_usd=setup.get("profiling_cost_usd", 0.0),
         interruptions=sum(was_interrupted(record) for record in state.instances.values()),
         redone_iterations=sum(_was_cut_off(state, use) for use in state.allocations),
+        head_cost_usd=job.offer.head_cost_usd(head_s),
         goodput=state.profile.goodput,
     )
 

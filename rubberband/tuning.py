@@ -171,9 +171,17 @@ def _keep(measured: MeasuredProfile, wanted: Path | None, folder: ExperimentFold
     return fallback
 
 
+def _market(job: Job, market: Market) -> str:
+    """Where a stage's instances are bought, if there is more than one market to buy them on."""
+    if job.offer.spot is None:
+        return ""
+    return " on spot" if market == "spot" else " on demand"
+
+
 def _plan_line(job: Job) -> str:
     stages = " -> ".join(
-        f"{chosen.instances} x {job.offer.gpus} GPU ({stage.trials} trials x {chosen.gpus_per_trial} GPU)"
+        f"{chosen.instances} x {job.offer.gpus} GPU{_market(job, chosen.market)} "
+        f"({stage.trials} trials x {chosen.gpus_per_trial} GPU)"
         for stage, chosen in zip(job.stages, job.plan.stages, strict=True)
     )
     predicted = f"{format_duration(job.prediction.jct_s)}, {format_usd(job.prediction.cost_usd)}"

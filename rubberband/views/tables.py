@@ -324,11 +324,13 @@ def purchases(result: Result) -> Table:
         row = (str(len(same)), market.replace("_", " "), instance_type, zone or "-", usd(price, 4), cost)
         rows.append(row)
     telling = len(kinds) > 1 or any(market == "spot" or zone for market, _, zone, _ in kinds)
+    head = f"Beside them the bill has the head's machine: {usd(result.head_cost_usd, decimals)} USD."
     return Table(
         title="Instances bought",
         header=("instances", "market", "type", "zone", "USD/h at purchase", "USD"),
         rows=tuple(rows) if telling else (),
         words=frozenset({1, 2, 3}),
+        notes=(head,) if result.head_cost_usd else (),
     )
 
 

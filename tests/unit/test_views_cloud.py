@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from rubberband.cloud.virtual import Fate
 from rubberband.executor.result import Result
 from rubberband.executor.state import Job
@@ -75,6 +77,17 @@ def test_the_report_lists_what_was_bought_and_what_interruptions_cost() -> None:
     assert note in render(found)
     assert "PREEMPTED" in render_html(found)
     assert all(trial.failures == 0 for trial in found.trials)
+
+
+def test_what_the_bill_has_beside_instances_is_the_heads_machine() -> None:
+    job = spot_job()
+    job = dataclasses.replace(job, offer=dataclasses.replace(job.offer, head_price_usd_per_hour=36.0))
+    found = a_result(job, Faults())
+    assert found.head_cost_usd > 0.0
+    assert sum(one.cost_usd for one in found.instances) + found.head_cost_usd == pytest.approx(found.actual_cost_usd)
+    (note,) = purchases(found).notes
+    assert note in render(found)
+    assert purchases(result()).notes == ()
 
 
 def test_a_run_of_one_kind_of_instance_on_demand_says_nothing_of_purchases() -> None:
