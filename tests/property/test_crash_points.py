@@ -12,8 +12,8 @@ import pytest
 
 from rubberband.cloud.aws import calls, fleet, sweeping
 from rubberband.cloud.aws.intents import Intents
-from rubberband.executor import rules
-from tests.property.crash_cases import HIDDEN_S, WEATHERS, Point, Then, parse
+from rubberband.executor.controller import Controller
+from tests.property.crash_cases import HIDDEN_S, WEATHERS, Point, Then, parse, undisturbed
 from tests.property.crash_points import points, replay_command, run_point, sample
 
 SOME, FEW = 400, 40
@@ -82,8 +82,7 @@ def test_a_driver_that_believes_at_once_what_it_does_not_see_is_found_out(monkey
     assert any("lives on" in line for line in failures(unseen("sweep")))
 
 
-def test_a_driver_that_reserves_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "affordable", lambda job, state: True)
-    monkeypatch.setattr(rules, "hold_until", lambda job, state: math.inf)
-    never_again = [replace(point, cap="tight", then="nobody", markets="on_demand", kill_at=40) for point in sample(5)]
-    assert any("are billed of max_cost" in line for line in failures(never_again))
+def test_a_driver_that_lets_leases_reach_beyond_the_budget_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Controller, "hold_until", lambda _: math.inf)
+    gone = replace(undisturbed("on_demand", "tight"), kill_at=50, then="nobody")
+    assert any("are billed of max_cost" in line for line in failures([gone]))
