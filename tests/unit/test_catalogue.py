@@ -83,6 +83,12 @@ def test_local_needs_no_type() -> None:
     assert offer(Resources.model_validate({"instance_type": "box", "gpus_per_instance": 4})).gpus == 4
 
 
+def test_an_instance_of_ec2_is_not_taken_to_be_there_at_once() -> None:
+    asked = resources(instance_type="p3.8xlarge")
+    assert offer(asked).init_delay_s > 60.0
+    assert offer(asked, PROFILE).init_delay_s == 6.0
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
