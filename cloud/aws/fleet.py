@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rubberband.cloud.aws import calls, console, states
@@ -67,8 +65,10 @@ class Fleet:
         self._pending_at: dict[str, float] = {}
         self._missed: dict[str, tuple[int, float]] = {}
         self._told_to_end: set[str] = set()
+        self._deaf = (-math.inf, -math.inf)
+        """When EC2 did not obey an order to end an instance, at first and at last; since then it obeyed none."""
         self._met: set[str] = set()
-        self._former_until = self._recall_until()
+        self._former_until = self.intents.kept_until()
         self._latest_until = 0.0
 
     @property
@@ -87,19 +87,7 @@ class Fleet:
         """Remember how far any lease reaches: nothing of this run lives much longer."""
         if until > self._latest_until:
             self._latest_until = until
-            with suppress(OSError):
-                self._until_path.touch()
-                os.utime(self._until_path, (until, until))
-
-    @property
-    def _until_path(self) -> Path:
-        return self.intents.folder / "until"
-
-    def _recall_until(self) -> float:
-        try:
-            return float(self._until_path.stat().st_mtime)
-        except OSError:
-            return 0.0
+            self.intents.keep_until(until)
 
     def look(self) -> None:
         """Bring the intents up to date, at most every `look_s`.
@@ -268,7 +256,7 @@ class Fleet:
         return self._end_accepted(name)
 
     def _end_accepted(self, name: str) -> Intent:
-        began_at, pauses = self.clock(), self.pauses()
+        pauses = self.pauses()
         while True:
             intent = self.intents.get(name)
             assert intent is not None
@@ -282,12 +270,18 @@ class Fleet:
                 if meaning == "absent" and self.clock() - intent.last.asked_at >= VISIBILITY_S:
                     self._vanished(name, self.clock())
                     continue
-                patient = meaning == "absent" or self.clock() - began_at < PATIENCE_S
+                patient = meaning == "absent" or self._deaf_for_s() < PATIENCE_S
                 if meaning not in ("absent", "unknown", "throttled") or not patient:
                     raise ProviderError(
                         f"instance {name} ({intent.last.instance_id}) is not given back yet: {explain(error)}"
                     ) from error
             self.sleep(next(pauses))
+
+    def _deaf_for_s(self) -> float:
+        """For how long EC2 obeys none: what one instance has waited for in vain, others do not wait for."""
+        (since, last), at = self._deaf, self.clock()
+        self._deaf = (at if at - last > VISIBILITY_S else since, at)
+        return at - self._deaf[0]
 
     def _meaning(self, error: BaseException, name: str, attempt: Attempt) -> Verdict:
         """What a refusal to end it means: the right to hangs on its tags, which come late and go after its end."""
@@ -303,7 +297,7 @@ class Fleet:
         intent = self.intents.get(name)
         answer = self.ec2.terminate_instances(InstanceIds=[attempt.instance_id])
         self._told_to_end.add(attempt.instance_id)
-        at = self.clock()
+        self._deaf, at = (-math.inf, -math.inf), self.clock()
         before = answer["TerminatingInstances"][0]["PreviousState"]["Name"]
         if before in ("shutting-down", "terminated"):  # by itself, or by an order whose answer was lost
             shown = []
@@ -325,10 +319,7 @@ class Fleet:
 
         Looks by its token until the visibility window is over. Raises ProviderError if EC2 does not answer.
         """
-        intent = self.intents.get(name)
-        assert intent is not None
-        assert intent.last is not None
-        machine = self.find(intent.last)
+        machine = self.find(self.intents.last(name))
         if machine is None:
             self.intents.change_last(name, outcome="refused", reason="no instance came of it")
         else:

@@ -153,6 +153,13 @@ class Intents:
         with self._mutex:
             return self._known.get(instance)
 
+    def last(self, instance: str) -> Attempt:
+        """The attempt of a name that counts, where one was written."""
+        intent = self.get(instance)
+        assert intent is not None
+        assert intent.last is not None
+        return intent.last
+
     def all(self) -> list[Intent]:
         """Every intent, in the order of their requests."""
         with self._mutex:
@@ -206,6 +213,23 @@ class Intents:
         last = self.change(instance, changed).last
         assert last is not None
         return last
+
+    def keep_until(self, until: float) -> None:
+        """Remember, for a driver that takes over, how far any lease reaches."""
+        with contextlib.suppress(OSError):  # a full disk
+            self._until_path.touch()
+            os.utime(self._until_path, (until, until))
+
+    def kept_until(self) -> float:
+        """What was remembered last, by an earlier driver; 0 if nothing was."""
+        try:
+            return float(self._until_path.stat().st_mtime)
+        except OSError:
+            return 0.0
+
+    @property
+    def _until_path(self) -> Path:
+        return self.folder / "until"
 
     def _save(self, intent: Intent) -> None:
         _write(self._files / f"{intent.instance}.json", asdict(intent))

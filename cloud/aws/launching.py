@@ -191,7 +191,7 @@ class Launcher:
         """Ask with the last attempt's token until the answer is definite; None if it was bought."""
         pauses = self._fleet.pauses()
         while True:
-            attempt = self._last(order.instance)
+            attempt = self._fleet.intents.last(order.instance)
             if attempt.outcome == "accepted":  # a look found it
                 return None
             if attempt.lease_s + _BOOT_S > order.reach_s():  # it would outlive the budget if it were launched only now
@@ -212,7 +212,7 @@ class Launcher:
 
     def _refused(self, order: Order, error: BaseException, meaning: Verdict) -> Verdict | None:
         """A definite answer, unless an earlier one of the same token was lost."""
-        attempt = self._last(order.instance)
+        attempt = self._fleet.intents.last(order.instance)
         if meaning == "mismatch":
             if self._fleet.settle(order.instance) is not None:
                 return None
@@ -228,10 +228,11 @@ class Launcher:
     def _bought(self, order: Order, machine: Mapping[str, Any]) -> Verdict | None:
         """Accepted: is it what was asked for? If not it is ended at once."""
         self._fleet.accept(order.instance, machine)
-        choice = self._last(order.instance).choice
+        attempt = self._fleet.intents.last(order.instance)
+        choice = attempt.choice
         shown: Mapping[str, Any] = machine
         if choice.market == "spot" and "InstanceLifecycle" not in machine:
-            shown = self._fleet.find_now(self._last(order.instance)) or {**machine, "InstanceLifecycle": "spot"}
+            shown = self._fleet.find_now(attempt) or {**machine, "InstanceLifecycle": "spot"}
         wrong = calls.amiss(shown, choice)
         if wrong:
             self._fleet.end(order.instance, f"not what was asked for: {wrong}")
@@ -240,12 +241,6 @@ class Launcher:
                 "be: see AWS_ENDPOINT_URL, and the account's policies"
             )
         return None
-
-    def _last(self, instance: str) -> Attempt:
-        intent = self._fleet.intents.get(instance)
-        assert intent is not None
-        assert intent.last is not None
-        return intent.last
 
     def _check(self, order: Order) -> None:
         if reason := order.given_up():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rubberband.cloud.aws.fleet import PATIENCE_S
 from rubberband.cloud.aws_fake import Fault
 from rubberband.errors import ProviderError
 from tests.fake_ec2 import World, once
@@ -231,3 +232,20 @@ def test_runs_of_one_name_do_not_meet(world: World) -> None:
     assert world.living == ["a"]
     world.head.lives = True
     assert world.look(first)["a"].ended_at is None
+
+
+def test_what_one_instance_waited_for_in_vain_the_others_do_not_wait_for(world: World) -> None:
+    driver = world.driver()
+    for name in "abcdef":
+        driver.launch(name)
+    world.sleep(60.0)
+    world.fake.fault = lambda call: Fault.timeout(took_effect=False) if call.operation == "TerminateInstances" else None
+    before = world.now
+
+    with pytest.raises(ProviderError, match="rubberband sweep"):
+        driver.close()
+
+    assert world.now - before < 2 * PATIENCE_S
+    world.fake.fault = None
+    driver.close()
+    assert world.living == []
