@@ -76,7 +76,9 @@ def _asked(session: Session, asked: Sequence[str]) -> list[Any]:
 def _of_vpc(session: Session, place: Place | None) -> list[Any]:
     ec2 = session.client("ec2")
     vpc = place.vpc if place is not None else _default_vpc(ec2, session.region)
-    found = list(pages(ec2.describe_subnets, "Subnets", Filters=[{"Name": "vpc-id", "Values": [vpc]}]))
+    shown = pages(ec2.describe_subnets, "Subnets", Filters=[{"Name": "vpc-id", "Values": [vpc]}])
+    # Local Zones and the like (us-east-1-bos-1a) have prices of their own.
+    found = [one for one in shown if one["AvailabilityZone"][:-1] == session.region]
     if not found:
         raise InputError(f"resources.aws.subnets: {vpc} has no subnets in {session.region}; make one, or name others")
     own = place.subnet if place is not None else ""

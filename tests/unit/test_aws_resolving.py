@@ -132,6 +132,17 @@ def test_subnets_are_those_of_the_drivers_vpc_its_own_first_where_the_type_is_ha
     assert {account.fake.world.subnets[one].vpc_id for one in machines.subnets.values()} == {account.vpc}
 
 
+def test_local_zones_have_other_prices_and_are_used_only_where_they_are_named(account: Account, tmp_path: Path) -> None:
+    world = account.fake.world
+    ours = next(one for one in world.subnets.values() if one.zone == world.zones[0])
+    boston = replace(ours, subnet_id="subnet-0b05707", zone="us-east-1-bos-1a")
+    world.subnets[boston.subnet_id] = boston
+    world.zones = (*world.zones, boston.zone)
+
+    assert boston.zone not in resolved(account, tmp_path).subnets
+    assert boston.zone in resolved(account, tmp_path, subnets=(boston.subnet_id, ours.subnet_id)).subnets
+
+
 def test_without_a_place_the_default_vpc_is_used_and_with_one_its_own(account: Account) -> None:
     other = account.fake.world.add_vpc()
     place = replace(account.place, vpc=other, subnet="")
