@@ -26,6 +26,9 @@ Worker = Any
 
 _REPLACEMENTS = 3
 _LOOK_S = 0.5
+_PAUSE_S = 0.1
+_REMOTE_PAUSE_S = 1.0
+"""Other machines boot for minutes, and many that are asked for ten times a second would keep the head busy."""
 
 
 class CrewError(Exception):
@@ -60,6 +63,7 @@ class Crew:
         self._timeout_s = timeout_s
         self._on_sick = on_sick
         self._remote = remote
+        self._pause_s = _REMOTE_PAUSE_S if remote else _PAUSE_S
         self._shipment = shipment
         self._mutex = threading.Lock()
         self._dismissed = threading.Event()
@@ -121,7 +125,7 @@ class Crew:
         while not holds():
             if time.monotonic() >= deadline:
                 raise CrewError(f"its Ray node did not offer {self._gpus} GPUs in {self._timeout_s:.0f} s; see its log")
-            if self._dismissed.wait(_LOOK_S / 5):
+            if self._dismissed.wait(self._pause_s):
                 raise CrewError("released")
 
     def _start(self, group: Any, gpu: int) -> Worker:
