@@ -16,13 +16,14 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from rubberband.cloud.aws.calls import Choice
 from rubberband.cloud.provider import InstanceState, InstanceStatus
 from rubberband.errors import ProviderError
 from rubberband.plan import Market
 
+T = TypeVar("T")
 Outcome = Literal["unknown", "accepted", "refused"]
 
 
@@ -126,7 +127,7 @@ class Run:
 
 def runs_in(directory: Path) -> list[Run]:
     """The runs that a provider's directory knows of. Raises ProviderError if a file cannot be read."""
-    return [Run(**_read(path)) for path in sorted(directory.glob("ec2/*/run.json"))]
+    return [_read(path, lambda plain: Run(**plain)) for path in sorted(directory.glob("ec2/*/run.json"))]
 
 
 class Intents:
@@ -145,7 +146,7 @@ class Intents:
         except OSError as error:
             raise ProviderError(_unwritable(self.folder, error)) from error
         for path in sorted(self._files.glob("*.json")):
-            intent = _from_json(_read(path))
+            intent = _read(path, _from_json)
             self._known[intent.instance] = intent
 
     def get(self, instance: str) -> Intent | None:
@@ -235,11 +236,10 @@ class Intents:
         _write(self._files / f"{intent.instance}.json", asdict(intent))
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, made_of: Callable[[dict[str, Any]], T]) -> T:
     try:
-        plain: dict[str, Any] = json.loads(path.read_text())
-        return plain
-    except (OSError, ValueError) as error:
+        return made_of(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ProviderError(
             f"{path} cannot be read ({error}); it says which EC2 instances were asked for: restore it, or end them by "
             "`rubberband down` and delete it"

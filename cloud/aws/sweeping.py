@@ -62,13 +62,16 @@ def sweep(
     What a living driver holds is left alone. AWS is not asked where the directories know no run.
     """
     places: defaultdict[tuple[str, str], list[tuple[Path, Run]]] = defaultdict(list)
-    for directory in directories:
-        for run in runs_in(directory):
-            places[run.region, run.owner].append((directory, run))
     ended: list[Found] = []
     unknown: list[Found] = []
     troubles: list[str] = []
     notes: list[str] = []
+    for directory in directories:
+        try:
+            for run in runs_in(directory):
+                places[run.region, run.owner].append((directory, run))
+        except ProviderError as error:  # the others are swept all the same
+            troubles.append(str(error))
     for (region, owner), runs in sorted(places.items()):
         meant = [run for _, run in runs if experiment in (None, run.experiment)]
         if not meant:
@@ -85,7 +88,10 @@ def sweep(
 
 def _over(directory: Path, run: Run, now: float) -> bool:
     """Whether all of a run has ended, as far as its driver wrote down."""
-    intents = Intents(directory, run)
+    try:
+        intents = Intents(directory, run)
+    except ProviderError:
+        return False
     return not intents.living() and not intents.in_doubt(now, VISIBILITY_S)
 
 
@@ -115,8 +121,11 @@ class _Place:
         ended = []
         for directory, run in self._runs:
             if run in meant:
-                with lock(directory / "driver") as dead:
-                    ended += self._end_run(directory, run, troubles) if dead else []
+                try:
+                    with lock(directory / "driver") as dead:
+                        ended += self._end_run(directory, run, troubles) if dead else []
+                except ProviderError as error:
+                    troubles.append(str(error))
         return ended
 
     def _end_run(self, directory: Path, run: Run, troubles: list[str]) -> list[Found]:

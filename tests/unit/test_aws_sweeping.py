@@ -76,6 +76,22 @@ def test_a_driver_killed_while_it_asked_leaves_nothing(world: World, took_effect
     assert sum(call.operation == "RunInstances" for call in world.fake.calls) == 1
 
 
+@pytest.mark.parametrize("broken", ["run.json", "instances/a.json"])
+@pytest.mark.parametrize("content", ["{", "[]", '{"what": "is this"}'])
+def test_a_broken_record_is_told_and_keeps_no_other_run_from_being_swept(
+    world: World, tmp_path: Path, broken: str, content: str
+) -> None:
+    world.driver().launch("a")
+    (world.directory / "ec2" / "run-1" / broken).write_text(content)
+    world.directory, world.run = tmp_path / "experiments" / "other" / "local", "run-2"
+    world.driver().launch("a")
+
+    found = swept(world, tmp_path / "experiments" / "digits" / "local")
+
+    assert len(found.ended) == 1
+    assert f"{broken} cannot be read" in "; ".join(found.troubles)
+
+
 def test_what_a_living_driver_holds_is_left_alone(world: World) -> None:
     world.driver().launch("a")
     with lock(world.directory / "driver"):
