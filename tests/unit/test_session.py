@@ -27,6 +27,7 @@ from rubberband.executor.journal import Journal, sqlite_url
 from rubberband.executor.session import Setup
 from rubberband.executor.state import Job
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.virtual import Faults, VirtualBackend
 from rubberband.plan import Plan
 from tests.unit.test_journal import JOB
 
@@ -106,6 +107,14 @@ def test_what_has_ended_is_only_read(folder: ExperimentFolder) -> None:
 
 def test_a_cancelled_run_can_be_resumed(folder: ExperimentFolder) -> None:
     assert session.run(folder, cancelled=lambda: True).outcome == "cancelled"
+    assert session.run(folder).outcome == "done"
+
+
+def test_a_run_that_found_no_instance_can_be_resumed(folder: ExperimentFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    barren = Faults(refused={f"i-{number:03d}" for number in range(1, 100)})
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "VirtualBackend", lambda *args, **kw: VirtualBackend(*args, **kw, faults=barren))
+        assert session.run(folder).outcome == "failed"
     assert session.run(folder).outcome == "done"
 
 
