@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from rubberband.cloud.aws_fake.billing import BillLine
@@ -80,6 +82,15 @@ def ec2(folder: Path) -> Iterator[Ec2CommandLine]:
         yield Ec2CommandLine(folder / "code", aws)
     assert not aws.fake.living
     assert not aws.machines.processes()
+
+
+def ran(environment: Mapping[str, str], folder: Path, *command: str) -> str:
+    """Run a module of the package to its end, from anywhere; all that it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", *command], env=environment, cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 def words(*overrides: str) -> tuple[str, ...]:

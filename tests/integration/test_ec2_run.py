@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rubberband.executor.result import Result
+from tests.integration.command_line import ROOT
 from tests.integration.ec2_runs import (
     FEW,
     ON_EC2,
@@ -18,6 +21,7 @@ from tests.integration.ec2_runs import (
     each_iteration_once,
     ec2,
     iterations,
+    ran,
     wait_until,
     words,
 )
@@ -157,7 +161,41 @@ def test_a_boot_script_that_fails_is_told_in_one_line(command_line: Ec2CommandLi
     bad = "resources.aws.setup=['echo the disk is bad; exit 3']"
     output, errors = command_line("run", "digits.yaml", *words(*ON_EC2, *FEW, bad), exit_code=1)
     why = "it powered itself off: its boot script failed at `setup: echo the disk is bad; exit 3`: the disk is bad"
-    assert output.splitlines()[0].endswith(f"no instance to train on: {why}")
+    assert f"no instance to train on: {why}" in output.splitlines()[0]
     assert f"i-001 lost ({why})" in errors
     assert "Traceback" not in errors
     assert not command_line.aws.fake.living
+
+
+@pytest.mark.long
+def test_a_run_from_the_head_that_up_started(command_line: Ec2CommandLine) -> None:
+    aws, folder = command_line.aws, command_line.folder
+    changes = words(*ON_EC2, *FEW)
+    ran(aws.outside(), folder, "rubberband.cli", "up", "digits.yaml", *changes)
+    (head,) = aws.fake.living
+    wait_until(lambda: "the head is ready" in aws.machines.console(head.instance_id), "the head's boot")
+    there = aws.machines.disk(head.instance_id) / "opt" / "rubberband" / "digits"
+    on_the_head = {**aws.machines.environment(head.instance_id), "RUBBERBAND_DEVICE": "cpu"}
+    assert "digits: done in" in ran(on_the_head, there, "rubberband.cli", "run", "digits.yaml", *changes)
+    assert [one.instance_id for one in aws.fake.living] == [head.instance_id]
+    assert "ended head" in ran(aws.outside(), folder, "rubberband.cli", "down", "--region", "us-east-1")
+    assert not aws.fake.living
+    assert "/rubberband/rubberband/ray-token" not in aws.fake.world.parameters
+
+
+@pytest.mark.long
+def test_a_rehearsal_in_bad_weather_as_a_user_types_it(tmp_path: Path) -> None:
+    (tmp_path / "digits.yaml").write_text((ROOT / "examples" / "digits.yaml").read_text())
+    weather = ("--faults", "0.15", "--interrupt-every", "15", "--notice", "20", "--invisible", "5")
+    changes = words(*ON_EC2, *SPOT, "constraints.objective=min_cost", "constraints.confidence=0.5")
+    command = (sys.executable, "-m", "rubberband.cli", "run", "digits.yaml", *changes)
+    told = ran(
+        {**os.environ, "PYTHONPATH": str(ROOT)},
+        tmp_path,
+        "rubberband.cloud.aws_fake",
+        *("--dir", str(tmp_path / "aws"), *weather, "--", *command),
+    )
+    assert "digits: done in" in told
+    assert "that is no failure of a trial" in told
+    assert "still there" not in told
+    assert re.search(r"the bill: 0\.\d+ USD for \d+ instances", told)
