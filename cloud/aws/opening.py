@@ -48,7 +48,7 @@ def open_provider(
     Raises InputError for what does not fit in the account or on this machine, with the remedy; ProviderError if another
     driver holds the directory.
     """
-    check_lease(resources.lease_length_s)
+    check_lease(resources)
     session = session or open_session(resources.region)
     place = own_place()
     host = _host(resources, place)
@@ -70,13 +70,15 @@ def open_provider(
     )
 
 
-def check_lease(lease_s: float) -> None:
+def check_lease(resources: Resources) -> None:
     """Raise InputError for a lease that ends before the driver could renew it for the first time."""
-    least_s = least_reach_s(LEAST_LEASE_S)
+    lease_s, init_s = resources.lease_length_s, resources.init_delay_s
+    least_s = least_reach_s(max(LEAST_LEASE_S, init_s or 0.0))
     if lease_s < least_s:
+        told = "" if init_s is None else f" ({init_s:g} s by resources.init_delay)"
         raise InputError(
-            f"resources.lease: {lease_s:g} s is too short for EC2, where an instance must boot and install before the "
-            f"driver can renew it; give at least {least_s:.0f} s, or leave it at 10 minutes"
+            f"resources.lease: {lease_s:g} s is too short for EC2, where an instance must boot and install{told} "
+            f"before the driver can renew it; give at least {least_s:.0f} s"
         )
 
 

@@ -63,7 +63,7 @@ def preflight(
     images, network, roles and rights, quota, the checkpoint store, or where the driver runs.
     """
     check_region(resources.region)
-    check_lease(resources.lease_length_s)
+    check_lease(resources)
     checks = _Checks(session=session or open_aws(resources.region), resources=resources, place=place or own_place())
     sign_in(checks.session)
     with _with_names_of_the_policy(resources.aws), in_one_line():
