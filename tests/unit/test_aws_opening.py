@@ -100,7 +100,9 @@ def test_a_lease_that_is_over_before_an_instance_is_of_use_is_bad_input(opened: 
 
 
 def test_a_lease_that_is_over_before_what_is_installed_is_there_is_bad_input(opened: Any) -> None:
-    with pytest.raises(InputError, match=r"600 s is too short .* \(900 s by resources\.init_delay\) .* at least 1011 s"):
+    with pytest.raises(
+        InputError, match=r"600 s is too short .* \(900 s by resources\.init_delay\) .* at least 1011 s"
+    ):
         opened(resources(init_delay="15m"))
     opened(resources(init_delay="15m", lease="20m"))
 
