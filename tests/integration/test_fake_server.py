@@ -103,6 +103,7 @@ def a_life(clients: Callable[[str], Any]) -> list[tuple[str, str, Any]]:
     ask("ec2", "run_instances", **{**launch, "InstanceType": "m5.large"})
     ask("ec2", "run_instances", **{**launch, "InstanceType": "x9.huge", "ClientToken": "u"})
     ask("ec2", "describe_instances", Filters=[{"Name": "tag:rubberband:owner", "Values": ["a b&c"]}])
+    assert ask("ec2", "get_console_output", InstanceId=instance, Latest=True)["Output"] == "ä: it boots\r\n"
     ask("ec2", "create_tags", Resources=[instance], Tags=[{"Key": "k", "Value": "v"}])
     ask("ec2", "describe_spot_instance_requests")
     ask("ec2", "delete_security_group", GroupId=group)
@@ -139,9 +140,11 @@ def a_life(clients: Callable[[str], Any]) -> list[tuple[str, str, Any]]:
 
 
 def test_boto3_gets_from_the_server_what_it_gets_in_process(tmp_path: Path) -> None:
-    in_process = FakeAws(lambda: NOW, pending_s=0.0).session("admin")
-    expected = a_life(in_process.client)
-    with FakeServer(FakeAws(lambda: NOW, pending_s=0.0), tmp_path) as fresh:
+    fakes = [FakeAws(lambda: NOW, pending_s=0.0) for _ in range(2)]
+    for fake in fakes:
+        fake.world.console = lambda _: "ä: it boots\r\n"
+    expected = a_life(fakes[0].session("admin").client)
+    with FakeServer(fakes[1], tmp_path) as fresh:
         clients: dict[str, Any] = {}
         told = a_life(lambda service: clients.setdefault(service, client(fresh, service)))
     for served, known in zip(told, expected, strict=True):
