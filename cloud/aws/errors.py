@@ -159,7 +159,8 @@ def _explain_answer(error: boto.ClientError) -> str:
         return f"the account is not enabled here ({said}); enable the region or the service, or set resources.region"
     meaning = verdict(error)
     if meaning == "capacity":
-        return f"EC2 has no room ({code}: {said}); add subnets of other zones (resources.aws.subnets) or other types"
+        why = code if code == "InsufficientInstanceCapacity" else f"{code}: {said}"  # it says no more than the zone
+        return f"EC2 has no room ({why}); add subnets of other zones (resources.aws.subnets) or other types"
     if meaning == "quota":
         return (
             f"the account's quota is used up ({code}: {said}); ask for more under Service Quotas > Amazon EC2, or "

@@ -132,13 +132,15 @@ class Launcher:
         """Why nothing was to be had, zone by zone."""
         intent = self._fleet.intents.get(order.instance)
         assert intent is not None
-        reasons: dict[str, list[str]] = {}
+        zones: dict[tuple[str, str], list[str]] = {}
         for attempt in intent.attempts:
-            where = f"{attempt.choice.instance_type} in {attempt.choice.zone}"
-            reasons.setdefault(attempt.reason, []).append(where)
+            zones.setdefault((attempt.reason, attempt.choice.instance_type), []).append(attempt.choice.zone)
+        places: dict[str, list[str]] = {}
+        for (reason, name), where in zones.items():
+            places.setdefault(reason, []).append(f"{name} in {', '.join(where)}")
         market = " on the spot market" if order.market == "spot" else ""
-        told = "; ".join(f"{', '.join(where)}: {reason}" for reason, where in reasons.items())
-        return f"instance {order.instance} refused{market}: {told or 'there is no zone to try'}"
+        told = "; ".join(f"{' and '.join(where)}{market}: {reason}" for reason, where in places.items())
+        return told or "there is no zone to try"
 
     def _choices(self, market: Market) -> Iterator[Choice]:
         for ware in self._wares:
@@ -170,8 +172,8 @@ class Launcher:
         if lease_s < self._least_lease_s:
             least_s = least_reach_s(self._least_lease_s)
             reason = (
-                f"instance {order.instance} refused: the budget, or its lease, reaches {max(0.0, order.reach_s()):.0f} "
-                f"s from now, and an instance needs {least_s:.0f} s to be of use; raise max_cost, or resources.lease"
+                f"the budget, or its lease, reaches {max(0.0, order.reach_s()):.0f} s from now, and an instance needs "
+                f"{least_s:.0f} s to be of use; raise max_cost, or resources.lease"
             )
             raise ProviderError(self._refuse(order.instance, reason))
         token = calls.client_token(run.experiment, run.run, order.instance, len(intent.attempts) + 1, choice)
