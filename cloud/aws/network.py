@@ -201,9 +201,14 @@ def _made_by_another(ec2: Any, owner: str, vpc: str, sleep: Callable[[float], No
 
 def _lets_itself_in(group: Mapping[str, Any]) -> bool:
     return any(
-        rule.get("IpProtocol") in ("tcp", "-1") and _names(rule.get("UserIdGroupPairs", ()), group["GroupId"])
+        _is_of_every_port(rule) and _names(rule.get("UserIdGroupPairs", ()), group["GroupId"])
         for rule in group.get("IpPermissions", ())
     )
+
+
+def _is_of_every_port(rule: Mapping[str, Any]) -> bool:
+    every = rule.get("FromPort", 0) <= 1 and rule.get("ToPort", 65535) == 65535
+    return rule.get("IpProtocol") == "-1" or (rule.get("IpProtocol") == "tcp" and every)
 
 
 def _names(pairs: Iterable[Mapping[str, Any]], group: str) -> bool:

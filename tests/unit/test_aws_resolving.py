@@ -188,6 +188,16 @@ def test_the_security_group_is_made_once_and_lets_in_only_itself(account: Accoun
     assert not rule.get("Ipv6Ranges")
 
 
+def test_a_group_that_lets_itself_in_by_some_ports_only_is_made_good(account: Account) -> None:
+    group = account.fake.world.groups[ensure_group(account.session, "rubberband", account.vpc)]
+    (rule,) = group.ingress
+    group.ingress[:] = [rule._replace(from_port=22, to_port=22)]
+
+    ensure_group(account.session, "rubberband", account.vpc)
+
+    assert rule in group.ingress
+
+
 def test_a_group_that_another_driver_makes_at_the_same_moment_is_used(account: Account) -> None:
     def another_is_faster(call: FakeCall) -> Fault | None:
         if call.operation == "CreateSecurityGroup":
