@@ -45,10 +45,10 @@ def upload(session: Session, checkpoints: str | None) -> str:
 
 
 def build(root: Path | None = None) -> tuple[str, bytes]:
-    """Name and content of the wheel. Its version has the digest of the files behind a plus."""
+    """Name and content of the wheel. Its version has the digest of all that it holds behind a plus."""
     root = root or Path(rubberband.__file__).parent
     content = dict(sorted(_files(root).items()))
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(_metadata(root, ""))
     for path, data in content.items():
         digest.update(f"{path}\0{len(data)}\0".encode() + data)
     version = f"{rubberband.__version__.partition('+')[0]}+{digest.hexdigest()[:12]}"

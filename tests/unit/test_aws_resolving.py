@@ -335,6 +335,19 @@ def test_the_wheel_holds_the_whole_package_and_can_be_imported(tmp_path: Path) -
     assert shown.startswith(str(path))
 
 
+def test_a_wheel_that_needs_something_else_has_another_name(tmp_path: Path) -> None:
+    package = tmp_path / "rubberband"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    project = '[project]\nrequires-python = ">=3.11"\noptional-dependencies = {}\n'
+    names = []
+    for needs in ('["ray>=2.49"]', '["ray>=2.52"]'):
+        (tmp_path / "pyproject.toml").write_text(f"{project}dependencies = {needs}\n")
+        names.append(wheel.build(package)[0])
+
+    assert names[0] != names[1]
+
+
 def test_the_drivers_place_is_what_its_metadata_service_tells() -> None:
     told = {
         "placement/availability-zone": "eu-west-1b",
