@@ -21,9 +21,9 @@ from rubberband.planner.table import Floats
 from rubberband.profile import Profile
 from rubberband.units import format_duration, format_usd
 
-Basis = Literal["measured", "given", "default", "interpolated", "extrapolated"]
-"""Where a value comes from: a profile file, the experiment file, what rubberband takes where nothing is said, or a
-profile's other GPU counts."""
+Basis = Literal["measured", "given", "live", "default", "interpolated", "extrapolated"]
+"""Where a value comes from: a profile file, the experiment file, the cloud as it was asked, what rubberband takes where
+nothing is said, or a profile's other GPU counts."""
 Name = Literal[
     "time per iteration",
     "start-up of a trial",

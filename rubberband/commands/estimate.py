@@ -146,7 +146,7 @@ def show_estimate(asked: Asked, terms_of: Callable[[Experiment], Terms]) -> None
     full = asked.frontier or asked.output is Output.table or asked.html is not None
     terms = terms_of(experiment)
     answer = _estimate(experiment, profiles, terms, asked, given, full)
-    known = assumptions(answer, bases(experiment, answer.profile, answer.offer.instance_type))
+    known = assumptions(answer, bases(experiment, answer.case, terms.table))
     notes = [*notes_of(experiment, answer.case, terms.table), *terms.notes]
     compared = _compare(answer, before)
     if asked.html is not None:

@@ -19,6 +19,7 @@ from rubberband.planner.estimate import Case
 from rubberband.planner.plain import plan_from_json
 from rubberband.profile import Profile
 from rubberband.profile_file import InlineProfile
+from rubberband.resources import Resources
 
 MAX_BYTES = 64 << 20
 """Largest JSON file that is read."""
@@ -88,9 +89,10 @@ def case_of_plan(cases: Sequence[Case], brackets: Sequence[Sequence[Stage]]) -> 
     return cases[0]
 
 
-def bases(experiment: Experiment, profile: Profile, instance_type: str) -> dict[Name, Basis]:
+def bases(experiment: Experiment, case: Case, table: Table | None = None) -> dict[Name, Basis]:
     """Where the inputs of an estimate come from; what is not named is given in the experiment file."""
-    resources, by_file = experiment.resources, profile.source == "file"
+    resources, profile, instance_type = experiment.resources, case.profile, case.offer.instance_type
+    by_file = profile.source == "file"
     profiled: Basis = "measured" if by_file else "given"
     found: dict[Name, Basis] = {
         "time per iteration": profiled,
@@ -99,9 +101,11 @@ def bases(experiment: Experiment, profile: Profile, instance_type: str) -> dict[
         "noise of trials": profiled if profile.varies or _tells_noise(experiment, instance_type) else "default",
         "provisioning of an instance": _delay(resources.provision_delay, profile.provision_delay_s),
         "initialising of an instance": _delay(resources.init_delay, profile.init_delay_s),
-        "price of an instance": "default" if resources.price_usd_per_hour is None else "given",
-        "price of a spot instance": "default" if resources.spot.price_usd_per_hour is None else "given",
+        "price of an instance": _price(price_source(resources, instance_type, table=table)),
+        "price of a spot instance": _price(spot_source(resources, instance_type, table=table)),
     }
+    if _asks_head_price(resources, case.offer, table):
+        found["head node"] = "live"
     if "interruptions_per_hour" not in resources.spot.model_fields_set:
         found["spot interruptions"] = "default"
     return found
@@ -125,10 +129,21 @@ def _price_notes(experiment: Experiment, offer: Offer, table: Table | None) -> l
         notes.append(f"price: that of {name} is from {source}; check it, or write resources.price_per_hour.")
     if offer.spot is not None and (spot := spot_source(resources, name, table=table)).startswith("AWS"):
         notes.append(f"price on spot: that of {name} is from {spot}.")
-    if table is not None and offer.head_price_usd_per_hour != resources.head_price_usd_per_hour:
+    if table is not None and _asks_head_price(resources, offer, table):
         head = resources.aws.head_instance_type
         notes.append(f"price of the head: that of {head} is from {row_source(table[head], resources.region)}.")
     return notes
+
+
+def _asks_head_price(resources: Resources, offer: Offer, table: Table | None) -> bool:
+    """Whether the price of the head is the cloud's, not the file's."""
+    return table is not None and offer.head_price_usd_per_hour != resources.head_price_usd_per_hour
+
+
+def _price(source: str) -> Basis:
+    if source == "the file":
+        return "given"
+    return "live" if source.startswith("AWS") else "default"
 
 
 def _delay(asked: object, measured_s: float | None) -> Basis:

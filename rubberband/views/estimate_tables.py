@@ -332,6 +332,7 @@ def assumption_table(answer: Estimate, known: Sequence[Assumption], notes: Seque
         )
         for one in known
     )
+    live = "live: as AWS asks; " if any(one.basis == "live" for one in known) else ""
     return Table(
         title="What this rests on, by its effect on the cost",
         header=("", "reckoned with", "source", "if it is", "cost (USD)", "time", "limits kept"),
@@ -339,7 +340,7 @@ def assumption_table(answer: Estimate, known: Sequence[Assumption], notes: Seque
         words=frozenset({0, 1, 2, 3}),
         notes=(
             "Effects are those on this plan, kept as it is; planned again, they may be smaller. measured: by a profile "
-            "file; given: in the experiment file; default: what rubberband takes.",
+            f"file; given: in the experiment file; {live}default: what rubberband takes.",
             *notes,
         ),
     )

@@ -167,6 +167,10 @@ def test_plan_takes_live_prices_and_says_so(
     estimated = printed_json(capsys)
     assert planned.keys() == estimated.keys()
     assert all(planned[key] == estimated[key] for key in ("plan", "prediction", "baselines"))
+    sources = {one["name"]: one["basis"] for one in planned["assumptions"]}
+    assert (sources["price of an instance"], sources["head node"]) == ("live", "live")
+    sources = {one["name"]: one["basis"] for one in estimated["assumptions"]}
+    assert (sources["price of an instance"], sources["head node"]) == ("default", "given")
     notes = "\n".join(planned["notes"])
     assert "price: that of g5.xlarge is from AWS, us-east-1, 2" in notes
     assert "price of the head: that of m7i.large is from AWS" in notes
