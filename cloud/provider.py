@@ -49,11 +49,11 @@ class InstanceStatus:
 class Provider(Protocol):
     """Rents instances of one type for one experiment."""
 
-    def launch(self, instance: str, market: Market = "on_demand") -> None:
+    def launch(self, instance: str, market: Market = "on_demand", *, first_lease_s: float | None = None) -> None:
         """Ask for an instance under the name `instance`. The name is the client token: asking twice rents once.
 
         Returns once the request is accepted, not when the instance runs. Its first lease ends as long after it began
-        to run as the latest `renew_lease` was ahead of the launch.
+        to run as the latest `renew_lease` was ahead of the launch; with `first_lease_s` no later than so long after.
         Raises ProviderError if it is refused for good (no capacity, no quota, …): then nothing was rented, nor will be.
         """
         ...

@@ -145,7 +145,7 @@ class VirtualProvider:
     def launch(self, instance: str, market: Market = "on_demand", *, first_lease_s: float | None = None) -> None:
         """Ask for an instance. Raises ProviderError if its fate is to be refused.
 
-        `first_lease_s` is that of a request which was written before, and arrives only now.
+        With `first_lease_s` its first lease is just that, as that of a request which was written before.
         """
         if instance in self._machines:
             return

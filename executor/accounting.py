@@ -6,6 +6,7 @@ Every instance is billed at its own price at purchase; where none is known, at t
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rubberband.executor.purse import Coming, Line, Purse
@@ -80,7 +81,7 @@ def _by(ended_at: float | None, at: float) -> float:
 def purse(job: Job, state: State) -> Purse:
     """What is paid for now, and how it grows; of a job with a cap. It is kept until the rent changes."""
     if state.purse is None:
-        state.purse = _purse(job, state)
+        state.purse = _purse(job, state, state.current())
     return state.purse
 
 
@@ -94,7 +95,15 @@ def coming(job: Job, bound_s: float) -> Coming:
     )
 
 
-def _purse(job: Job, state: State) -> Purse:
+def purse_without_released(job: Job, state: State) -> Purse:
+    """What is paid for, and how it grows, if all that is released is given back now."""
+    released = [record for record in state.current() if record.status is InstanceStatus.RELEASING]
+    purse = _purse(job, state, [record for record in state.current() if record not in released])
+    purse.settled_usd += sum([instance_cost_usd(record, job.offer, state.now) for record in released])
+    return purse
+
+
+def _purse(job: Job, state: State, held: Iterable[InstanceRecord]) -> Purse:
     assert job.max_cost_usd is not None, "only what is spent under a cap is reckoned ahead"
     offer, now = job.offer, state.now
     settled_usd = offer.head_cost_usd(_head_s(state, now))
@@ -104,7 +113,7 @@ def _purse(job: Job, state: State) -> Purse:
         rate_usd_per_s += _function_usd(job, state, use, 1.0) if use.ended_at is None else 0.0
     lines: list[Line] = []
     expected: list[Coming] = []
-    for record in state.current():
+    for record in held:
         if record.running_at is None:
             expected.append(coming(job, _bound_s(job, record)))
         else:
@@ -131,11 +140,13 @@ def _bound_s(job: Job, record: InstanceRecord) -> float:
 def _line(job: Job, record: InstanceRecord, running_at: float) -> Line:
     price = price_usd_per_s(record, job.offer)
     reserved = max(price, job.reserved_usd_per_hour / SECONDS_PER_HOUR) if record.market == "spot" else price
-    unreached = record.status is not InstanceStatus.READY and record.ready_at is None
+    bound_until = running_at + (_bound_s(job, record) if record.ready_at is None else 0.0)
+    if record.leased_until is not None:
+        bound_until = max(bound_until, record.leased_until + job.release_margin_s / 2.0)
     return Line(
         running_at=running_at,
         paid_until=running_at + job.offer.minimum_billed_s,
-        bound_until=running_at + _bound_s(job, record) if unreached else running_at,
+        bound_until=bound_until,
         usd_per_s=price,
         reserved_usd_per_s=reserved,
     )

@@ -128,6 +128,7 @@ class Controller:
         for trial in state.running():
             attempts.free(self.job, state, trial, at=max(last_progress, state.allocation(trial).started_at))
             state.put(trial, TrialStatus.QUEUED)
+        rented.let_go(self.job, state, state.current())
         commands, lost = sort_out(state, event)
         self._commands += commands
         for record, ended_at, reason, preempted in lost:
@@ -140,7 +141,6 @@ class Controller:
         state = self.state
         state.launches_left = self.job.launch_attempts
         state.relaunch_at = 0.0
-        rented.bind_leases(self.job, state, again=True)
         if state.phase is Phase.NEW:
             state.started_at = state.now
             self._begin_stage(0, tuple(range(len(state.trials))))
@@ -188,7 +188,7 @@ class Controller:
         phase = None
         while phase is not self.state.phase:
             phase = self.state.phase
-            self._commands += rented.release_left(self.state)
+            self._commands += rented.release_left(self.job, self.state)
             if phase in (Phase.SCALING, Phase.TRAINING):
                 self._commands += rented.launch_missing(self.job, self.state)
             if phase is Phase.SCALING and not rules.awaited(self.job, self.state):
@@ -207,7 +207,7 @@ class Controller:
         state.phase = Phase.SCALING
         state.launches_left = self.job.launch_attempts
         state.relaunch_at = 0.0
-        self._commands += rented.release_surplus(state)
+        self._commands += rented.release_surplus(self.job, state)
 
     def _begin_training(self) -> None:
         self.state.phase = Phase.TRAINING
@@ -269,9 +269,12 @@ class Controller:
 
     def _end_stranded(self) -> None:
         state = self.state
-        reasons = [record.reason for record in state.instances.values() if record.reason]
-        told = f"no instance to train on: {reasons[-1] if reasons else 'max_cost leaves room for none'}"
-        if rules.affordable(self.job, state):
+        last = next((record for record in reversed(state.instances.values()) if record.reason), None)
+        cut_short = last is not None and rules.cut_short(self.job, last)
+        told = f"no instance to train on: {'max_cost leaves room for none' if last is None else last.reason}"
+        if last is not None and cut_short:
+            told += f"; max_cost paid for {last.first_lease_s:.0f} s of {last.instance}, which was not ready by then"
+        if rules.affordable(self.job, state) and not cut_short:
             state.stranded = True
             self._end("failed", f"{told}; once there is one to be had, `rubberband resume {self.job.name}` goes on")
         else:
@@ -280,7 +283,7 @@ class Controller:
     def _wind_up(self) -> None:
         """Release what is held; when nothing is left, finish."""
         state = self.state
-        self._commands += [rented.release(state, record) for record in [*state.live(), *state.leaving()]]
+        self._commands += rented.release(self.job, state, [*state.live(), *state.leaving()])
         if any(record.status is InstanceStatus.RELEASING for record in state.instances.values()):
             return
         state.phase, state.ended_at = Phase.FINISHED, state.now

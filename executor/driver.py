@@ -12,7 +12,16 @@ from collections.abc import Callable, Sequence
 
 from rubberband.executor.backend import Backend
 from rubberband.executor.controller import Controller
-from rubberband.executor.events import CancelRequested, Command, Event, Finish, LaunchInstance, Started, Tick
+from rubberband.executor.events import (
+    CancelRequested,
+    Command,
+    Event,
+    Finish,
+    LaunchInstance,
+    ReleaseInstance,
+    Started,
+    Tick,
+)
 from rubberband.executor.journal import EventLog
 from rubberband.executor.replanning import decide
 from rubberband.executor.state import GONE, Phase
@@ -74,7 +83,7 @@ def _take_in(
 ) -> tuple[list[Command], float]:
     """Journal the events before anything is done about them; the orders, and until when the budget reaches.
 
-    That is the least after any order to launch: a first lease is not longer than what was reserved for it.
+    That is the least after any order to launch or release: no lease gets longer than what is reserved for it.
     """
     journal.append(events)
     commands: list[Command] = []
@@ -82,7 +91,7 @@ def _take_in(
     for event in events:
         orders = controller.handle(event)
         commands += orders
-        if any(isinstance(order, LaunchInstance) for order in orders):
+        if any(isinstance(order, LaunchInstance | ReleaseInstance) for order in orders):
             hold_until = min(hold_until, controller.hold_until())
         for observe in observers:
             with contextlib.suppress(OSError):  # a closed terminal or a full disk must not end what is paid for

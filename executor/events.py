@@ -235,6 +235,8 @@ class LaunchInstance(Command):
 
     instance: str
     market: Market = "on_demand"
+    first_lease_s: float | None = None
+    """It ends itself so long after it began to run, unless its lease is renewed; None: when the latest lease ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import get_args
 
 from rubberband.executor import rules
@@ -41,7 +42,7 @@ def note(job: Job, state: State, event: InstanceEvent) -> list[Command]:
             if record.ready_at is None:
                 record.ready_at = event.occurred_at
             if record.status is InstanceStatus.RUNNING:
-                record.status = InstanceStatus.READY
+                record.status, record.leased_until = InstanceStatus.READY, None
         case InstanceRefused():
             record.status, record.reason = InstanceStatus.REFUSED, event.reason
             rounds = job.launch_attempts - state.launches_left
@@ -103,19 +104,25 @@ def lose(
 
 def launch_missing(job: Job, state: State) -> list[Command]:
     """Ask for the instances that the stage still lacks, as far as the budget allows."""
-    if state.now < state.relaunch_at or (missing := rules.missing(job, state)) == 0 or not _may_launch(state):
+    if state.now < state.relaunch_at or (missing := rules.missing(job, state)) == 0:
         return []
-    launches: list[Command] = []
-    for _ in range(missing):
-        if not rules.affordable(job, state):
-            break
-        name, market = f"i-{len(state.instances) + 1:03d}", state.chosen().market
-        state.add(InstanceRecord(instance=name, requested_at=state.now, market=market))
-        launches.append(LaunchInstance(instance=name, market=market))
-    bind_leases(job, state)
+    if (count := rules.affordable(job, state, missing)) == 0 or not _may_launch(state):
+        return []
+    records = [
+        InstanceRecord(instance=f"i-{number:03d}", requested_at=state.now, market=state.chosen().market)
+        for number in range(len(state.instances) + 1, len(state.instances) + 1 + count)
+    ]
+    for record in records:
+        state.add(record)
+    _bind_leases(job, state, records)
     stage = state.stages[-1]
     stage.widest = max(stage.widest, len(state.live()))
-    return launches
+    return [launch(record) for record in records]
+
+
+def launch(record: InstanceRecord) -> LaunchInstance:
+    """Ask for an instance; asked again, with the first lease that it was ordered with."""
+    return LaunchInstance(instance=record.instance, market=record.market, first_lease_s=record.first_lease_s)
 
 
 def _may_launch(state: State) -> bool:
@@ -129,41 +136,49 @@ def _may_launch(state: State) -> bool:
     return True
 
 
-def bind_leases(job: Job, state: State, *, again: bool = False) -> None:
-    """Note how long the first leases of what is asked for now may be: the budget covers them, driver or not.
-
-    With `again`, also of what was asked for before and is asked for again.
-    """
-    if job.lease_s is None or job.max_cost_usd is None:
+def _bind_leases(job: Job, state: State, records: Sequence[InstanceRecord]) -> None:
+    """Say how long the first leases of what is asked for now are: the budget covers them, driver or not."""
+    until = rules.leased_until(job, state)
+    if until is None:
         return
-    lease_s = min(job.lease_s, rules.hold_until(job, state) - state.now)
-    for record in state.current():
-        if record.status is InstanceStatus.REQUESTED and (again or record.first_lease_s is None):
-            record.first_lease_s = max(record.first_lease_s or 0.0, lease_s)
+    for record in records:
+        record.first_lease_s = until - state.now
     state.rent_changed()
 
 
-def release(state: State, record: InstanceRecord) -> ReleaseInstance:
-    """Give an instance back."""
-    record.status = InstanceStatus.RELEASING
+def let_go(job: Job, state: State, records: Iterable[InstanceRecord]) -> None:
+    """No lease of theirs is cut any more; they end themselves at the latest when those end that they have."""
+    until = rules.leased_until(job, state)
+    for record in records:
+        if record.running_at is not None and record.leased_until is None:
+            record.leased_until = until
     state.rent_changed()
-    return ReleaseInstance(instance=record.instance)
 
 
-def release_left(state: State) -> list[Command]:
+def release(job: Job, state: State, records: Sequence[InstanceRecord]) -> list[Command]:
+    """Give instances back."""
+    if not records:
+        return []
+    let_go(job, state, records)
+    for record in records:
+        record.status = InstanceStatus.RELEASING
+    return [ReleaseInstance(instance=record.instance) for record in records]
+
+
+def release_left(job: Job, state: State) -> list[Command]:
     """Give back what is taken away soon and has no trial on it any more."""
     leaving = state.leaving()
     if not leaving:
         return []
     used = {slot.instance for trial in state.running() for slot in trial.gang}
-    return [release(state, record) for record in leaving if record.instance not in used]
+    return release(job, state, [record for record in leaving if record.instance not in used])
 
 
-def release_surplus(state: State) -> list[Command]:
+def release_surplus(job: Job, state: State) -> list[Command]:
     """Give back what the stage that begins does not need: those billed longest, and all of another market."""
     chosen = state.chosen()
     ours = [record for record in state.live() if record.market == chosen.market]
     others = [record for record in state.live() if record.market != chosen.market]
     unbilled_first = sorted(ours, key=lambda record: record.running_at is not None)
     surplus = max(0, len(ours) - chosen.instances)
-    return [release(state, record) for record in [*others, *unbilled_first[:surplus]]]
+    return release(job, state, [*others, *unbilled_first[:surplus]])

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from rubberband.executor import accounting
 from rubberband.executor.events import Gang
 from rubberband.executor.placement import place
-from rubberband.executor.purse import MONEY_SLACK_USD
-from rubberband.executor.state import InstanceStatus, Job, Phase, StageRecord, State, TrialState
+from rubberband.executor.purse import MONEY_SLACK_USD, Purse
+from rubberband.executor.state import InstanceRecord, InstanceStatus, Job, Phase, StageRecord, State, TrialState
 from rubberband.offer import gang_sizes, slots
 from rubberband.plan import total_iterations
 from rubberband.units import format_usd
@@ -85,15 +85,67 @@ def over_budget(job: Job, state: State, ticked: bool) -> str | None:
     return f"max_cost={format_usd(job.max_cost_usd)} is reached ({format_usd(spent_usd)} spent)"
 
 
-def affordable(job: Job, state: State) -> bool:
-    """Whether one more instance may be asked for: all that is held, and it, can be given back within max_cost.
+def leased_until(job: Job, state: State) -> float | None:
+    """How far the leases of instances that the driver has a worker on may reach; None: as far as the budget is
+    concerned, they end with the driver.
+    """
+    if job.lease_s is None or job.max_cost_usd is None:
+        return None
+    reached_at = accounting.purse(job, state).reaches(state.now) - job.release_margin_s / 2.0
+    return max(state.now, min(state.now + job.lease_s, reached_at))
 
-    However dear it turns out to be, and however soon it begins to run.
+
+def affordable(job: Job, state: State, wanted: int = 1) -> int:
+    """How many of `wanted` instances may be asked for: all that is held, and they, can be given back within max_cost.
+
+    However dear they turn out to be, and however soon they begin to run. What is released cannot be told a shorter
+    lease, and counts up to it until it is given back; none is asked for meanwhile whose own lease would suffer.
     """
     if job.max_cost_usd is None:
-        return True
-    more = accounting.purse(job, state).with_another(accounting.coming(job, 0.0))
-    return more.reaches(state.now) >= state.now + job.release_margin_s + max(SHORTEST_HOLD_S, job.offer.init_delay_s)
+        return wanted
+    count, reached_at = _affordable(job, state, accounting.purse(job, state), wanted)
+    if count and job.lease_s is not None and reached_at < state.now + job.lease_s + job.release_margin_s:
+        rest = _if_given_back(job, state)
+        if rest is not None and reached_at < _affordable(job, state, rest, count)[1]:
+            return 0
+    return count
+
+
+def cut_short(job: Job, record: InstanceRecord) -> bool:
+    """Whether an instance ended before it was ready since max_cost paid for no longer."""
+    if record.ready_at is not None or record.running_at is None or record.ended_at is None:
+        return False
+    if job.lease_s is None or record.first_lease_s is None or record.first_lease_s >= job.lease_s:
+        return False
+    return record.ended_at >= record.running_at + record.first_lease_s
+
+
+def awaits_release(job: Job, state: State) -> bool:
+    """Whether another instance could be asked for, were all given back that is released."""
+    if missing(job, state) == 0 or affordable(job, state):
+        return False
+    rest = _if_given_back(job, state)
+    return rest is not None and _affordable(job, state, rest, 1)[0] > 0
+
+
+def _if_given_back(job: Job, state: State) -> Purse | None:
+    """The purse if all were given back that is released; None if nothing is."""
+    if not any(record.status is InstanceStatus.RELEASING for record in state.current()):
+        return None
+    return accounting.purse_without_released(job, state)
+
+
+def _affordable(job: Job, state: State, purse: Purse, wanted: int) -> tuple[int, float]:
+    """How many more the purse allows, and until when all may be held then."""
+    least_until = state.now + job.release_margin_s + max(SHORTEST_HOLD_S, job.offer.init_delay_s)
+    another, reached_at = accounting.coming(job, 0.0), math.inf
+    for count in range(wanted):
+        purse = purse.with_another(another)
+        reaches = purse.reaches(state.now)
+        if reaches < least_until:
+            return count, reached_at
+        reached_at = reaches
+    return wanted, reached_at
 
 
 def gang_size(job: Job, state: State) -> int:
@@ -126,7 +178,7 @@ def awaited(job: Job, state: State) -> bool:
     """Whether an instance of this stage may still come before its trials start."""
     waiting = any(record.status is not InstanceStatus.READY for record in state.live())
     asked_again = state.launches_left > 0 and state.relaunch_at > state.now and missing(job, state) > 0
-    return waiting or asked_again
+    return waiting or asked_again or (state.launches_left > 0 and awaits_release(job, state))
 
 
 def starts(job: Job, state: State) -> Mapping[int, Gang]:

@@ -151,7 +151,9 @@ class InstanceRecord:
     price_usd_per_hour: float | None = None
     """At purchase; None: the offer's, for the market."""
     first_lease_s: float | None = None
-    """How long it may live, once it runs, before the driver can shorten its lease; None: the driver can at once."""
+    """How long it may live, once it runs, before the driver can shorten its lease; None: as long as any lease."""
+    leased_until: float | None = None
+    """How long it may live that is released, or that another driver held: it is told no shorter lease any more."""
     interrupted_at: float | None = None
     """When the provider gave notice that it takes the instance away."""
     preempted: bool = False

@@ -120,7 +120,7 @@ class VirtualBackend:
             case StopTrial():
                 self._stop(command)
             case LaunchInstance():
-                self._fleet.launch(command.instance, command.market)
+                self._fleet.launch(command.instance, command.market, command.first_lease_s)
             case ReleaseInstance():
                 self._fleet.release(command.instance)
             case _:

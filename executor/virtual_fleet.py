@@ -139,7 +139,7 @@ class VirtualFleet:
 
     # Launch
 
-    def launch(self, instance: str, market: Market) -> None:
+    def launch(self, instance: str, market: Market, first_lease_s: float | None = None) -> None:
         """Rent an instance; its events follow. Harmless when repeated."""
         if instance in self._holds:
             return
@@ -147,7 +147,7 @@ class VirtualFleet:
         hold = self._holds[instance] = _Hold(messages, self._clock.now() + messages.answer_s)
         now = self._clock.now()
         self.renew(now)
-        lease_s = max(0.0, self._provider.lease_until - now)
+        lease_s = max(0.0, self._provider.lease_until - now) if first_lease_s is None else first_lease_s
         if messages.arrives:
             self._ask(instance, market, hold, lease_s)
         else:

@@ -6,6 +6,7 @@ What was asked for is written below `directory` before it is asked (see `intents
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import defaultdict
@@ -114,7 +115,7 @@ class AwsProvider:
         """The living head, which is started on this machine if there is none. Raises ProviderError."""
         return self._head.ensure()
 
-    def launch(self, instance: str, market: Market = "on_demand") -> None:
+    def launch(self, instance: str, market: Market = "on_demand", *, first_lease_s: float | None = None) -> None:
         """Buy an instance under the name `instance`; asking twice buys once.
 
         Zones are tried in order (on the spot market the cheapest first), then other types if there are any. What is
@@ -125,7 +126,8 @@ class AwsProvider:
         with self._at_work_on(instance, launching=True):
             self._require_open()
             address = self._head.ensure().address
-            self._launcher.launch(self._order(instance, market, address, lambda: self._given_up(instance)))
+            most_s = math.inf if first_lease_s is None else first_lease_s
+            self._launcher.launch(self._order(instance, market, address, lambda: self._given_up(instance), most_s))
 
     def describe(self) -> Sequence[InstanceStatus]:
         """Every instance of this run that lives or has ended, in the order of their launch, as of `look_s` ago.
@@ -204,12 +206,19 @@ class AwsProvider:
         gone = self._closed or instance in self._unwanted
         return f"instance {instance} was released while it was asked for" if gone else ""
 
-    def _order(self, instance: str, market: Market, head_address: str, given_up: Callable[[], str]) -> Order:
+    def _order(
+        self,
+        instance: str,
+        market: Market,
+        head_address: str,
+        given_up: Callable[[], str],
+        most_s: float = math.inf,
+    ) -> Order:
         return Order(
             instance=instance,
             market=market,
             head_address=head_address,
-            reach_s=lambda: self._until - self._fleet.clock(),
+            reach_s=lambda: min(most_s, self._until - self._fleet.clock()),
             given_up=given_up,
         )
 

@@ -47,7 +47,16 @@ class Guards:
             self.lease.touch()
         os.utime(self.lease, (until, until))
 
-    def write(self, path: Path, command: Sequence[str], temp_dir: str, address: str, devices: Sequence[str]) -> None:
+    def write(
+        self,
+        path: Path,
+        command: Sequence[str],
+        temp_dir: str,
+        address: str,
+        devices: Sequence[str],
+        *,
+        first_lease_s: float | None = None,
+    ) -> None:
         """Write down what is about to be started under the name of `path`."""
         record = Record(
             name=path.stem,
@@ -59,6 +68,7 @@ class Guards:
             address=address,
             requested_at=time.time(),
             lease_until=self.lease.stat().st_mtime,
+            first_lease_s=first_lease_s,
         )
         guard.save(path, record)
 

@@ -55,6 +55,8 @@ class Record:
     requested_at: float
     lease_until: float | None = None
     """The lease when it was asked for; its first one is as long as that was ahead then."""
+    first_lease_s: float | None = None
+    """How long that is at most; None: not said."""
     pid: int | None = None
     running_at: float | None = None
     ended_at: float | None = None
@@ -160,7 +162,10 @@ def _lease_ends_at(record: Record, lease: Path) -> float:
     until = lease.stat().st_mtime
     if until != record.lease_until or record.running_at is None:
         return until
-    return record.running_at + (until - record.requested_at)
+    first_lease_s = until - record.requested_at
+    if record.first_lease_s is not None:
+        first_lease_s = min(first_lease_s, record.first_lease_s)
+    return record.running_at + first_lease_s
 
 
 def _watch(

@@ -82,7 +82,7 @@ class LocalProvider:
         """
         return self._head.ensure()
 
-    def launch(self, instance: str, market: Market = "on_demand") -> None:
+    def launch(self, instance: str, market: Market = "on_demand", *, first_lease_s: float | None = None) -> None:
         """Start an instance under the name `instance`; asking twice starts one. Starts the head first if need be.
 
         A market makes no difference here.
@@ -99,7 +99,7 @@ class LocalProvider:
                 devices = self._take_devices(instance)
                 temp_dir = ray_node.make_temp_dir()
                 command = ray_node.instance_command(instance, address, self._gpus, temp_dir)
-                self._guards.write(path, command, temp_dir, address, devices)
+                self._guards.write(path, command, temp_dir, address, devices, first_lease_s=first_lease_s)
             self._guards.spawn(path)
 
     def describe(self) -> Sequence[InstanceStatus]:

@@ -110,7 +110,7 @@ class RayBackend:
         """Begin to carry out `command`; what comes of it arrives as events."""
         match command:
             case LaunchInstance():
-                self._fleet.launch(command.instance, command.market)
+                self._fleet.launch(command.instance, command.market, command.first_lease_s)
             case ReleaseInstance():
                 self._fleet.release(command.instance)
             case StartTrial():

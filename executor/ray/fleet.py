@@ -98,12 +98,12 @@ class RayFleet:
             hold = self._holds.get(instance)
             return None if hold is None or hold.over else hold.crew
 
-    def launch(self, instance: str, market: Market = "on_demand") -> None:
+    def launch(self, instance: str, market: Market = "on_demand", first_lease_s: float | None = None) -> None:
         """Rent an instance; its events follow. Harmless when repeated."""
         with self._mutex:
             if instance not in self._holds:
                 hold = self._holds[instance] = self._hold(instance)
-                _thread(lambda: self._launch(instance, market, hold), f"launch-{instance}")
+                _thread(lambda: self._launch(instance, market, first_lease_s, hold), f"launch-{instance}")
 
     def _hold(self, instance: str) -> _Hold:
         crew, warden = self._make_crew(instance, self._give_up), None
@@ -117,13 +117,13 @@ class RayFleet:
             )
         return _Hold(crew, warden)
 
-    def _launch(self, instance: str, market: Market, hold: _Hold) -> None:
+    def _launch(self, instance: str, market: Market, first_lease_s: float | None, hold: _Hold) -> None:
         try:
             self._connection.check()
             if not hold.over:
                 self._cut_leases()
-                self._leases.renew()  # the first lease is as long as the latest one reaches ahead
-                self._provider.launch(instance, market)
+                self._leases.renew()  # no first lease is longer than the latest one reaches ahead
+                self._provider.launch(instance, market, first_lease_s=first_lease_s)
         except Exception as error:
             reason = str(error) if isinstance(error, ProviderError) else f"{type(error).__name__}: {error}"
             if self._end(instance, hold):

@@ -310,6 +310,19 @@ def test_an_instance_whose_lease_is_not_renewed_ends_itself(rental: Rental) -> N
     assert ended.ended_at > (running.running_at or 0.0)
 
 
+def test_a_first_lease_is_no_longer_than_it_was_ordered(rental: Rental) -> None:
+    if not rental.leases:
+        pytest.skip("its instances have no operating system")
+    rental.provider.renew_lease(rental.now() + 20.0 * rental.lease_s)
+    rental.provider.launch("a", first_lease_s=rental.lease_s)
+    running = rental.running("a")
+    ended = rental.until("a", "terminated")
+    assert "lease" in ended.reason
+    assert ended.ended_at is not None
+    assert running.running_at is not None
+    assert ended.ended_at < running.running_at + 3.0 * rental.lease_s
+
+
 def test_a_renewed_lease_keeps_it(rental: Rental) -> None:
     if not rental.leases:
         pytest.skip("its instances have no operating system")

@@ -46,7 +46,7 @@ class Breaking:
     look_s = 0.05
     remote = False
 
-    def launch(self, instance: str, market: Market = "on_demand") -> None:
+    def launch(self, instance: str, market: Market = "on_demand", *, first_lease_s: float | None = None) -> None:
         """Rent it."""
         self._called("launch")
         self.markets.append(market)

@@ -75,6 +75,6 @@ def test_at_every_moment_the_bill_stays_within_the_cap_even_if_the_driver_dies_t
             assert bill_usd(job, state, until) <= cap_usd + 1e-6
 
     controller, backend, finish = run_virtual(job, observers=[held_to_the_last])
-    assert finish.outcome in ("done", "budget") or finish.reason.endswith("lease expired")
+    assert finish.outcome in ("done", "budget") or "lease expired" in finish.reason
     assert bill_usd(job, controller.state, controller.state.now) <= cap_usd + 1e-6
     assert all(status.state == "terminated" for status in backend.provider.describe())

@@ -1,0 +1,99 @@
+"""The controller and leases that it cannot cut, one story a test: what was released, or held by another driver."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from rubberband.executor.events import (
+    Command,
+    DriverResumed,
+    InstanceLost,
+    InstanceReady,
+    InstanceReleased,
+    InstanceRunning,
+    LaunchInstance,
+    LiveInstance,
+    ReleaseInstance,
+    Started,
+)
+from tests.unit.stories import Story, begun, kinds
+from tests.unit.test_controller_cloud import SPOT
+
+LEASE_S = 600.0
+LEASED = dataclasses.replace(SPOT, lease_s=LEASE_S)
+"""An instance costs 0.6 USD at most in the time of a lease; the second stage replaces two by one on another market."""
+
+
+def at_its_sync(max_cost_usd: float) -> tuple[Story, list[Command]]:
+    story = begun(dataclasses.replace(LEASED, max_cost_usd=max_cost_usd))
+    for trial in range(3):
+        story.report(trial, trial / 10)
+    return story, story.report(3, 0.9)
+
+
+def test_a_launch_waits_for_a_release_where_max_cost_does_not_cover_both() -> None:
+    story, orders = at_its_sync(1.22)
+    assert kinds(orders) == ["ReleaseInstance", "ReleaseInstance"]
+    (launch,) = story.tell(InstanceReleased, instance="i-001", ended_at=story.at)
+    assert isinstance(launch, LaunchInstance)
+    assert launch.first_lease_s == LEASE_S
+    assert launch.market == "on_demand"
+
+
+def test_where_max_cost_covers_both_it_does_not_wait() -> None:
+    _, orders = at_its_sync(4.0)
+    assert kinds(orders) == ["ReleaseInstance", "ReleaseInstance", "LaunchInstance"]
+
+
+def test_what_is_released_is_paid_for_up_to_its_lease_at_the_latest() -> None:
+    story, _ = at_its_sync(1.22)
+    records = story.state.instances.values()
+    assert [record.leased_until for record in records] == [story.at + LEASE_S] * 2
+
+
+def test_a_new_driver_that_has_no_worker_there_yet_counts_the_leases_of_the_old_one() -> None:
+    story = begun(dataclasses.replace(LEASED, max_cost_usd=1.3))
+    live = tuple(LiveInstance(instance=i, running_at=story.at) for i in ("i-001", "i-002"))
+    story.tell(DriverResumed, live=live, ended=())
+    former = story.state.instances["i-001"].leased_until
+    assert former == pytest.approx(story.at + 600.0, abs=20.0)
+    story.tell(InstanceReady, instance="i-001")
+    assert story.state.instances["i-001"].leased_until is None
+    assert story.state.instances["i-002"].leased_until == former
+
+
+def test_what_is_asked_for_again_has_the_first_lease_that_it_was_ordered_with() -> None:
+    story = Story(dataclasses.replace(LEASED, max_cost_usd=0.9))
+    ordered = story.tell(Started)
+    first = [order.first_lease_s for order in ordered if isinstance(order, LaunchInstance)]
+    assert first == [pytest.approx(450.0, abs=1.0)] * 2
+    story.at += 100.0
+    assert story.tell(DriverResumed, live=(), ended=()) == ordered
+
+
+def test_without_a_cap_nothing_waits_and_first_leases_are_those_of_the_backend() -> None:
+    story = begun(dataclasses.replace(LEASED, max_cost_usd=None))
+    for trial in range(3):
+        story.report(trial, trial / 10)
+    orders = story.report(3, 0.9)
+    assert orders == [
+        ReleaseInstance(instance="i-001"),
+        ReleaseInstance(instance="i-002"),
+        LaunchInstance(instance="i-003", market="on_demand"),
+    ]
+    story.tell(InstanceRunning, instance="i-003", running_at=story.at)
+
+
+def test_an_instance_that_max_cost_paid_for_no_longer_than_it_took_to_be_ready_is_a_matter_of_the_budget() -> None:
+    story = Story(dataclasses.replace(LEASED, max_cost_usd=0.3, launch_attempts=1))
+    story.tell(Started)
+    began_at = story.at
+    for instance in ("i-001", "i-002"):
+        story.tell(InstanceRunning, instance=instance, running_at=began_at, price_usd_per_hour=0.1)
+    story.at = began_at + 160.0
+    for instance in ("i-001", "i-002"):
+        story.tell(InstanceLost, instance=instance, ended_at=began_at + 155.0, reason="lease expired")
+    assert story.state.outcome == "budget"
+    assert "max_cost paid for 150 s of i-002, which was not ready by then" in story.state.reason
