@@ -264,7 +264,7 @@ def _spot(resources: Resources, name: str, row: InstanceType | None, on_demand: 
         if row is None or row.spot_share is None:
             raise InputError(
                 f"resources.spot.price_per_hour: the catalogue has no spot price of {name}; give it (or, for several "
-                "types, a table with spot_share as resources.catalogue), ask AWS with `rubberband plan`, or set market: "
+                "types, a table with spot_share as resources.catalogue), ask AWS by `rubberband plan`, or set market: "
                 "on_demand"
             )
         price_usd_per_hour = row.spot_share * on_demand
