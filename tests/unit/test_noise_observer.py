@@ -78,7 +78,11 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+ALIKE = ("AdamW", "NAdam", "RAdam", "Adamax")
+"""They keep their moments as Adam does."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in ALIKE else n for n in OPTIMIZERS])
 def test_gradients_are_scaled_as_the_optimizer_scales_them(name):
     model = Known()
     optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.0)
