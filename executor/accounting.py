@@ -139,7 +139,9 @@ def _bound_s(job: Job, record: InstanceRecord) -> float:
 
 def _line(job: Job, record: InstanceRecord, running_at: float) -> Line:
     price = price_usd_per_s(record, job.offer)
-    reserved = max(price, job.reserved_usd_per_hour / SECONDS_PER_HOUR) if record.market == "spot" else price
+    reserved = price
+    if record.market == "spot" and (highest := job.reserved_usd_per_hour / SECONDS_PER_HOUR) > price:
+        reserved = highest
     bound_until = running_at + (_bound_s(job, record) if record.ready_at is None else 0.0)
     if record.leased_until is not None:
         bound_until = max(bound_until, record.leased_until + job.release_margin_s / 2.0)

@@ -91,7 +91,7 @@ def _take_in(
     for event in events:
         orders = controller.handle(event)
         commands += orders
-        if any(isinstance(order, LaunchInstance | ReleaseInstance) for order in orders):
+        if orders and any(isinstance(order, LaunchInstance | ReleaseInstance) for order in orders):
             hold_until = min(hold_until, controller.hold_until())
         for observe in observers:
             with contextlib.suppress(OSError):  # a closed terminal or a full disk must not end what is paid for

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 MONEY_SLACK_USD = 1e-9
 """Sums of the same parts in another order may differ by this much."""
@@ -17,9 +18,8 @@ SHORTEST_REACH_S = 2.0
 """Where prices lie below the reserved ones, the stop comes while the budget still reaches about so far."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One instance that runs."""
+class Line(NamedTuple):
+    """One instance that runs. (A tuple: thousands are made a second, whenever the rent changes.)"""
 
     running_at: float
     paid_until: float
@@ -30,8 +30,7 @@ class Line:
     reserved_usd_per_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coming:
+class Coming(NamedTuple):
     """One instance that is asked for, and may begin to run at any moment."""
 
     bound_s: float
@@ -53,8 +52,8 @@ class Purse:
     """`settled_usd` holds what grows all the time up to then."""
     lines: tuple[Line, ...]
     coming: tuple[Coming, ...]
-    _stops_at: float | None = None
-    _reached: tuple[float, float] | None = None
+    _stops_at: float | None = field(default=None, init=False)
+    _reached: tuple[float, float] | None = field(default=None, init=False)
     """(as of, until): the latest answer of `reaches_about`."""
 
     def spent_usd(self, now: float) -> float:
@@ -67,7 +66,14 @@ class Purse:
 
     def with_another(self, coming: Coming) -> Purse:
         """The purse if one more instance were asked for."""
-        return replace(self, coming=(*self.coming, coming), _stops_at=None, _reached=None)
+        return Purse(
+            cap_usd=self.cap_usd,
+            settled_usd=self.settled_usd,
+            rate_usd_per_s=self.rate_usd_per_s,
+            rate_since=self.rate_since,
+            lines=self.lines,
+            coming=(*self.coming, coming),
+        )
 
     def reaches(self, now: float) -> float:
         """Until when all may be held at the reserved prices; before `now` if that is not even now."""

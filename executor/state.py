@@ -257,8 +257,11 @@ class State:
 
     def put(self, trial: TrialState, status: TrialStatus) -> None:
         """Give a trial its status."""
+        if TrialStatus.RUNNING in (trial.status, status):
+            self._running = None
+        if TrialStatus.QUEUED in (trial.status, status):
+            self._queued = None
         trial.status = status
-        self._running = self._queued = None
 
     def rent_changed(self) -> None:
         """Something about an instance, or about what is paid for, is not as it was."""

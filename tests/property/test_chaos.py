@@ -10,7 +10,7 @@ import pytest
 from rubberband.executor import rules
 from tests.property.chaos import Outcome, replay_command, run_seed
 
-MANY, BLOCK = 1_000, 100
+FEW, MANY, BLOCK = 400, 1_000, 100
 
 
 def failures(seeds: Iterable[int], *, check_every: int) -> list[str]:
@@ -19,15 +19,15 @@ def failures(seeds: Iterable[int], *, check_every: int) -> list[str]:
     return [f"{replay_command(seed)}  # {'; '.join(found.wrong)}" for seed, found in outcomes if found.wrong]
 
 
-@pytest.mark.parametrize("first", range(0, MANY, BLOCK))
+@pytest.mark.parametrize("first", range(0, FEW, BLOCK))
 def test_in_any_weather_no_run_costs_more_than_its_cap_or_leaves_anything_behind(first: int) -> None:
     found = failures(range(first, first + BLOCK), check_every=10)
     assert not found, "\n".join(found)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("first", range(MANY, 11 * MANY, MANY))
-def test_ten_thousand_more(first: int) -> None:
+@pytest.mark.parametrize("first", range(0, 10 * MANY, MANY))
+def test_ten_thousand(first: int) -> None:
     found = failures(range(first, first + MANY), check_every=1)
     assert not found, "\n".join(found)
 
@@ -36,7 +36,7 @@ def test_a_seed_is_one_run() -> None:
     def told(outcome: Outcome) -> tuple[object, ...]:
         return outcome.case, outcome.ended, outcome.bill_usd, outcome.num_events, outcome.story
 
-    for seed in range(20):
+    for seed in range(10):
         assert told(run_seed(seed, told=True)) == told(run_seed(seed, told=True))
 
 
@@ -52,7 +52,7 @@ def test_the_weather_brings_everything_that_it_names() -> None:
 
 
 def test_a_controller_that_reserves_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "affordable", lambda job, state: True)
+    monkeypatch.setattr(rules, "affordable", lambda job, state, wanted=1: wanted)
     monkeypatch.setattr(rules, "hold_until", lambda job, state: float("inf"))
     assert any("the provider bills" in line for line in failures(range(60), check_every=1000))
 
