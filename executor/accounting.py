@@ -113,13 +113,14 @@ def _purse(job: Job, state: State, held: Iterable[InstanceRecord]) -> Purse:
         rate_usd_per_s += _function_usd(job, state, use, 1.0) if use.ended_at is None else 0.0
     lines: list[Line] = []
     expected: list[Coming] = []
+    reserved = job.reserved_usd_per_hour / SECONDS_PER_HOUR
     for record in held:
         if record.running_at is None:
             expected.append(coming(job, _bound_s(job, record)))
         else:
             settled_usd += offer.data_usd_per_instance
             if offer.billing == "per_instance":
-                lines.append(_line(job, record, record.running_at))
+                lines.append(_line(job, record, record.running_at, reserved))
     state.settled_usd += sum([instance_cost_usd(record, offer, math.inf) for record in state.just_gone()])
     settled_usd += state.settled_usd
     return Purse(
@@ -137,11 +138,9 @@ def _bound_s(job: Job, record: InstanceRecord) -> float:
     return 0.0 if record.first_lease_s is None else record.first_lease_s + job.release_margin_s / 2.0
 
 
-def _line(job: Job, record: InstanceRecord, running_at: float) -> Line:
+def _line(job: Job, record: InstanceRecord, running_at: float, highest_usd_per_s: float) -> Line:
     price = price_usd_per_s(record, job.offer)
-    reserved = price
-    if record.market == "spot" and (highest := job.reserved_usd_per_hour / SECONDS_PER_HOUR) > price:
-        reserved = highest
+    reserved = highest_usd_per_s if record.market == "spot" and highest_usd_per_s > price else price
     bound_until = running_at + (_bound_s(job, record) if record.ready_at is None else 0.0)
     if record.leased_until is not None:
         bound_until = max(bound_until, record.leased_until + job.release_margin_s / 2.0)

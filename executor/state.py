@@ -246,6 +246,7 @@ class State:
     settled_usd: float = field(default=0.0, init=False, repr=False, compare=False)
     """What instances have cost that are gone, as far as the purse has been told of them."""
     _current: list[InstanceRecord] | None = field(default=None, init=False, repr=False, compare=False)
+    _is_current: bool = field(default=False, init=False, repr=False, compare=False)
     _gone: list[InstanceRecord] = field(default_factory=list, init=False, repr=False, compare=False)
     _live: list[InstanceRecord] | None = field(default=None, init=False, repr=False, compare=False)
     _ready: list[InstanceRecord] | None = field(default=None, init=False, repr=False, compare=False)
@@ -266,6 +267,7 @@ class State:
     def rent_changed(self) -> None:
         """Something about an instance, or about what is paid for, is not as it was."""
         self.purse = self._live = self._ready = self._leaving = None
+        self._is_current = False
 
     def add(self, record: InstanceRecord) -> None:
         """Keep the record of an instance that is asked for."""
@@ -276,9 +278,11 @@ class State:
 
     def current(self) -> list[InstanceRecord]:
         """Instances that are not gone, in the order in which they were asked for."""
-        known = list(self.instances.values()) if self._current is None else self._current
-        self._gone += [record for record in known if record.status in GONE]
-        self._current = [record for record in known if record.status not in GONE]
+        if self._current is None or not self._is_current:
+            known = list(self.instances.values()) if self._current is None else self._current
+            self._gone += [record for record in known if record.status in GONE]
+            self._current = [record for record in known if record.status not in GONE]
+            self._is_current = True
         return self._current
 
     def just_gone(self) -> list[InstanceRecord]:
