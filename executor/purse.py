@@ -111,9 +111,15 @@ class Purse:
         """
         if self._stops_at is not None:
             return self._stops_at
-        surcharge = sum([line.reserved_usd_per_s - line.usd_per_s for line in self.lines])
-        surcharge *= max(margin_s, SHORTEST_REACH_S)
-        found = self._reaches(now, [(line, line.usd_per_s) for line in self.lines], surcharge) - margin_s
+        end_s = max(margin_s, SHORTEST_REACH_S)
+        surcharge = sum([line.reserved_usd_per_s - line.usd_per_s for line in self.lines]) * end_s
+        growing = [(line, line.usd_per_s) for line in self.lines]
+        found = self._reaches(now, growing, surcharge) - margin_s
+        bound = [line for line in self.lines if line.bound_until > now]
+        if bound and found < (paid_until := min([line.bound_until for line in bound]) - margin_s):
+            # These are paid for at the reserved prices already, until then.
+            surcharge -= sum([line.reserved_usd_per_s - line.usd_per_s for line in bound]) * end_s
+            return max(found, min(paid_until, self._reaches(now, growing, surcharge) - margin_s))
         if not self.coming:
             self._stops_at = found
         return found

@@ -122,7 +122,8 @@ def cut_short(job: Job, record: InstanceRecord) -> bool:
 
 def awaits_release(job: Job, state: State) -> bool:
     """Whether another instance could be asked for, were all given back that is released."""
-    if missing(job, state) == 0 or affordable(job, state):
+    lacking = missing(job, state)
+    if lacking == 0 or affordable(job, state, lacking):
         return False
     rest = _if_given_back(job, state)
     return rest is not None and _affordable(job, state, rest, 1)[0] > 0
