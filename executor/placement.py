@@ -7,6 +7,7 @@ Wider gangs go first, and may displace narrower ones, which are then placed anew
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from rubberband.executor.events import Gang, Slot
@@ -25,24 +26,24 @@ def place(
     nodes = _Nodes(instances)
     placement: dict[int, Gang] = {}
     fixed = set(locked)
-    staying, others = [t for t in previous if t in fixed], [t for t in previous if t not in fixed]
-    for trial in [*sorted(staying), *sorted(others)]:
+    for trial in sorted(previous, key=lambda trial: (trial not in fixed, trial)):
         gang = previous[trial]
         if allocation.get(trial) == len(gang) and nodes.can_keep(gang):
-            nodes.take(trial, gang)
+            nodes.take(gang)
             placement[trial] = gang
-    waiting = sorted(set(allocation) - set(placement), key=lambda trial: (-allocation[trial], trial))
+    waiting = [trial for trial in allocation if trial not in placement]
+    waiting.sort(key=lambda trial: (-allocation[trial], trial))
     while waiting:
         trial = waiting.pop(0)
         best = nodes.best_fit(allocation[trial])
         if best is None:
-            displaced = nodes.make_space(allocation[trial], fixed, allocation)
+            displaced = nodes.make_space(allocation[trial], fixed, placement)
             for other in displaced:
-                nodes.free(other, placement.pop(other))
+                nodes.free(placement.pop(other))
             waiting = sorted([*waiting, *displaced], key=lambda t: (-allocation[t], t))
             best = nodes.best_fit(allocation[trial])
         if best is not None:
-            nodes.take(trial, best)
+            nodes.take(best)
             placement[trial] = best
             fixed.add(trial)
     return placement
@@ -55,14 +56,12 @@ def _slot(instance: str, gpu: int) -> Slot:
 
 
 class _Nodes:
-    """Free and taken GPUs of every instance."""
+    """The free GPUs of every instance."""
 
     def __init__(self, instances: Mapping[str, int]) -> None:
         self._gpus = dict(instances)
         self._largest = max(instances.values(), default=0)
         self._free = {instance: set(range(gpus)) for instance, gpus in instances.items()}
-        self._held: dict[str, dict[int, int]] = {instance: {} for instance in instances}
-        """Instance -> trial -> how many of its GPUs the trial has."""
 
     def can_keep(self, gang: Gang) -> bool:
         """Whether every slot of `gang` exists, is free, and the gang is packed as a new one would be."""
@@ -75,16 +74,14 @@ class _Nodes:
         held = {slot.instance for slot in gang}
         return len(held) == 1 or len(gang) == sum(self._gpus[instance] for instance in held)
 
-    def take(self, trial: int, gang: Gang) -> None:
-        free, held = self._free, self._held
+    def take(self, gang: Gang) -> None:
+        free = self._free
         for slot in gang:
             free[slot.instance].remove(slot.gpu)
-            held[slot.instance][trial] = held[slot.instance].get(trial, 0) + 1
 
-    def free(self, trial: int, gang: Gang) -> None:
+    def free(self, gang: Gang) -> None:
         for slot in gang:
             self._free[slot.instance].add(slot.gpu)
-            self._held[slot.instance].pop(trial, None)
 
     def _some(self, instance: str, gpus: int) -> Gang:
         return tuple([_slot(instance, gpu) for gpu in sorted(self._free[instance])[:gpus]])
@@ -101,14 +98,14 @@ class _Nodes:
                 gang += self._some(instance, own)
         return gang if len(gang) == gpus else None
 
-    def make_space(self, gpus: int, fixed: set[int], allocation: Mapping[int, int]) -> list[int]:
+    def make_space(self, gpus: int, fixed: set[int], placement: Mapping[int, Gang]) -> list[int]:
         """The narrower trials to displace so that a gang of `gpus` fits; empty if that cannot be had."""
         by_space = sorted(self._gpus, key=lambda instance: (-len(self._free[instance]), instance))
         displaced: list[int] = []
         missing = gpus
         wide = gpus > self._largest
         for instance in by_space:
-            victims = self._displaceable(instance, self._gpus[instance] if wide else gpus, gpus, fixed, allocation)
+            victims = self._displaceable(instance, self._gpus[instance] if wide else gpus, gpus, fixed, placement)
             if victims is None:
                 continue
             if not wide:
@@ -120,18 +117,18 @@ class _Nodes:
         return []
 
     def _displaceable(
-        self, instance: str, wanted: int, gpus: int, fixed: set[int], allocation: Mapping[int, int]
+        self, instance: str, wanted: int, gpus: int, fixed: set[int], placement: Mapping[int, Gang]
     ) -> list[int] | None:
         """Trials narrower than `gpus` on `instance` whose GPUs, with the free ones, make `wanted`; None if too few."""
         if wanted > self._gpus[instance]:
             return None
-        held = self._held[instance]
+        held = Counter(trial for trial, gang in placement.items() for slot in gang if slot.instance == instance)
         room = len(self._free[instance])
         victims: list[int] = []
         for trial in sorted(held, key=lambda trial: (held[trial], trial)):
             if room >= wanted:
                 break
-            if trial not in fixed and allocation[trial] < gpus:
+            if trial not in fixed and len(placement[trial]) < gpus:
                 victims.append(trial)
                 room += held[trial]
         return victims if room >= wanted else None
