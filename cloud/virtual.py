@@ -238,11 +238,14 @@ class VirtualProvider:
         return self._end(instance, reason)
 
     def _end(self, instance: str, reason: str) -> InstanceStatus:
+        self._stop(instance, reason)
+        return self.status(instance)
+
+    def _stop(self, instance: str, reason: str) -> None:
         machine = self._settled(instance)
         if machine.ended_at == math.inf:
             machine.end(self._clock.now(), reason)
             self._unreached.pop(instance, None)
-        return self.status(instance)
 
     def renew_lease(self, until: float) -> None:
         """Instances that run end themselves at `until`; see `reach` for who hears of it."""
@@ -325,6 +328,6 @@ class VirtualProvider:
     def close(self) -> None:
         """Release everything, and the head."""
         for instance in self._machines:
-            self.release(instance)
+            self._stop(instance, "")
         if self._head_since is not None:
             self._end_head(self._clock.now())

@@ -167,10 +167,10 @@ class Controller:
     def _check_time(self, ticked: bool) -> None:
         if self.state.phase not in (Phase.SCALING, Phase.TRAINING, Phase.PLANNING):
             return
-        for trial in self.state.running():
-            if self.state.now >= trial.due_at:
-                self._commands.append(StopTrial(trial=trial.trial, attempt=trial.attempt))
-                self._fail(trial, "hung", f"no report for {trial.due_at - trial.progress_at:.0f} s")
+        now = self.state.now
+        for trial in [trial for trial in self.state.running() if trial.due_at <= now]:
+            self._commands.append(StopTrial(trial=trial.trial, attempt=trial.attempt))
+            self._fail(trial, "hung", f"no report for {trial.due_at - trial.progress_at:.0f} s")
         if (reason := rules.over_budget(self.job, self.state, ticked)) is not None:
             self._end("budget", reason)
 

@@ -6,7 +6,6 @@ needs no planner, and a resume by a newer version repeats the decisions that wer
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Sequence
 
@@ -94,6 +93,8 @@ def _take_in(
         if orders and any(isinstance(order, LaunchInstance | ReleaseInstance) for order in orders):
             hold_until = min(hold_until, controller.hold_until())
         for observe in observers:
-            with contextlib.suppress(OSError):  # a closed terminal or a full disk must not end what is paid for
+            try:
                 observe(event, controller)
+            except OSError:
+                continue  # a closed terminal or a full disk must not end what is paid for
     return commands, min(hold_until, controller.hold_until())

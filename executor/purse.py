@@ -64,15 +64,15 @@ class Purse:
             spent += line.usd_per_s * (paid_until - line.running_at)
         return spent
 
-    def with_another(self, coming: Coming) -> Purse:
-        """The purse if one more instance were asked for."""
+    def with_more(self, coming: Coming, count: int) -> Purse:
+        """The purse if `count` more instances were asked for."""
         return Purse(
             cap_usd=self.cap_usd,
             settled_usd=self.settled_usd,
             rate_usd_per_s=self.rate_usd_per_s,
             rate_since=self.rate_since,
             lines=self.lines,
-            coming=(*self.coming, coming),
+            coming=(*self.coming, *[coming] * count),
         )
 
     def reaches(self, now: float) -> float:
@@ -107,9 +107,9 @@ class Purse:
     def stops_at(self, now: float, margin_s: float) -> float:
         """Until when all may be held at the prices of purchase, `margin_s` being left for the end at the reserved ones.
 
-        As time passes it does not move, but for what may come.
+        As time passes it does not move, but for what may come: that moves it on, and is not looked at before it counts.
         """
-        if self._stops_at is not None:
+        if self._stops_at is not None and (not self.coming or now < self._stops_at - SHORTEST_REACH_S):
             return self._stops_at
         end_s = max(margin_s, SHORTEST_REACH_S)
         surcharge = sum([line.reserved_usd_per_s - line.usd_per_s for line in self.lines]) * end_s
@@ -120,8 +120,7 @@ class Purse:
             # These are paid for at the reserved prices already, until then.
             surcharge -= sum([line.reserved_usd_per_s - line.usd_per_s for line in bound]) * end_s
             return max(found, min(paid_until, self._reaches(now, growing, surcharge) - margin_s))
-        if not self.coming:
-            self._stops_at = found
+        self._stops_at = found
         return found
 
     def _reaches(self, now: float, lines: Iterable[tuple[Line, float]], set_aside_usd: float) -> float:

@@ -139,14 +139,12 @@ def _if_given_back(job: Job, state: State) -> Purse | None:
 def _affordable(job: Job, state: State, purse: Purse, wanted: int) -> tuple[int, float]:
     """How many more the purse allows, and until when all may be held then."""
     least_until = state.now + job.release_margin_s + max(SHORTEST_HOLD_S, job.offer.init_delay_s)
-    another, reached_at = accounting.coming(job, 0.0), math.inf
-    for count in range(wanted):
-        purse = purse.with_another(another)
-        reaches = purse.reaches(state.now)
-        if reaches < least_until:
+    another = accounting.coming(job, 0.0)
+    for count in range(wanted, 0, -1):
+        reached_at = purse.with_more(another, count).reaches(state.now)
+        if reached_at >= least_until:
             return count, reached_at
-        reached_at = reaches
-    return wanted, reached_at
+    return 0, math.inf
 
 
 def gang_size(job: Job, state: State) -> int:

@@ -258,8 +258,10 @@ class State:
 
     def put(self, trial: TrialState, status: TrialStatus) -> None:
         """Give a trial its status."""
-        if TrialStatus.RUNNING in (trial.status, status):
+        if status is TrialStatus.RUNNING:
             self._running = None
+        elif trial.status is TrialStatus.RUNNING and self._running is not None:
+            self._running = [other for other in self._running if other is not trial]
         if TrialStatus.QUEUED in (trial.status, status):
             self._queued = None
         trial.status = status

@@ -219,7 +219,6 @@ def run_seed(
         wrong.append(str(error) or "an assertion failed")
     if not wrong:
         wrong += _after_the_end(run, finish)
-    run.seen.update(status.reason for status in run.backend.provider.describe() if status.reason)
     if finish is not None:
         run.backend.close()
     job, state = run.case.job, run.controller.state
@@ -241,6 +240,8 @@ def _after_the_end(run: Run, finish: Finish | None) -> list[str]:
     provider, now = run.backend.provider, run.clock.now()
     wrong = []
     for status in provider.describe():
+        if status.reason:
+            run.seen[status.reason] += 1
         if finish is not None and status.state != "terminated":
             wrong.append(f"{status.instance} lives on after the end")
         ends_at = provider.ends_at(status.instance)
