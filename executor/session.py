@@ -31,8 +31,9 @@ from rubberband.executor.virtual import VirtualBackend
 from rubberband.offer import Offer
 from rubberband.resources import Resources
 
-RELEASE_MARGINS_S = {"virtual": 0.0, "local": 3.0, "aws": 30.0}
-"""Provider -> up to how long giving instances back takes, retries included; the budget keeps clear of it."""
+RELEASE_MARGINS_S = {"virtual": 0.0, "local": 3.0, "aws": 60.0}
+"""Provider -> up to how long giving instances back takes, retries included; the budget keeps clear of it. Leases end
+half of it before the budget: a machine on EC2 takes seconds to notice, ten to stop its workers, and more to be off."""
 LEASE_INTERVAL_S = 2.0
 READY_TIMEOUT_S = 180.0
 EC2_LEASE_INTERVAL_S = 5.0

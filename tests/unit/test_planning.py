@@ -84,7 +84,7 @@ def test_on_ec2_the_dearest_type_that_may_stand_in_is_reserved_for() -> None:
     asked["resources"] = {"provider": "aws", "instance_types": ["p3.8xlarge", "p3.16xlarge"]}
     job = plan_job(Experiment(**asked), PROFILE)
     assert job.reserved_usd_per_hour > 20.0
-    assert (job.release_margin_s, job.lease_s) == (30.0, 600.0)
+    assert (job.release_margin_s, job.lease_s) == (60.0, 600.0)
 
 
 def words(asked: Experiment) -> dict[str, Any]:
