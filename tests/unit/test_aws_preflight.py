@@ -15,8 +15,11 @@ from rubberband.cloud.aws.storage_check import check_store, file_system
 from rubberband.cloud.aws_fake import Fault
 from rubberband.cloud.aws_fake.faults import FakeCall, FakeError
 from rubberband.errors import InputError
+from rubberband.files import load_experiment
 from rubberband.offer import Offer
 from tests.unit.aws_account import Account, offer
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
@@ -38,6 +41,11 @@ def test_what_can_be_rented_for_passes_and_rents_nothing(account: Account) -> No
     assert [note for note in notes if "TerminateInstances" not in note and "install: none" not in note] == []
     assert {call.params.get("DryRun") for call in account.fake.calls if call.operation == "RunInstances"} == {True}
     assert account.fake.world.buckets[account.bucket] == {}
+
+
+def test_the_example_can_be_rented_for_in_a_rehearsal(account: Account) -> None:
+    example = load_experiment(EXAMPLES / "digits-aws.yaml", ["resources.aws.install=none"])
+    preflight(example.resources, [offer("g4dn.xlarge")], session=account.session, place=account.place)
 
 
 @pytest.mark.parametrize(
