@@ -12,7 +12,7 @@ from rubberband.cloud.local import instance as guard
 from rubberband.cloud.local import ray_node
 from rubberband.cloud.local.guarding import Guards
 from rubberband.cloud.local.instance import Record
-from rubberband.cloud.local.records import ask_to_end, end, observe
+from rubberband.cloud.local.records import end_all, observe
 from rubberband.errors import ProviderError
 
 _START_S = 60.0
@@ -100,12 +100,7 @@ class RayHead:
         """End the head and let the directory go. Idempotent."""
         with self._mutex:
             self.guards.close()
-            living = [path for path in self._heads.glob("*.json") if guard.load(path).ended_at is None]
-            for path in living:
-                with contextlib.suppress(OSError):  # a full disk; `end` needs none of it
-                    ask_to_end(path, "")
-            for path in living:
-                end(path, "")
+            end_all(self._heads)
             self.guards.wait()
             self._exclusive.close()
 

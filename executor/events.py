@@ -115,6 +115,9 @@ class InstanceReleased(Event):
     """Since when it was billed, if it ran; it may have begun to after it was given up."""
     price_usd_per_hour: float | None = None
     """At purchase; None: that of the offer, or as was told when it ran."""
+    instance_type: str = ""
+    """What was bought, and where; empty: as was told when it ran."""
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

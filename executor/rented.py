@@ -57,6 +57,8 @@ def note(job: Job, state: State, event: InstanceEvent) -> list[Command]:
                 record.running_at = event.running_at
             if record.price_usd_per_hour is None:
                 record.price_usd_per_hour = event.price_usd_per_hour
+            record.instance_type = record.instance_type or event.instance_type
+            record.zone = record.zone or event.zone
     return []
 
 

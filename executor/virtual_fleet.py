@@ -23,11 +23,11 @@ from rubberband.executor.events import (
     InstanceLost,
     InstanceReady,
     InstanceRefused,
-    InstanceReleased,
     InstanceRunning,
     LiveInstance,
 )
 from rubberband.executor.fortune import Fortune, Messages
+from rubberband.executor.statuses import released
 from rubberband.plan import Market
 
 _BEATS = 10
@@ -267,22 +267,15 @@ class VirtualFleet:
         if obeyed_at > now:
             self._agenda.add(obeyed_at, lambda then: self._released(instance, then))
         else:
-            released = self._released(instance, now)
-            self._agenda.add(now, lambda _: released)
+            given_back = self._released(instance, now)
+            self._agenda.add(now, lambda _: given_back)
 
     def _released(self, instance: str, now: float) -> Event:
         try:
             status = self._provider.release(instance)
         except ProviderError:  # it was refused, or never asked for
-            return InstanceReleased(occurred_at=now, instance=instance, ended_at=now)
-        ended_at = now if status.ended_at is None else status.ended_at
-        return InstanceReleased(
-            occurred_at=now,
-            instance=instance,
-            ended_at=ended_at,
-            running_at=status.running_at,
-            price_usd_per_hour=status.price_usd_per_hour,
-        )
+            return released(instance, None, now)
+        return released(instance, status, now)
 
     # A new driver
 

@@ -6,7 +6,6 @@ and `sweep`, see the same as the one that launched. One driver at a time holds a
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +13,9 @@ from typing import Literal
 
 from rubberband.cloud import ray_head
 from rubberband.cloud.cluster import Head
-from rubberband.cloud.local import instance as guard
 from rubberband.cloud.local import ray_node
 from rubberband.cloud.local.instance import Record
-from rubberband.cloud.local.records import ask_to_end, end, observe
+from rubberband.cloud.local.records import end, end_all, observe
 from rubberband.cloud.provider import InstanceState, InstanceStatus
 from rubberband.errors import ProviderError
 from rubberband.plan import Market
@@ -130,12 +128,7 @@ class LocalProvider:
         """End every instance and the head, and let the directory go. Idempotent."""
         with self._mutex:
             self._guards.close()
-            living = [path for path in self._instances.glob("*.json") if guard.load(path).ended_at is None]
-            for path in living:
-                with contextlib.suppress(OSError):  # a full disk; `end` needs none of it
-                    ask_to_end(path, "")
-            for path in living:
-                end(path, "")
+            end_all(self._instances)
             self._head.close()
 
     def _path(self, instance: str) -> Path:

@@ -51,6 +51,16 @@ def end(path: Path, reason: str) -> Record:
         return replace(record, ended_at=time.time(), reason=reason)
 
 
+def end_all(folder: Path) -> None:
+    """Release all whose records lie in `folder`: they are told first, then waited for. Idempotent."""
+    living = [path for path in folder.glob("*.json") if load(path).ended_at is None]
+    for path in living:
+        with contextlib.suppress(OSError):  # a full disk; `end` needs none of it
+            ask_to_end(path, "")
+    for path in living:
+        end(path, "")
+
+
 def _end(path: Path, reason: str) -> Record:
     record = observe(path)
     if record.ended_at is not None:

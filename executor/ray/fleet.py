@@ -20,8 +20,6 @@ from rubberband.executor.events import (
     InstanceLost,
     InstanceReady,
     InstanceRefused,
-    InstanceReleased,
-    InstanceRunning,
     LiveInstance,
 )
 from rubberband.executor.ray.connection import Connection
@@ -29,6 +27,7 @@ from rubberband.executor.ray.crew import Crew, CrewError
 from rubberband.executor.ray.leases import Leases
 from rubberband.executor.ray.mailbox import Mailbox
 from rubberband.executor.ray.warden import Warden
+from rubberband.executor.statuses import released, running
 from rubberband.plan import Market
 
 _log = logging.getLogger(__name__)
@@ -171,18 +170,7 @@ class RayFleet:
             if hold.warden is not None:
                 hold.warden.collect()
         status = self._release_surely(instance)
-        running_at = status.running_at if status else None
-        ended_at = status.ended_at if status else None
-        price_usd_per_hour = status.price_usd_per_hour if status else None
-        self._mailbox.put(
-            lambda at: InstanceReleased(
-                occurred_at=at,
-                instance=instance,
-                ended_at=at if ended_at is None else ended_at,
-                running_at=running_at,
-                price_usd_per_hour=price_usd_per_hour,
-            )
-        )
+        self._mailbox.put(lambda at: released(instance, status, at))
         if hold is not None:
             hold.gone = True
             hold.crew.dismiss()
@@ -292,7 +280,7 @@ class RayFleet:
         running_at, ended_at = status.running_at, status.ended_at
         if running_at is not None and not hold.running:
             hold.running = True
-            self._mailbox.put(lambda at: _running(status, running_at, at))
+            self._mailbox.put(lambda at: running(status, running_at, at))
             if ended_at is None:
                 _thread(lambda: self._assemble(instance, hold), f"assemble-{instance}")
         if status.interrupted_at is not None and ended_at is None:
@@ -379,17 +367,6 @@ class RayFleet:
             self._connection.close()
         finally:
             self._provider.close()
-
-
-def _running(status: InstanceStatus, running_at: float, at: float) -> InstanceRunning:
-    return InstanceRunning(
-        occurred_at=at,
-        instance=status.instance,
-        running_at=running_at,
-        price_usd_per_hour=status.price_usd_per_hour,
-        instance_type=status.instance_type,
-        zone=status.zone,
-    )
 
 
 def _thread(target: Callable[[], None], name: str) -> threading.Thread:

@@ -46,6 +46,8 @@ def test_what_can_be_rented_for_passes_and_rents_nothing(account: Account) -> No
 def test_the_example_can_be_rented_for_in_a_rehearsal(account: Account) -> None:
     example = load_experiment(EXAMPLES / "digits-aws.yaml", ["resources.aws.install=none"])
     preflight(example.resources, [offer("g4dn.xlarge")], session=account.session, place=account.place)
+    (asked,) = {call.params["InstanceType"] for call in account.fake.calls if call.operation == "RunInstances"}
+    assert asked == example.resources.instance_type
 
 
 @pytest.mark.parametrize(
