@@ -94,6 +94,15 @@ def test_the_bill_is_at_the_prices_of_purchase() -> None:
     assert (first.market, first.zone, first.price_usd_per_hour) == ("spot", "us-east-1a", 7.2)
 
 
+def test_what_is_given_back_before_it_was_seen_to_run_is_known_as_it_was_bought() -> None:
+    story = Story(SPOT)
+    story.tell(Started)
+    bought = {"price_usd_per_hour": 7.2, "zone": "us-east-1a", "instance_type": "g5.xlarge"}
+    story.tell(InstanceReleased, instance="i-001", running_at=story.at, ended_at=story.at + 1.0, **bought)
+    first = result(story).instances[0]
+    assert {name: getattr(first, name) for name in bought} == bought
+
+
 def test_prices_come_through_a_resume() -> None:
     story = Story(SPOT)
     story.tell(Started)
