@@ -46,6 +46,31 @@ class ExperimentFolder:
         return self.path / "local"
 
     @property
+    def inbox(self) -> Path:
+        """What the user asks of the driver while it runs: `ID.json` (rubberband.executor.inbox)."""
+        return self.path / "inbox"
+
+    @property
+    def order(self) -> Path:
+        """What the service asked a process to run: the experiment's words, where its code is, and so on, as JSON."""
+        return self.path / "order.json"
+
+    @property
+    def process_lock(self) -> Path:
+        """Locked (flock) for as long as a process that the service started is at work, planning included."""
+        return self.path / "process.lock"
+
+    @property
+    def process_log(self) -> Path:
+        """What that process printed."""
+        return self.path / "process.log"
+
+    @property
+    def ending(self) -> Path:
+        """How that process ended, as JSON: exit code, and the error in one line."""
+        return self.path / "ending.json"
+
+    @property
     def exists(self) -> bool:
         """Whether the experiment was created."""
         return self.journal.exists()

@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from rubberband.commands.estimate_compare import Saved
-    from rubberband.commands.estimate_inputs import Terms
+    from rubberband.estimating import Answer, Terms
     from rubberband.experiment import Experiment
-    from rubberband.plan import Plan
-    from rubberband.planner.assumptions import Assumption
     from rubberband.planner.estimate import Estimate
-    from rubberband.profile import Profile
     from rubberband.views.tables import Table
 
 
@@ -117,7 +114,7 @@ def estimate(
     shows what else could be done, what other deadlines would cost, and what the figures rest on. Exit code 3: no plan
     is within the limits; the nearest one is told.
     """
-    from rubberband.commands.estimate_inputs import Terms
+    from rubberband.estimating import Terms
 
     asked = Asked(
         file=file,
@@ -135,64 +132,41 @@ def estimate(
 
 def show_estimate(asked: Asked, terms_of: Callable[[Experiment], Terms]) -> None:
     """Plan an experiment on the terms that it has, and print the estimate. Raises InfeasibleError without a plan."""
-    from rubberband.commands.estimate_inputs import bases, notes_of, profiles_of, read_plan
+    from rubberband.commands.estimate_inputs import profiles_of, read_plan
+    from rubberband.estimating import answer
     from rubberband.files import load_experiment
-    from rubberband.planner.assumptions import assumptions
 
     experiment = load_experiment(asked.file, asked.overrides)
     profiles = profiles_of(experiment, asked.file)
     given = read_plan(asked.plan) if asked.plan else None
     before = _read_saved(asked.compare_to)
-    full = asked.frontier or asked.output is Output.table or asked.html is not None
-    terms = terms_of(experiment)
-    answer = _estimate(experiment, profiles, terms, asked, given, full)
-    known = assumptions(answer, bases(experiment, answer.case, terms.table))
-    notes = [*notes_of(experiment, answer.case, terms.table), *terms.notes]
-    compared = _compare(answer, before)
+    found = answer(
+        experiment,
+        profiles,
+        terms_of(experiment),
+        now=time.time(),
+        clock=time.perf_counter,
+        policy=asked.policy.value,
+        plan=given,
+        frontier=asked.frontier or asked.output is Output.table or asked.html is not None,
+        seed=asked.seed,
+    )
+    compared = _compare(found.estimate, before)
     if asked.html is not None:
         from rubberband.commands.show import write_text
         from rubberband.views.estimate_html import render_estimate
 
-        write_text(asked.html, render_estimate(answer, *_document(answer, known, notes, compared, asked.compare_to)))
+        write_text(asked.html, render_estimate(found.estimate, *_document(found, compared, asked.compare_to)))
     if asked.output is Output.json:
-        _print_json(answer, known, notes, compared)
+        from rubberband.commands.show import print_json
+
+        print_json(found.to_json() | ({} if compared is None else {"comparison": compared}))
     else:
         from rubberband.views.report_text import print_document
 
-        print_document(*_document(answer, known, notes, compared, asked.compare_to), ("bold", "", "bold green"))
-    if not answer.feasible:
-        raise _infeasible(answer)
-
-
-def _estimate(
-    experiment: Experiment,
-    profiles: Profile | Mapping[str, Profile],
-    terms: Terms,
-    asked: Asked,
-    plan: Plan | None,
-    full: bool,
-) -> Estimate:
-    """With the whole frontier if the estimate is to be `full`: that takes longer than all the rest."""
-    from rubberband.cases import cases
-    from rubberband.commands.estimate_inputs import case_of_plan
-    from rubberband.planner.estimate import estimate as estimate_best
-    from rubberband.planner.estimate import estimate_plan
-
-    found = cases(experiment, profiles, time.time(), table=terms.table, room=terms.room)
-    brackets, name = experiment.brackets(), experiment.name
-    if plan is not None:
-        case = case_of_plan(found, brackets)
-        return estimate_plan(brackets[0], plan, case, name, with_frontier=full, seed=asked.seed)
-    return estimate_best(
-        brackets,
-        found,
-        asked.policy.value,
-        name,
-        clock=time.perf_counter,
-        objective=experiment.constraints.objective,
-        with_frontier=full,
-        seed=asked.seed,
-    )
+        print_document(*_document(found, compared, asked.compare_to), ("bold", "", "bold green"))
+    if not found.estimate.feasible:
+        raise _infeasible(found.estimate)
 
 
 def _infeasible(answer: Estimate) -> Exception:
@@ -224,33 +198,12 @@ def _compare(answer: Estimate, before: Saved | None) -> dict[str, Any] | None:
     return comparison(before, saved(answer.to_json()))
 
 
-def _print_json(
-    answer: Estimate, known: tuple[Assumption, ...], notes: list[str], compared: dict[str, Any] | None
-) -> None:
-    from dataclasses import asdict
-
-    from rubberband.commands.show import print_json
-
-    data: dict[str, Any] = answer.to_json()
-    data["assumptions"] = [asdict(assumption) for assumption in known]
-    data["notes"] = notes
-    if compared is not None:
-        data["comparison"] = compared
-    print_json(data)
-
-
-def _document(
-    answer: Estimate,
-    known: tuple[Assumption, ...],
-    notes: list[str],
-    compared: dict[str, Any] | None,
-    source: Path | None,
-) -> tuple[list[str], list[Table]]:
+def _document(found: Answer, compared: dict[str, Any] | None, source: Path | None) -> tuple[list[str], list[Table]]:
     """Headlines and tables."""
     from rubberband.views.estimate_difference import difference_table
     from rubberband.views.estimate_tables import headlines, tables
 
-    found = tables(answer, known, notes)
+    listed = tables(found.estimate, found.assumptions, list(found.notes))
     if compared is not None:
-        found.insert(0, difference_table(compared, str(source)))
-    return headlines(answer), found
+        listed.insert(0, difference_table(compared, str(source)))
+    return headlines(found.estimate), listed

@@ -1,40 +1,19 @@
-"""What `rubberband estimate` reads besides the experiment file, and where its figures come from."""
+"""What `rubberband estimate` reads besides the experiment file: its profile, and a plan of the user's."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rubberband.cases import Room, batch_notes
-from rubberband.cloud.catalogue import Table, price_source, row_source, spot_source
 from rubberband.errors import InputError, ProfileMissingError
-from rubberband.experiment import Experiment, ProfilesByType
-from rubberband.offer import Offer
-from rubberband.plan import Plan, Stage
-from rubberband.planner.assumptions import Basis, Name
-from rubberband.planner.estimate import Case
+from rubberband.experiment import Experiment
+from rubberband.plan import Plan
 from rubberband.planner.plain import plan_from_json
 from rubberband.profile import Profile
-from rubberband.profile_file import InlineProfile
-from rubberband.resources import Resources
 
 MAX_BYTES = 64 << 20
 """Largest JSON file that is read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What an estimate reckons with besides the file and its profile."""
-
-    table: Table | None = None
-    """Of instance types; None: that of the experiment."""
-    room: Room | None = None
-    """How many instances may be held; None: as many as the file says."""
-    notes: tuple[str, ...] = ()
-    """What is worth knowing of these."""
 
 
 def profiles_of(experiment: Experiment, file: Path) -> Profile | dict[str, Profile]:
@@ -71,91 +50,3 @@ def read_json(path: Path, what: str, remedy: str) -> Any:
         return json.loads(content)
     except (ValueError, RecursionError):
         raise InputError(f"{path} is not a JSON file; {remedy}") from None
-
-
-def case_of_plan(cases: Sequence[Case], brackets: Sequence[Sequence[Stage]]) -> Case:
-    """The instance type that a plan of the user's is for. Raises InputError if that is not clear."""
-    if len(brackets) > 1:
-        raise InputError(
-            f"--plan: a plan file holds one chain of stages and hyperband has {len(brackets)} brackets; "
-            "leave --plan out, or use the scheduler sha or stages"
-        )
-    if len(cases) > 1:
-        names = [case.offer.instance_type for case in cases]
-        raise InputError(
-            f"--plan: a plan is for one instance type and the experiment has {', '.join(names)}; "
-            f"choose one with -s 'resources.instance_types=[{names[0]}]'"
-        )
-    return cases[0]
-
-
-def bases(experiment: Experiment, case: Case, table: Table | None = None) -> dict[Name, Basis]:
-    """Where the inputs of an estimate come from; what is not named is given in the experiment file."""
-    resources, profile, instance_type = experiment.resources, case.profile, case.offer.instance_type
-    by_file = profile.source == "file"
-    profiled: Basis = "measured" if by_file else "given"
-    found: dict[Name, Basis] = {
-        "time per iteration": profiled,
-        "noise scale of the gradients": "measured" if profile.goodput and profile.goodput.points else "given",
-        "start-up of a trial": profiled if by_file or profile.trial_startup_s else "default",
-        "noise of trials": profiled if profile.varies or _tells_noise(experiment, instance_type) else "default",
-        "provisioning of an instance": _delay(resources.provision_delay, profile.provision_delay_s),
-        "initialising of an instance": _delay(resources.init_delay, profile.init_delay_s),
-        "price of an instance": _price(price_source(resources, instance_type, table=table)),
-        "price of a spot instance": _price(spot_source(resources, instance_type, table=table)),
-    }
-    if _asks_head_price(resources, case.offer, table):
-        found["head node"] = "live"
-    if "interruptions_per_hour" not in resources.spot.model_fields_set:
-        found["spot interruptions"] = "default"
-    return found
-
-
-def notes_of(experiment: Experiment, case: Case, table: Table | None = None) -> list[str]:
-    """Where the prices come from, if not from the file, and what is worth knowing of the profile and the batches."""
-    prices = _price_notes(experiment, case.offer, table)
-    return [*prices, *batch_notes(experiment, case.profile.goodput), *(case.fixed or case.profile).notes()]
-
-
-def _price_notes(experiment: Experiment, offer: Offer, table: Table | None) -> list[str]:
-    resources, name = experiment.resources, offer.instance_type
-    source = price_source(resources, name, table=table)
-    notes = []
-    if source == "free of charge":
-        notes.append(f"price: {name} is {source}.")
-    elif source.startswith("AWS"):
-        notes.append(f"price: that of {name} is from {source}.")
-    elif source != "the file":
-        notes.append(f"price: that of {name} is from {source}; check it, or write resources.price_per_hour.")
-    if offer.spot is not None and (spot := spot_source(resources, name, table=table)).startswith("AWS"):
-        notes.append(f"price on spot: that of {name} is from {spot}.")
-    if table is not None and _asks_head_price(resources, offer, table):
-        head = resources.aws.head_instance_type
-        notes.append(f"price of the head: that of {head} is from {row_source(table[head], resources.region)}.")
-    return notes
-
-
-def _asks_head_price(resources: Resources, offer: Offer, table: Table | None) -> bool:
-    """Whether the price of the head is the cloud's, not the file's."""
-    return table is not None and offer.head_price_usd_per_hour != resources.head_price_usd_per_hour
-
-
-def _price(source: str) -> Basis:
-    if source == "the file":
-        return "given"
-    return "live" if source.startswith("AWS") else "default"
-
-
-def _delay(asked: object, measured_s: float | None) -> Basis:
-    if asked is not None:
-        return "given"
-    return "default" if measured_s is None else "measured"
-
-
-def _tells_noise(experiment: Experiment, instance_type: str) -> bool:
-    """Whether the experiment file says that there is no noise."""
-    written: object = experiment.profile
-    if isinstance(written, ProfilesByType):
-        by_type: Mapping[str, object] = written.by_instance_type
-        written = by_type.get(instance_type)
-    return isinstance(written, InlineProfile) and bool({"trial_cv", "iteration_cv"} & written.model_fields_set)

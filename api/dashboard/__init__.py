@@ -1,0 +1,1 @@
+"""The pages for people, rendered here; what they show is what REST tells."""

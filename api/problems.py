@@ -1,0 +1,103 @@
+"""Errors as the service answers them: `application/problem+json` (RFC 9457). One table of what can go wrong.
+
+Every problem has `type` (a URI of this service that explains it), `title`, `status`, `detail` (one line: what, which
+value, which limit, the remedy), and what else a program needs, such as `nearest` of a plan that is infeasible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rubberband.errors import (
+    InfeasibleError,
+    InputError,
+    JournalError,
+    NameTakenError,
+    ProfileMissingError,
+    ProviderError,
+    RubberbandError,
+)
+
+MEDIA_TYPE = "application/problem+json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of problem."""
+
+    slug: str
+    """The last part of its type: `/problems/{slug}`."""
+    status: int
+    title: str
+
+
+MALFORMED = Kind(slug="malformed", status=400, title="The request cannot be read")
+UNAUTHENTICATED = Kind(slug="unauthenticated", status=401, title="A token is needed")
+FORBIDDEN = Kind(slug="forbidden", status=403, title="The token does not allow this")
+FOREIGN_HOST = Kind(slug="foreign-host", status=421, title="This host is not served")
+FOREIGN_ORIGIN = Kind(slug="foreign-origin", status=403, title="The page that asks is not this service's")
+NOT_FOUND = Kind(slug="not-found", status=404, title="There is no such thing")
+METHOD = Kind(slug="method-not-allowed", status=405, title="This cannot be done here")
+TOO_LARGE = Kind(slug="too-large", status=413, title="The body is too large")
+MEDIA = Kind(slug="unsupported-media-type", status=415, title="The body is of a type that is not read here")
+INVALID = Kind(slug="invalid", status=422, title="The input does not fit")
+REFUSED = Kind(slug="not-allowed-here", status=422, title="The operator does not allow this here")
+PROFILE_MISSING = Kind(slug="profile-missing", status=422, title="Planning needs a profile")
+INFEASIBLE = Kind(slug="infeasible", status=422, title="No plan meets the constraints")
+NAME_TAKEN = Kind(slug="name-taken", status=409, title="The name is taken")
+CONFLICT = Kind(slug="conflict", status=409, title="The experiment is not in a state for this")
+KEY_REUSED = Kind(slug="idempotency-key-reused", status=422, title="The Idempotency-Key belongs to another request")
+KEY_BUSY = Kind(slug="idempotency-key-busy", status=409, title="The request with this Idempotency-Key is being served")
+RATE = Kind(slug="too-many-requests", status=429, title="Too many requests")
+PROVIDER = Kind(slug="provider", status=502, title="The cloud did not answer as it should")
+UNAVAILABLE = Kind(slug="unavailable", status=503, title="The service cannot do this now")
+TOO_LONG = Kind(slug="planning-too-long", status=422, title="Planning took too long")
+INTERNAL = Kind(slug="internal", status=500, title="The service failed")
+
+KINDS: tuple[Kind, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Kind))
+
+
+class Problem(Exception):
+    """Raised anywhere below a route; answered as problem+json with the kind's status."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        detail: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        **extensions: Any,
+    ) -> None:
+        super().__init__(detail)
+        self.kind = kind
+        self.detail = " ".join(detail.split())
+        self.headers = dict(headers or {})
+        self.extensions = extensions
+
+    def to_json(self) -> dict[str, Any]:
+        """The body."""
+        kind = self.kind
+        base = {"type": f"/problems/{kind.slug}", "title": kind.title, "status": kind.status, "detail": self.detail}
+        return base | self.extensions
+
+
+def problem_of(error: RubberbandError) -> Problem:
+    """What a person would read on the command line, as a problem."""
+    detail = str(error)
+    match error:
+        case InfeasibleError():
+            nearest = {"jct_s": error.shortest_jct_s, "cost_usd": error.cheapest_usd}
+            return Problem(INFEASIBLE, detail, nearest=nearest)
+        case NameTakenError():
+            return Problem(NAME_TAKEN, detail)
+        case ProfileMissingError():
+            return Problem(PROFILE_MISSING, detail)
+        case InputError():
+            return Problem(INVALID, detail)
+        case ProviderError():
+            return Problem(PROVIDER, detail)
+        case JournalError():
+            return Problem(UNAVAILABLE, detail)
+    return Problem(INTERNAL, detail)

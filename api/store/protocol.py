@@ -1,0 +1,153 @@
+"""What the service asks of its store. One implementation (SQLAlchemy), one test suite on SQLite and on PostgreSQL.
+
+All methods are synchronous and safe to call from several threads. Every write is durable when it returns, and whole or
+not at all. They raise JournalError where the store cannot be reached, read or written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from rubberband.api.store.records import (
+    Entry,
+    ExperimentState,
+    FeedEvent,
+    KeptAnswer,
+    Page,
+    StoredPlan,
+    Submission,
+    Summary,
+    TokenRecord,
+)
+
+
+class Store(Protocol):
+    """The memory of the service."""
+
+    # Experiments
+
+    def add(self, submission: Submission) -> bool:
+        """Remember a new experiment, and tell its state in the feed; False if the name is known already."""
+        ...
+
+    def submission(self, name: str) -> Submission | None:
+        """What is known of an experiment; None if there is none of the name."""
+        ...
+
+    def submissions(
+        self, *, states: Collection[ExperimentState] | None = None, limit: int = 50, after: str | None = None
+    ) -> Page:
+        """Newest first; `after` is the cursor of a page before. Raises InputError for what is no cursor."""
+        ...
+
+    def change(
+        self,
+        name: str,
+        *,
+        at: float,
+        state: ExperimentState | None = None,
+        expected: Collection[ExperimentState] | None = None,
+        reason: str | None = None,
+        summary: Summary | None = None,
+        attempt: int | None = None,
+        words: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Change what is given, and nothing else; False, and nothing is changed, if its state is not among `expected`.
+
+        A change of state is told in the feed (kind `state`, data `{"state", "before", "reason"}`) in the same write.
+        """
+        ...
+
+    # The feed
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Add to the feed, in order, all or none. An (experiment, seq) that is in it already is left out."""
+        ...
+
+    def last_seqs(self, experiments: Collection[str] | None = None) -> Mapping[str, int]:
+        """Experiment -> the last place of its journal that is in the feed; those without any are missing."""
+        ...
+
+    def feed(self, *, after: int = 0, experiment: str | None = None, limit: int = 500) -> Sequence[FeedEvent]:
+        """Events past `after`, in order. One that is not told here is never told later with a smaller id."""
+        ...
+
+    def last_feed_id(self) -> int:
+        """The id of the last event; 0 if there is none."""
+        ...
+
+    # Plans
+
+    def keep_plan(self, plan: StoredPlan) -> None:
+        """Keep a preview (again). Only this write may be lost in a power failure. Old ones are let go in time."""
+        ...
+
+    def plan(self, id: str) -> StoredPlan | None:
+        """A preview; None if there is none."""
+        ...
+
+    # Tokens and sessions of the dashboard
+
+    def add_token(self, record: TokenRecord, secret_hash: str) -> None:
+        """Keep a token."""
+        ...
+
+    def token(self, id: str) -> tuple[TokenRecord, str] | None:
+        """A token and the hash of its secret; None if there is none."""
+        ...
+
+    def tokens(self) -> Sequence[TokenRecord]:
+        """All tokens, revoked ones included, oldest first."""
+        ...
+
+    def revoke_token(self, id: str, *, at: float) -> bool:
+        """Revoke a token and end its sessions; False if there is none."""
+        ...
+
+    def touch_token(self, id: str, *, at: float) -> None:
+        """Note when it was used last."""
+        ...
+
+    def add_session(self, hash: str, *, token: str, expires_at: float) -> None:
+        """A browser has signed in with a token."""
+        ...
+
+    def session(self, hash: str, *, at: float) -> TokenRecord | None:
+        """The token of a browser's session; None if it is over, or its token is."""
+        ...
+
+    def end_session(self, hash: str) -> None:
+        """A browser has signed out. Idempotent."""
+        ...
+
+    # Requests that spend money, sent again
+
+    def claim_key(self, key: str, *, owner: str, request_hash: str, at: float) -> KeptAnswer | str | None:
+        """Take an Idempotency-Key: None if it is free (it is taken now); the answer if it was given already.
+
+        `busy` if a request with it is being served (for less than a minute), `reused` if it belongs to another request.
+        """
+        ...
+
+    def keep_answer(self, key: str, *, owner: str, answer: KeptAnswer, at: float) -> None:
+        """Keep the answer of a request whose key was taken."""
+        ...
+
+    def free_key(self, key: str, *, owner: str) -> None:
+        """Let a key go whose request came to nothing."""
+        ...
+
+    # The store itself
+
+    def check(self) -> None:
+        """Raise JournalError if the store does not answer."""
+        ...
+
+    def prune(self, *, at: float) -> None:
+        """Forget what is old: keys after a day, sessions that are over, plans beyond the newest ten thousand."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it. Idempotent."""
+        ...

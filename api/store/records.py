@@ -1,0 +1,195 @@
+"""The values that the store keeps. All instants are Unix time in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+Scope = Literal["read", "submit", "admin"]
+"""read: see everything and preview plans; submit: start, extend, resume and cancel as well; admin: tokens as well.
+Each includes those before it."""
+SCOPES: tuple[Scope, ...] = ("read", "submit", "admin")
+
+
+class ExperimentState(StrEnum):
+    """Where an experiment stands, as users see it."""
+
+    QUEUED = "queued"
+    """Accepted; it waits until fewer run than may."""
+    STARTING = "starting"
+    """Its process measures a profile or plans; nothing is journalled yet."""
+    RUNNING = "running"
+    INTERRUPTED = "interrupted"
+    """Its process is gone and it is not over: resume it."""
+    DONE = "done"
+    CANCELLED = "cancelled"
+    BUDGET = "budget"
+    """max_cost ended it; extend and resume it."""
+    FAILED = "failed"
+    REFUSED = "refused"
+    """It never began: no plan met the constraints, or something was amiss; nothing was spent but for profiling."""
+    UNREADABLE = "unreadable"
+    """Its journal cannot be read."""
+
+
+OVER: frozenset[ExperimentState] = frozenset(
+    {
+        ExperimentState.DONE,
+        ExperimentState.CANCELLED,
+        ExperimentState.BUDGET,
+        ExperimentState.FAILED,
+        ExperimentState.REFUSED,
+    }
+)
+"""States in which no process is at work and none is expected."""
+ACTIVE: frozenset[ExperimentState] = frozenset(
+    {ExperimentState.QUEUED, ExperimentState.STARTING, ExperimentState.RUNNING}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What a list shows of an experiment; all zero or None before it began."""
+
+    trials: int = 0
+    stages: int = 0
+    stage: int = 0
+    """The current (or last begun) stage."""
+    iterations: int = 0
+    """Done in all, over all trials."""
+    target_iterations: int = 0
+    """To be done in all, over all stages, by the scheduler."""
+    instances: int = 0
+    """Held now."""
+    started_at: float | None = None
+    ended_at: float | None = None
+    jct_s: float = 0.0
+    """From the start to the last SYNC; to now while it runs."""
+    cost_usd: float = 0.0
+    """The bill so far, profiling not included."""
+    planned_jct_s: float | None = None
+    planned_cost_usd: float | None = None
+    forecast_jct_s: float | None = None
+    forecast_cost_usd: float | None = None
+    deadline_s: float | None = None
+    """From the start."""
+    max_cost_usd: float | None = None
+    metric: str = ""
+    mode: Literal["max", "min"] = "max"
+    best_value: float | None = None
+    best_trial: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """An experiment that the service knows: one that was submitted, or that was run in its home by hand."""
+
+    name: str
+    state: ExperimentState
+    created_at: float
+    changed_at: float
+    owner: str = ""
+    """Name of the token that submitted it; empty if it was started by hand, or without tokens."""
+    words: Mapping[str, Any] = field(default_factory=dict)
+    """The experiment in the file's words, deadline made absolute; empty if it was started by hand."""
+    policy: str = "optimal"
+    plan: str | None = None
+    """Id of the plan that it was submitted with."""
+    reason: str = ""
+    """Why it is where it is, in one line: an error, or how it ended."""
+    attempt: int = 0
+    """How often a process was started for it."""
+    summary: Summary = Summary()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedEvent:
+    """One line of the feed: what happened to an experiment."""
+
+    id: int
+    """Its place in the feed: greater than that of every event before it. It is what Last-Event-ID names."""
+    experiment: str
+    seq: int | None
+    """Its place in the experiment's journal; None for what the service itself tells (a change of state)."""
+    kind: str
+    """The journal's kind of event (`TrialReported`, …), or `state`."""
+    occurred_at: float
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What is to be added to the feed: a `FeedEvent` that has no place yet."""
+
+    experiment: str
+    seq: int | None
+    kind: str
+    occurred_at: float
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPlan:
+    """A preview that was made."""
+
+    id: str
+    created_at: float
+    words: Mapping[str, Any]
+    options: Mapping[str, Any]
+    """policy, frontier, seed."""
+    status: int
+    """Of the answer: 200, or 422 where it is infeasible."""
+    body: bytes
+    """The answer, as it was sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRecord:
+    """A token, without its secret."""
+
+    id: str
+    name: str
+    """Whose, or what for."""
+    scope: Scope
+    created_at: float
+    expires_at: float | None = None
+    revoked_at: float | None = None
+    last_used_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """Who asks."""
+
+    token: str
+    """Id of the token; empty where none is required."""
+    name: str
+    scope: Scope
+
+    def may(self, scope: Scope) -> bool:
+        """Whether what needs `scope` is allowed."""
+        return SCOPES.index(self.scope) >= SCOPES.index(scope)
+
+
+NOBODY = Principal(token="", name="", scope="admin")
+"""Who asks where no token is required."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptAnswer:
+    """The answer to a request with an Idempotency-Key."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A page of a list."""
+
+    items: Sequence[Submission]
+    next: str | None
+    """The cursor of the next page; None on the last one."""

@@ -1,0 +1,1 @@
+"""A client of the service, synchronous and asynchronous."""
