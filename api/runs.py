@@ -30,9 +30,18 @@ class Runs:
         """Watch no longer. The experiments go on."""
 
     def submit(
-        self, experiment: Experiment, *, policy: Policy = "optimal", owner: str = "", plan: str | None = None
+        self,
+        experiment: Experiment,
+        *,
+        policy: Policy = "optimal",
+        owner: str = "",
+        plan: str | None = None,
+        request: str = "",
     ) -> Submission:
-        """Accept an experiment; its process starts as soon as fewer run than may. Raises Problem (NAME_TAKEN, …)."""
+        """Accept an experiment; its process starts as soon as fewer run than may. Raises Problem (NAME_TAKEN, …).
+
+        The name being taken by a submission of the same `request` (not empty) is no problem: that one is the answer.
+        """
         raise NotImplementedError
 
     def cancel(self, name: str) -> Submission:

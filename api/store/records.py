@@ -97,6 +97,8 @@ class Submission:
     policy: str = "optimal"
     plan: str | None = None
     """Id of the plan that it was submitted with."""
+    request: str = ""
+    """Id of the request that submitted it, so that one that is sent again after a crash is known; empty without."""
     reason: str = ""
     """Why it is where it is, in one line: an error, or how it ended."""
     attempt: int = 0
