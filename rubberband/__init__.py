@@ -10,6 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rubberband.client.aio import AsyncClient
+    from rubberband.client.client import Client
     from rubberband.errors import (
         CheckpointError,
         EntrypointError,
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
         ProfileMissingError,
         ProviderError,
         RubberbandError,
+        ServiceError,
     )
     from rubberband.executor.result import Result
     from rubberband.executor.training.torch_trial import TorchTrial
@@ -43,7 +46,9 @@ if TYPE_CHECKING:
     from rubberband.tuning import tune
 
 __all__ = [
+    "AsyncClient",
     "CheckpointError",
+    "Client",
     "EntrypointError",
     "Experiment",
     "InfeasibleError",
@@ -54,6 +59,7 @@ __all__ = [
     "ProviderError",
     "Result",
     "RubberbandError",
+    "ServiceError",
     "TorchTrial",
     "Trial",
     "TrialContext",
@@ -81,8 +87,10 @@ __version__: str
 _MODULES = {
     "rubberband.errors": (
         "CheckpointError EntrypointError InfeasibleError InputError JournalError NameTakenError ProfileMissingError "
-        "ProviderError RubberbandError"
+        "ProviderError RubberbandError ServiceError"
     ),
+    "rubberband.client.aio": "AsyncClient",
+    "rubberband.client.client": "Client",
     "rubberband.executor.training.torch_trial": "TorchTrial",
     "rubberband.executor.training.trial": "Trial TrialContext get_checkpoint report",
     "rubberband.executor.result": "Result",

@@ -8,6 +8,7 @@ RubberbandError                 exit 1: something failed while working
 ├── InfeasibleError             exit 3: no plan meets the constraints; carries the nearest one
 ├── Cancelled                   exit 130: the user asked for an end
 ├── ProviderError               the cloud (or this machine as one) refused or broke
+├── ServiceError                the service does not answer, or failed
 ├── CheckpointError             a checkpoint could not be written, or read back whole
 └── JournalError                the journal could not be read or written
 """
@@ -63,6 +64,14 @@ class Cancelled(RubberbandError):
 
 class ProviderError(RubberbandError):
     """The provider refused a request or broke while serving it."""
+
+
+class ServiceError(RubberbandError):
+    """The service does not answer, or failed while it did; `status` is that of its answer, None if there was none."""
+
+    def __init__(self, message: str, *, status: int | None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class CheckpointError(RubberbandError):

@@ -1,0 +1,270 @@
+"""The synchronous client of the service.
+
+with rubberband.Client("http://127.0.0.1:8265") as client:
+    print(client.plan("digits.yaml")["prediction"]["cost_usd"]["mean"])
+    client.submit("digits.yaml")
+    print(client.wait("digits")["summary"]["best_value"])
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+from httpx_sse import SSEError, aconnect_sse
+
+from rubberband.client import calls
+from rubberband.client.calls import Call
+from rubberband.client.problems import raise_for, unreachable
+from rubberband.client.sending import RECONNECT_S, STREAM_TIMEOUT, Address, Place, wait_s
+from rubberband.client.submission import Submittable
+from rubberband.client.words import (
+    OVER,
+    EventView,
+    ExperimentDetail,
+    ExperimentView,
+    ExtensionView,
+    LogLine,
+    LogPage,
+    State,
+)
+from rubberband.errors import ServiceError
+
+Answer = TypeVar("Answer")
+
+
+class AsyncClient:
+    """Asks a service of `rubberband serve` from an event loop; close it, or use it in an `async with`.
+
+    Every method raises what the same mistake raises without a service (InputError, NameTakenError, InfeasibleError, …),
+    and ServiceError where the service does not answer or fails. Calls that may be repeated are, a few times.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        **options: Any,
+    ) -> None:
+        """By default `url` is RUBBERBAND_SERVER, `token` RUBBERBAND_TOKEN; `options` go to httpx.AsyncClient."""
+        self._address = Address.of(url, token)
+        self._http = httpx.AsyncClient(**{**self._address.options(), "transport": transport, **options})
+        self._sleep = sleep
+
+    @property
+    def url(self) -> str:
+        """Of the service."""
+        return self._address.url
+
+    async def plan(
+        self,
+        experiment: Submittable,
+        *,
+        overrides: Sequence[str] = (),
+        policy: str = "optimal",
+        frontier: bool = False,
+        seed: int = 0,
+    ) -> dict[str, Any]:
+        """Predict what an experiment takes and costs (`rubberband.estimate/1`, and the plan's `id`). Spends nothing.
+
+        `experiment` is one, its words, or the path of its file. Raises InfeasibleError, with the nearest limits.
+        """
+        return await self._send(calls.plan(experiment, overrides, policy, frontier, seed))
+
+    async def stored_plan(self, id: str) -> dict[str, Any]:
+        """A plan that was previewed before."""
+        return await self._send(calls.stored_plan(id))
+
+    async def submit(
+        self,
+        experiment: Submittable,
+        *,
+        overrides: Sequence[str] = (),
+        policy: str = "optimal",
+        plan: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> ExperimentView:
+        """Plan an experiment and start it. Sent again with the same key, it is still started once.
+
+        Raises InfeasibleError if no plan meets its constraints, NameTakenError if there is one of its name.
+        """
+        return await self._send(calls.submit(experiment, overrides, policy, plan, idempotency_key))
+
+    async def experiments(self, *states: State) -> AsyncIterator[ExperimentView]:
+        """The experiments (in one of the states, if some are given), newest first."""
+        cursor: str | None = None
+        while True:
+            page = await self._send(calls.experiments(states, 100, cursor))
+            for item in page["items"]:
+                yield item
+            cursor = page["next"]
+            if cursor is None:
+                return
+
+    async def experiment(self, name: str) -> ExperimentDetail:
+        """One experiment: where it stands, its stages, its forecast."""
+        return await self._send(calls.experiment(name))
+
+    async def trials(self, name: str, *, curves: bool = False) -> AsyncIterator[dict[str, Any]]:
+        """Its trials, with their learning `curves` if asked."""
+        cursor: str | None = None
+        while True:
+            page = await self._send(calls.part(name, "trials", {"curves": curves, "limit": 500, "cursor": cursor}))
+            for item in page["items"]:
+                yield item
+            cursor = page["next"]
+            if cursor is None:
+                return
+
+    async def allocations(self, name: str) -> dict[str, Any]:
+        """Its instances, what their GPUs did, and what was planned."""
+        return await self._send(calls.part(name, "allocations"))
+
+    async def costs(self, name: str) -> dict[str, Any]:
+        """Its bill, by stage and instance."""
+        return await self._send(calls.part(name, "costs"))
+
+    async def decisions(self, name: str) -> dict[str, Any]:
+        """What was decided at each SYNC, and how its limits were extended."""
+        return await self._send(calls.part(name, "decisions"))
+
+    async def report(self, name: str) -> dict[str, Any]:
+        """Its result, as `rubberband report -o json` prints it."""
+        return await self._send(calls.part(name, "report"))
+
+    async def logs(
+        self,
+        name: str,
+        *,
+        trial: int | None = None,
+        source: str = "trials",
+        follow: bool = False,
+        every_s: float = 1.0,
+    ) -> AsyncIterator[LogLine]:
+        """What its trials printed (or, with source="process", its process); to `follow` is to wait until it is over."""
+        cursor: str | None = None
+        last_look = False
+        while True:
+            page: LogPage = await self._send(calls.logs(name, source, trial, cursor, 1000))
+            for line in page["lines"]:
+                yield line
+            cursor = page["next"]
+            if page["lines"]:
+                continue
+            if not follow or last_look:
+                return
+            last_look = (await self.experiment(name))["state"] in OVER
+            if not last_look:
+                await self._sleep(every_s)
+
+    async def cancel(self, name: str, *, idempotency_key: str | None = None) -> ExperimentView:
+        """Ask for a clean end: instances are given back, and the best so far is kept."""
+        return await self._send(calls.cancel(name, idempotency_key))
+
+    async def resume(self, name: str, *, idempotency_key: str | None = None) -> ExperimentView:
+        """Go on with what was cut off."""
+        return await self._send(calls.resume(name, idempotency_key))
+
+    async def extend(
+        self,
+        name: str,
+        *,
+        deadline: str | float | None = None,
+        max_cost: float | None = None,
+        dry_run: bool = True,
+        idempotency_key: str | None = None,
+    ) -> ExtensionView:
+        """What a later deadline or a larger budget would change; with dry_run=False it is granted.
+
+        A `deadline` is a duration from the start, as in the experiment's file, or a time with its zone.
+        """
+        return await self._send(calls.extend(name, deadline, max_cost, dry_run, idempotency_key))
+
+    async def prices(self, *types: str, region: str = "us-east-1") -> dict[str, Any]:
+        """What instance types have and cost."""
+        return await self._send(calls.prices(types, region))
+
+    async def events(self, experiment: str | None = None, *, after: int | None = None) -> AsyncIterator[EventView]:
+        """The feed from `after` (None: from its beginning) on, without an end, each event once and in order.
+
+        A connection that is cut is made again, from where it was. Raises ServiceError once that fails for long.
+        """
+        place, failed = Place(after), 0
+        while True:
+            try:
+                async for event in self._stream(experiment, place):
+                    failed = 0
+                    yield event
+                await self._sleep(RECONNECT_S)
+            except (httpx.TransportError, SSEError) as error:
+                failed += 1
+                pause_s = wait_s(Call(method="GET", path="/v1/events"), failed, None)
+                if pause_s is None:
+                    raise unreachable(self.url, error) from None
+                await self._sleep(pause_s)
+
+    async def _stream(self, experiment: str | None, place: Place) -> AsyncIterator[EventView]:
+        params = {} if experiment is None else {"experiment": experiment}
+        async with aconnect_sse(
+            self._http, "GET", "/v1/events", params=params, headers=place.headers(), timeout=STREAM_TIMEOUT
+        ) as source:
+            if not source.response.is_success:
+                await source.response.aread()
+                raise_for(source.response)
+            async for sent in source.aiter_sse():
+                event: EventView = json.loads(sent.data)
+                if place.takes(event):
+                    yield event
+
+    async def wait(self, name: str, *, timeout_s: float | None = None, every_s: float = 1.0) -> ExperimentDetail:
+        """The experiment once nothing but a resume changes it any more. Raises ServiceError after `timeout_s`."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            found = await self.experiment(name)
+            if found["state"] in OVER:
+                return found
+            if until is not None and time.monotonic() >= until:
+                raise ServiceError(f"{name} is still {found['state']} after {timeout_s:g} s; wait longer", status=None)
+            await self._sleep(every_s)
+
+    async def _send(self, call: Call[Answer]) -> Answer:
+        tried = 0
+        while True:
+            tried += 1
+            answer: httpx.Response | None = None
+            try:
+                answer = await self._http.request(
+                    call.method, call.path, params=call.query(), content=call.content, headers=dict(call.headers)
+                )
+                failure: httpx.TransportError | None = None
+            except httpx.TransportError as error:
+                failure = error
+            pause_s = None if answer is not None and answer.is_success else wait_s(call, tried, answer)
+            if pause_s is not None:
+                await self._sleep(pause_s)
+            elif answer is not None:
+                raise_for(answer)
+                return call.parse(answer)
+            else:
+                assert failure is not None, "there is an answer or a failure"
+                raise unreachable(self.url, failure) from None
+
+    async def close(self) -> None:
+        """Let go of the connections. Idempotent."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

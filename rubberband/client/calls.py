@@ -1,0 +1,133 @@
+"""Every call of the service, once, for the synchronous and the asynchronous client alike. No I/O here."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+import httpx
+
+from rubberband.client.submission import Submittable, self_contained
+from rubberband.client.words import ExperimentDetail, ExperimentView, ExtensionView, LogPage
+
+Answer = TypeVar("Answer")
+Params = Mapping[str, str | int | bool | Sequence[str] | None]
+
+
+def _json(response: httpx.Response) -> Any:
+    return response.json()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[Answer]):
+    """A request, and what is made of its answer."""
+
+    method: str
+    path: str
+    params: Params = field(default_factory=dict)
+    content: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    parse: Callable[[httpx.Response], Answer] = _json
+
+    @property
+    def may_be_repeated(self) -> bool:
+        """Whether sending it twice has the effect of once."""
+        return self.method in ("GET", "DELETE") or "Idempotency-Key" in self.headers or self.path == "/v1/plans"
+
+    def query(self) -> httpx.QueryParams:
+        """The parameters that are set, as the URL has them."""
+        pairs: list[tuple[str, str | int | float | bool | None]] = []
+        for name, value in self.params.items():
+            if isinstance(value, bool):
+                pairs.append((name, "true" if value else "false"))
+            elif isinstance(value, str | int):
+                pairs.append((name, str(value)))
+            else:
+                pairs += [(name, item) for item in value or ()]
+        return httpx.QueryParams(pairs)
+
+
+def _path(name: str, what: str = "") -> str:
+    return f"/v1/experiments/{quote(name, safe='')}{what}"
+
+
+def _post(path: str, body: object = None, *, key: str | None = None, params: Params | None = None) -> Call[Any]:
+    content = None if body is None else json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
+    headers = {} if content is None else {"Content-Type": "application/json"}
+    if key is not None:
+        headers["Idempotency-Key"] = key
+    return Call(method="POST", path=path, params=params or {}, content=content, headers=headers)
+
+
+def _key(given: str | None) -> str:
+    return given or str(uuid.uuid4())
+
+
+def plan(
+    experiment: Submittable, overrides: Sequence[str], policy: str, frontier: bool, seed: int
+) -> Call[dict[str, Any]]:
+    """Preview a plan."""
+    words = self_contained(experiment, overrides)
+    return _post("/v1/plans", words, params={"policy": policy, "frontier": frontier, "seed": seed})
+
+
+def submit(
+    experiment: Submittable, overrides: Sequence[str], policy: str, plan: str | None, key: str | None
+) -> Call[ExperimentView]:
+    """Start an experiment."""
+    words = self_contained(experiment, overrides)
+    return _post("/v1/experiments", words, key=_key(key), params={"policy": policy, "plan": plan})
+
+
+def experiments(states: Sequence[str], limit: int, cursor: str | None) -> Call[dict[str, Any]]:
+    """A page of the list."""
+    return Call(method="GET", path="/v1/experiments", params={"state": states, "limit": limit, "cursor": cursor})
+
+
+def experiment(name: str) -> Call[ExperimentDetail]:
+    """One experiment."""
+    return Call(method="GET", path=_path(name))
+
+
+def part(name: str, what: str, params: Params | None = None) -> Call[dict[str, Any]]:
+    """Its trials, allocations, costs, decisions or report."""
+    return Call(method="GET", path=_path(name, f"/{what}"), params=params or {})
+
+
+def logs(name: str, source: str, trial: int | None, cursor: str | None, limit: int) -> Call[LogPage]:
+    """Some lines that were printed."""
+    params: Params = {"source": source, "trial": trial, "cursor": cursor, "limit": limit}
+    return Call(method="GET", path=_path(name, "/logs"), params=params)
+
+
+def cancel(name: str, key: str | None) -> Call[ExperimentView]:
+    """Ask for a clean end."""
+    return _post(_path(name, "/cancel"), key=_key(key))
+
+
+def resume(name: str, key: str | None) -> Call[ExperimentView]:
+    """Go on."""
+    return _post(_path(name, "/resume"), key=_key(key))
+
+
+def extend(
+    name: str, deadline: str | float | None, max_cost: float | None, dry_run: bool, key: str | None
+) -> Call[ExtensionView]:
+    """Look at other limits, or set them."""
+    limits = {"deadline": deadline, "max_cost": max_cost, "dry_run": dry_run}
+    body = {word: value for word, value in limits.items() if value is not None}
+    return _post(_path(name, "/extend"), body, key=None if dry_run else _key(key))
+
+
+def stored_plan(id: str) -> Call[dict[str, Any]]:
+    """A plan that was previewed before."""
+    return Call(method="GET", path=f"/v1/plans/{quote(id, safe='')}")
+
+
+def prices(types: Sequence[str], region: str) -> Call[dict[str, Any]]:
+    """What instance types cost."""
+    return Call(method="GET", path="/v1/prices", params={"type": types, "region": region})
