@@ -26,6 +26,7 @@ from rubberband.yaml_reader import Dumper, YamlError, read_yaml
 __all__ = [
     "default_profile_path",
     "dump_experiment",
+    "experiment_of",
     "experiment_schema",
     "load_experiment",
     "load_profile",
@@ -48,17 +49,32 @@ def load_experiment(path: str | os.PathLike[str], overrides: Sequence[str] = ())
     where = Path(path)
     experiment_words, origins = _document(_read(where), where.name)
     for override in overrides:
-        _override(experiment_words, origins, override)
+        _override(experiment_words, origins, override, "-s")
     _locate(experiment_words, where)
     return _experiment(experiment_words, origins, where.name)
 
 
-def parse_experiment(text: str | bytes, *, source: str = "experiment") -> Experiment:
-    """An experiment from the text of its file; `source` is its name in errors. Raises InputError like the above."""
+def parse_experiment(
+    text: str | bytes, *, source: str = "experiment", overrides: Sequence[str] = (), option: str = "-s"
+) -> Experiment:
+    """An experiment from the text of its file; `source` is its name in errors, and `option` that of `overrides`.
+
+    Nothing else is read: paths in it stay as they are. Raises InputError like the above.
+    """
     experiment_words, origins = _document(
         text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text, source
     )
+    for override in overrides:
+        _override(experiment_words, origins, override, option)
     return _experiment(experiment_words, origins, source)
+
+
+def experiment_of(experiment_words: dict[Any, Any], *, overrides: Sequence[str] = (), option: str = "-s") -> Experiment:
+    """An experiment from its words, as JSON holds them; they are changed by the overrides. Raises InputError."""
+    origins: dict[KeyPath, str] = {}
+    for override in overrides:
+        _override(experiment_words, origins, override, option)
+    return _experiment(experiment_words, origins, "")
 
 
 def dump_experiment(experiment: Experiment) -> str:
@@ -122,27 +138,33 @@ def _experiment(words: dict[Any, Any], origins: dict[KeyPath, str], source: str)
     except WordError as error:
         known = (error.path[:length] for length in range(len(error.path), 0, -1))
         origin = next((origins[path] for path in known if path in origins), source)
-        raise InputError(f"{origin}: {error}") from None
+        raise InputError(f"{origin}: {error}" if origin else str(error)) from None
 
 
-def _override(words: dict[Any, Any], origins: dict[KeyPath, str], override: str) -> None:
+def _override(words: dict[Any, Any], origins: dict[KeyPath, str], override: str, option: str) -> None:
     key_text, equals, value_text = override.partition("=")
     keys = [_key(part) for part in key_text.split(".")]
     if not equals or not re.fullmatch(r"[^\s.=]+(\.[^\s.=]+)*", key_text):
-        raise InputError(f"-s {shown(override)} is not key=value; write it as -s constraints.deadline=30m")
+        raise InputError(f"{option} {shown(override)} is not key=value; write it as {option} constraints.deadline=30m")
     try:
         value, _ = read_yaml(value_text)
     except YamlError as error:
-        raise InputError(f"-s {dotted(tuple(keys))}: {error.reason}") from None
+        raise InputError(f"{option} {dotted(tuple(keys))}: {error.reason}") from None
     target = words
-    for length, key in enumerate(keys[:-1], start=1):
+    for length, part in enumerate(keys[:-1], start=1):
+        key = _spelt(part, target)
         if target.get(key) is None:
             target[key] = {}
         target = target[key]
         if not isinstance(target, dict):
-            raise InputError(f"-s {key_text}: {dotted(tuple(keys[:length]))} is no mapping; override all of it")
-    target[keys[-1]] = value
-    origins[tuple(keys)] = "-s"
+            raise InputError(f"{option} {key_text}: {dotted(tuple(keys[:length]))} is no mapping; override all of it")
+    target[_spelt(keys[-1], target)] = value
+    origins[tuple(keys)] = option
+
+
+def _spelt(key: str | int, target: dict[Any, Any]) -> str | int:
+    """A key as a mapping spells it: JSON has whole numbers as texts."""
+    return str(key) if str(key) in target else key
 
 
 def _key(text: str) -> str | int:
