@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 import rubberband
+from rubberband.api.dashboard import pages
 from rubberband.api.feed import Feed
 from rubberband.api.plans import Plans
 from rubberband.api.problems import MEDIA_TYPE, Problem, problem_of
@@ -33,6 +34,7 @@ def create_app(settings: Settings, *, store: Store) -> FastAPI:
         title="RubberBand", version=rubberband.__version__, docs_url=None, redoc_url=None, lifespan=_lifespan(service)
     )
     app.state.service = service
+    app.include_router(pages.router)
     app.add_exception_handler(Problem, _answer_problem)
     app.add_exception_handler(RubberbandError, _answer_error)
     return app

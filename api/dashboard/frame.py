@@ -1,0 +1,68 @@
+"""The frame of every page: its templates, who is signed in, and the policy by which the browser runs our scripts only.
+
+Templates escape what they are given. Filters write figures as all views do: `duration`, `usd`, `number`, `instant`.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+import rubberband
+from rubberband.api.dashboard import assets
+from rubberband.api.security.access import principal_of
+from rubberband.executor.events import Event
+from rubberband.units import format_instant
+from rubberband.views.words import counted, duration, number, usd
+
+CONTENT_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""Plotly writes styles, nothing writes scripts."""
+
+
+def render(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+    """A page (or a part of one) from one of the templates; `path`, `who` and `now` are given to all of them."""
+    who = principal_of(request)
+    page = _templates.get_template(template).render(
+        {"path": request.url.path, "who": who, "now": time.time(), "version": rubberband.__version__} | values
+    )
+    headers = {"Content-Security-Policy": CONTENT_POLICY, "Cache-Control": "no-store"}
+    return HTMLResponse(page, status, headers)
+
+
+def instant(at: float) -> str:
+    """Unix time as a reader finds it in a title: 2026-11-21T20:00:00Z."""
+    return format_instant(datetime.fromtimestamp(int(at), UTC))
+
+
+def ago(at: float, now: float) -> str:
+    """How long ago it was, by the largest unit."""
+    passed_s = max(now - at, 0.0)
+    for unit, unit_s in (("d", 86400.0), ("h", 3600.0), ("m", 60.0)):
+        if passed_s >= unit_s:
+            return f"{int(passed_s / unit_s)}{unit} ago"
+    return "just now" if passed_s < 10 else f"{int(passed_s)}s ago"
+
+
+def _environment() -> Environment:
+    templates = Environment(
+        loader=PackageLoader("rubberband.api.dashboard"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= {"duration": duration, "usd": usd, "number": number, "instant": instant, "counted": counted}
+    kinds = " ".join(["state", *sorted({kind.__name__ for kind in Event.__subclasses__()})])
+    templates.globals |= {"asset": assets.address, "ago": ago, "kinds": kinds}
+    return templates
+
+
+_templates = _environment()

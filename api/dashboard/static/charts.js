@@ -1,0 +1,52 @@
+// Plotly's figures in the colours of the page: `draw(element, figure)`. The script of plotly is loaded by the page.
+const dark = window.matchMedia("(prefers-color-scheme: dark)");
+const narrow = window.matchMedia("(max-width: 720px)");
+const drawn = new Map();
+
+function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+function themed(layout) {
+  const text = colour("--text");
+  const grid = colour("--line");
+  const small = narrow.matches;
+  const whole = {
+    ...layout,
+    height: (layout.height ?? 360) + (small && layout.showlegend ? 60 : 0),
+    font: { color: text, size: small ? 10 : 12, family: "system-ui, sans-serif" },
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    dragmode: small ? false : (layout.dragmode ?? "zoom"),
+    hoverlabel: { align: "left", bgcolor: colour("--raised"), bordercolor: grid, font: { color: text } },
+  };
+  for (const name of Object.keys(layout).filter((key) => /^[xy]axis/.test(key))) {
+    whole[name] = { ...layout[name], gridcolor: grid, zerolinecolor: grid, automargin: true };
+  }
+  if (layout.updatemenus) {
+    const button = { bgcolor: colour("--sunk"), bordercolor: grid, font: { color: text } };
+    whole.updatemenus = layout.updatemenus.map((menu) => ({ ...menu, ...button, showactive: false }));
+  }
+  return whole;
+}
+
+// Draws, or changes what was drawn; returns a promise.
+export function draw(element, figure) {
+  drawn.set(element, figure);
+  const layout = themed(figure.layout);
+  element.style.height = `${layout.height}px`;
+  return window.Plotly.react(element, figure.data, layout, { responsive: true, displayModeBar: false });
+}
+
+// Forgets a chart whose element leaves the page.
+export function forget(element) {
+  drawn.delete(element);
+  window.Plotly.purge(element);
+}
+
+function drawAgain() {
+  for (const [element, figure] of drawn) draw(element, figure);
+}
+
+dark.addEventListener("change", drawAgain);
+narrow.addEventListener("change", drawAgain);

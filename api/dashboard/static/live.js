@@ -1,0 +1,86 @@
+// What keeps a page up to date: the service's events, and parts of the page that are fetched again.
+
+// Calls `changed(events)` soon after events came, at most once in `pause_ms`; streams resume by themselves.
+export function follow(address, changed, pause_ms = 1000) {
+  const source = new EventSource(address);
+  let waiting = [];
+  let timer = null;
+  const tell = async () => {
+    const events = waiting;
+    waiting = [];
+    try {
+      await changed(events);
+    } finally {
+      timer = waiting.length ? setTimeout(tell, pause_ms) : null;
+    }
+  };
+  const heard = (message) => {
+    waiting.push({ kind: message.type, id: message.lastEventId, data: message.data });
+    timer ??= setTimeout(tell, document.hidden ? pause_ms * 5 : Math.min(pause_ms, 150));
+  };
+  for (const kind of document.body.dataset.kinds.split(" ")) source.addEventListener(kind, heard);
+  return source;
+}
+
+// Puts what the service renders now into `element`. Nodes that are the same stay, and with them focus and selection.
+export async function refresh(element, address) {
+  const answer = await fetch(address, { headers: { Accept: "text/html" } });
+  if (answer.redirected || answer.status === 401) {
+    window.location.reload();
+    return false;
+  }
+  if (!answer.ok) return false;
+  const made = document.createElement("template");
+  made.innerHTML = await answer.text();
+  patch(element, made.content);
+  return true;
+}
+
+// Makes the children of `old` those of `fresh`, changing no more than differs. Elements are known by id or data-key.
+export function patch(old, fresh) {
+  const known = new Map([...old.children].filter(key).map((child) => [key(child), child]));
+  let at = old.firstChild;
+  for (const node of [...fresh.childNodes]) {
+    const same = key(node) ? known.get(key(node)) : at && alike(at, node) ? at : null;
+    if (!same) {
+      old.insertBefore(node, at);
+      continue;
+    }
+    if (same === at) at = at.nextSibling;
+    else old.insertBefore(same, at);
+    update(same, node);
+  }
+  while (at) {
+    const next = at.nextSibling;
+    at.remove();
+    at = next;
+  }
+}
+
+function key(node) {
+  return node.nodeType === Node.ELEMENT_NODE ? node.id || node.dataset.key || "" : "";
+}
+
+function alike(one, other) {
+  return one.nodeType === other.nodeType && one.nodeName === other.nodeName && !key(one);
+}
+
+function update(old, fresh) {
+  if (old.nodeType !== Node.ELEMENT_NODE) {
+    if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
+    return;
+  }
+  if (old.isEqualNode(fresh) || old.hasAttribute("data-keep")) return;
+  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
+  for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  patch(old, fresh);
+}
+
+// Says something to everybody, screen readers included; it goes away by itself.
+export function say(text) {
+  const told = document.getElementById("told");
+  const line = document.createElement("p");
+  line.textContent = text;
+  told.replaceChildren(line);
+  setTimeout(() => line.remove(), 5000);
+}
