@@ -218,6 +218,23 @@ class RestPlanned(Event):
 class CancelRequested(Event):
     """The user wants the experiment to end now."""
 
+    request: str = ""
+    """Its id; what was asked twice by the same one was asked once. Empty: a signal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsChanged(Event):
+    """The user grants more time or money: the limits in force from then on, as in `Job`; None is no limit.
+
+    A limit is only ever raised: one that would be lower stays as it is.
+    """
+
+    request: str
+    """Its id; what was asked twice by the same one was asked once."""
+    deadline_s: float | None
+    """From Started."""
+    max_cost_usd: float | None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick(Event):

@@ -6,10 +6,23 @@ request's id, so that one that is found again after a crash is not taken twice.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+import os
+import re
+import stat
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
+
+from pydantic import TypeAdapter, ValidationError
+
+from rubberband.errors import InputError
+
+_ID = re.compile(r"[A-Za-z0-9-]{1,80}")
+_MOST_BYTES = 10_000
+"""A larger file is no request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +30,7 @@ class DriverRequest:
     """Something that is asked of the driver."""
 
     id: str
-    """Whoever asks twice by the same id asks once. Letters, digits and -."""
+    """Whoever asks twice by the same id asks once. Up to 80 letters, digits and -."""
     kind: Literal["cancel", "extend"]
     asked_at: float
     """Unix time."""
@@ -27,20 +40,157 @@ class DriverRequest:
     """Of `extend`: the new cap, as in `Job.max_cost_usd`; None: as it was."""
 
 
+class Requests(Protocol):
+    """Where a driver finds what is asked of it."""
+
+    def pending(self, done: Collection[str] = ()) -> list[DriverRequest]:
+        """The requests that are not `done`, by when they were asked."""
+        ...
+
+    def discard(self, id: str) -> None:
+        """Let go of a request that is journalled. Idempotent."""
+        ...
+
+
+class NoRequests:
+    """Nobody asks for anything."""
+
+    def pending(self, done: Collection[str] = ()) -> list[DriverRequest]:
+        """None."""
+        return []
+
+    def discard(self, id: str) -> None:
+        """Nothing is there to let go of."""
+
+
+class MemoryInbox:
+    """Requests that live as long as their process: for virtual runs by the thousand."""
+
+    def __init__(self, requests: Sequence[DriverRequest] = ()) -> None:
+        self._requests: dict[str, DriverRequest] = {}
+        for request in requests:
+            self.put(request)
+
+    def put(self, request: DriverRequest) -> None:
+        """Leave a request. Idempotent by its id. Raises InputError if its id is none."""
+        self._requests.setdefault(_checked(request.id), request)
+
+    def pending(self, done: Collection[str] = ()) -> list[DriverRequest]:
+        """The requests that are not `done`, by when they were asked."""
+        return sorted((request for id, request in self._requests.items() if id not in done), key=_order)
+
+    def discard(self, id: str) -> None:
+        """Let go of a request. Idempotent."""
+        self._requests.pop(id, None)
+
+    def withdraw_cancels(self) -> None:
+        """Let go of every request to end."""
+        _withdraw_cancels(self)
+
+
 class Inbox:
-    """The requests to one driver, in a folder."""
+    """The requests to one driver, in a folder, which need not be there."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def put(self, request: DriverRequest) -> None:
-        """Leave a request. Idempotent by its id. Raises InputError if the folder cannot be written."""
-        raise NotImplementedError
+        """Leave a request. Idempotent by its id. Raises InputError if its id is none or it cannot be written."""
+        path = self._path(request.id)
+        if path.exists():
+            return
+        draft = path.with_name(f".{request.id}.{os.getpid()}.new")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            try:
+                _write(draft, _stored.dump_json(request))
+                os.replace(draft, path)
+            finally:
+                draft.unlink(missing_ok=True)
+            _sync(self._folder)
+        except OSError as error:
+            told = error.strerror or str(error)
+            raise InputError(f"{self._folder} cannot be written ({told}); make room or give access") from None
 
     def pending(self, done: Collection[str] = ()) -> list[DriverRequest]:
-        """The requests that are not `done`, by when they were asked. What is no request is left out."""
-        raise NotImplementedError
+        """The requests that are not `done`, by when they were asked. What is no request is left out, and left alone."""
+        ids = [id for id in self._ids() if id not in done]
+        found = [request for id in ids if (request := self._read(id)) is not None]
+        return sorted(found, key=_order)
 
     def discard(self, id: str) -> None:
-        """Let go of a request that is journalled. Idempotent."""
-        raise NotImplementedError
+        """Let go of a request that is journalled. Idempotent; one that cannot be removed is known by the journal."""
+        with suppress(OSError):
+            self._path(id).unlink(missing_ok=True)
+
+    def withdraw_cancels(self) -> None:
+        """Let go of every request to end, since whoever resumes wants to go on. To be called before a resume begins."""
+        _withdraw_cancels(self)
+
+    def _path(self, id: str) -> Path:
+        return self._folder / f"{_checked(id)}.json"
+
+    def _ids(self) -> Iterator[str]:
+        try:
+            names = os.listdir(self._folder)
+        except OSError:
+            return
+        for name in names:
+            id, dot, kind = name.partition(".")
+            if dot and kind == "json" and _ID.fullmatch(id):
+                yield id
+
+    def _read(self, id: str) -> DriverRequest | None:
+        try:
+            written = _stored.validate_json(_read(self._path(id)), strict=True)
+        except (OSError, ValidationError):
+            return None
+        return written if written.id == id and _is_sound(written) else None
+
+
+_stored: TypeAdapter[DriverRequest] = TypeAdapter(DriverRequest)
+
+
+def _is_sound(request: DriverRequest) -> bool:
+    limits = [limit for limit in (request.deadline_s, request.max_cost_usd) if limit is not None]
+    return math.isfinite(request.asked_at) and all(math.isfinite(limit) and limit > 0.0 for limit in limits)
+
+
+def _checked(id: str) -> str:
+    if not _ID.fullmatch(id):
+        raise InputError(f"{id!r} is not the id of a request; use 1 to 80 letters, digits and -")
+    return id
+
+
+def _order(request: DriverRequest) -> tuple[float, str]:
+    return request.asked_at, request.id
+
+
+def _withdraw_cancels(inbox: Requests) -> None:
+    for request in inbox.pending():
+        if request.kind == "cancel":
+            inbox.discard(request.id)
+
+
+def _read(path: Path) -> bytes:
+    """What a plain file holds. Anybody may have put anything there: no link is followed, no pipe waited for."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return b""
+        return file.read(_MOST_BYTES + 1)[:_MOST_BYTES]
+
+
+def _write(path: Path, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
