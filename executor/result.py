@@ -6,10 +6,13 @@ A view of the journal: it can be had at any moment, also while the experiment ru
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from pydantic import TypeAdapter, ValidationError
+
 from rubberband.adaptive import GoodputProfile
+from rubberband.errors import InputError
 from rubberband.executor import rules
 from rubberband.executor.accounting import PaidTime, bill_usd, instance_cost_usd, paid_time, price_usd_per_s
 from rubberband.executor.batch_history import BatchStretch, batch_history
@@ -183,6 +186,23 @@ class Result:
         """The object that `rubberband report NAME -o json` prints."""
         shares = asdict(self.paid) | {"total_gpu_s": self.paid.total_gpu_s, "training_share": self.paid.training_share}
         return {"schema": SCHEMA, **asdict(self), "late": self.late, "paid": shares}
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Result:
+        """The result that `to_json` made this of; what a newer version tells beside is left out.
+
+        Raises InputError if it is none.
+        """
+        known = {field.name: plain[field.name] for field in fields(cls) if field.name in plain}
+        paid = plain.get("paid")
+        if isinstance(paid, Mapping):
+            known["paid"] = {field.name: paid[field.name] for field in fields(PaidTime) if field.name in paid}
+        try:
+            return TypeAdapter(cls).validate_python(known)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise InputError(f"no report of schema {SCHEMA}: {where}: {first['msg']}; use the same version") from None
 
 
 def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> Result:
