@@ -1,5 +1,138 @@
 """The process of an experiment that the service started: `python -m rubberband.hosted HOME NAME`.
 
 It runs or resumes what `order.json` of the experiment's folder says, as `rubberband run` would, and needs no server:
-one that is restarted finds it by its lock.
+one that is restarted finds it by its lock. What it prints is what `rubberband run` prints on stderr. SIGTERM ends the
+experiment cleanly.
 """
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rubberband.errors import Cancelled, RubberbandError
+from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.hosting import Ending, Mark, Order, holding, read_order, write_ending, write_mark
+
+if TYPE_CHECKING:
+    from rubberband.executor.driver import Observer
+    from rubberband.executor.result import Result
+    from rubberband.executor.state import Job
+
+AT_WORK = 75
+"""Exit code: another process is at work on the experiment. Nothing was done."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the order of HOME NAME; the exit code is that of `rubberband run`. A third argument is the lock, inherited."""
+    folder = ExperimentFolder(home=Path(arguments[0]), name=arguments[1])
+    faulthandler.enable()
+    with _lock(folder, arguments[2:]) as lock:
+        if lock is None:
+            _say(f"another process is at work on experiment {folder.name!r}")
+            return AT_WORK
+        try:
+            order = read_order(folder)
+        except RubberbandError as error:
+            return _failed(error)[0]
+        write_mark(lock, Mark(pid=os.getpid(), attempt=order.attempt, started_at=time.time()))
+        exit_code, error_line = _told(folder, order)
+        ending = Ending(attempt=order.attempt, exit_code=exit_code, error=error_line, at=time.time())
+        with suppress(OSError):
+            write_ending(folder, ending)
+        return exit_code
+
+
+@contextmanager
+def _inherited(lock: int) -> Iterator[int]:
+    os.set_inheritable(lock, False)
+    yield lock
+
+
+def _lock(folder: ExperimentFolder, inherited: Sequence[str]) -> AbstractContextManager[int | None]:
+    return _inherited(int(inherited[0])) if inherited else holding(folder)
+
+
+def _told(folder: ExperimentFolder, order: Order) -> tuple[int, str]:
+    """How it ended: the exit code, and what went wrong in one line."""
+    with _cancelled_by_signals():
+        try:
+            result = _run(folder, order)
+        except RubberbandError as error:
+            return _failed(error)
+        except KeyboardInterrupt:
+            return 130, "interrupted"
+        except Exception as error:
+            traceback.print_exc()
+            return 1, f"rubberband failed: {_one_line(error)}; the trace-back is in {folder.process_log}"
+        finally:
+            _ignore_signals()
+    return result.exit_code, result.reason
+
+
+def _run(folder: ExperimentFolder, order: Order) -> Result:
+    from rubberband.executor import session
+    from rubberband.experiment import Experiment
+    from rubberband.tuning import run_experiment
+
+    if order.resume:
+        with session.cancel_on_signals() as cancelled:
+            return session.run(folder, view=_plain_view, cancelled=cancelled)
+    return run_experiment(
+        Experiment(**order.words),
+        folder,
+        search_path=order.code,
+        policy=order.policy,
+        announce=_say,
+        view=_plain_view,
+    )
+
+
+def _plain_view(job: Job, _clock: Callable[[], float], stack: ExitStack) -> Sequence[Observer]:
+    from rubberband.views.live import PlainView
+
+    return [stack.enter_context(PlainView(job, sys.stderr))]
+
+
+@contextmanager
+def _cancelled_by_signals() -> Iterator[None]:
+    """Before the experiment sees to signals itself, nothing is rented yet, and the first one ends it at once."""
+
+    def end(_number: int, _frame: object) -> None:
+        raise Cancelled("cancelled before it began; nothing was spent")
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
+    yield
+
+
+def _ignore_signals() -> None:
+    """All is over but for telling so."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _failed(error: RubberbandError) -> tuple[int, str]:
+    line = _one_line(error)
+    _say(f"error: {line}")
+    return error.exit_code, line
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

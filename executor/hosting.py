@@ -1,0 +1,173 @@
+"""What the service and the process of an experiment leave for one another in its folder. No pipe is between them.
+
+* `order.json`: what the process is to run; written by the service before it starts one.
+* `process.lock`: locked (flock) by the process for all its life, and from before it was started: the service locks it
+  and hands it down. Its text is the mark of the process that held it last.
+* `ending.json`: how that process ended.
+
+Each file carries the number of the attempt that it belongs to.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from rubberband.errors import InputError
+from rubberband.executor.folder import ExperimentFolder
+from rubberband.planner.families import Policy
+
+_GLANCE_S = 2.0
+"""Who looks whether a process is at work holds a shared lock for an instant; the process waits that out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What the process of an experiment is to run."""
+
+    attempt: int
+    resume: bool
+    """Whether to go on with what is journalled; `words` are not looked at then."""
+    words: dict[str, Any]
+    """The experiment in the file's words."""
+    policy: Policy = "optimal"
+    code: tuple[str, ...] = ()
+    """Folders in which the entry point is found."""
+    store: str | None = None
+    """URL of the store of the journal; None: a file in the experiment's folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """The process that holds the lock, or held it last."""
+
+    pid: int
+    attempt: int
+    started_at: float
+    """Unix time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a process ended."""
+
+    attempt: int
+    exit_code: int
+    """The command line's."""
+    error: str
+    """One line; empty if all went well."""
+    at: float
+    """Unix time."""
+
+
+_Note = TypeVar("_Note", Order, Mark, Ending)
+
+
+def write_order(folder: ExperimentFolder, order: Order) -> None:
+    """Leave an order. Only this user may read it: the store's URL may hold a password. Raises InputError."""
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        _write(folder.order, TypeAdapter(Order).dump_json(order))
+    except OSError as error:
+        raise InputError(f"{folder.path} cannot be written ({error.strerror}); make room or give access") from None
+
+
+def read_order(folder: ExperimentFolder) -> Order:
+    """The order. Raises InputError if there is none."""
+    order = _read(folder.order, Order)
+    if order is None:
+        raise InputError(f"{folder.order} is no order of the service; submit the experiment again, or resume it")
+    return order
+
+
+def write_ending(folder: ExperimentFolder, ending: Ending) -> None:
+    """Tell how the process ended. Raises OSError."""
+    _write(folder.ending, TypeAdapter(Ending).dump_json(ending))
+
+
+def read_ending(folder: ExperimentFolder) -> Ending | None:
+    """How the latest process that told ended; None if none told."""
+    return _read(folder.ending, Ending)
+
+
+def read_mark(folder: ExperimentFolder) -> Mark | None:
+    """The process that is at work, or was last; None before the first one."""
+    return _read(folder.process_lock, Mark)
+
+
+def write_mark(lock: int, mark: Mark) -> None:
+    """Sign the lock file, whose descriptor is `lock`."""
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, TypeAdapter(Mark).dump_json(mark), 0)
+
+
+def is_hosted(folder: ExperimentFolder) -> bool:
+    """Whether a process that the service started is at work. Looking is harmless."""
+    try:
+        lock = os.open(folder.process_lock, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not _locked(lock, fcntl.LOCK_SH)
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def holding(folder: ExperimentFolder, wait_s: float = _GLANCE_S) -> Iterator[int | None]:
+    """Hold the lock: gives its descriptor, which a child may inherit, or None if a process is at work.
+
+    Whoever inherited it goes on holding it. Raises InputError if the folder cannot be written.
+    """
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder.process_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise InputError(f"{folder.path} cannot be written ({error.strerror}); make room or give access") from None
+    try:
+        yield lock if _locked(lock, fcntl.LOCK_EX, wait_s) else None
+    finally:
+        os.close(lock)
+
+
+def _locked(lock: int, kind: int, wait_s: float = 0.0) -> bool:
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(lock, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.01)
+        else:
+            return True
+
+
+def _read(path: Path, kind: type[_Note]) -> _Note | None:
+    try:
+        note: _Note = TypeAdapter(kind).validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+    return note
+
+
+def _write(path: Path, data: bytes) -> None:
+    """The file appears whole, or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
