@@ -1,7 +1,8 @@
 """What the service asks of its store. One implementation (SQLAlchemy), one test suite on SQLite and on PostgreSQL.
 
 All methods are synchronous and safe to call from several threads. Every write is durable when it returns, and whole or
-not at all. They raise JournalError where the store cannot be reached, read or written.
+not at all. They raise JournalError where the store cannot be reached, read or written. JSON values come back as JSON
+has them: NaN and infinity as None, tuples as lists.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Store(Protocol):
     ) -> bool:
         """Change what is given, and nothing else; False, and nothing is changed, if its state is not among `expected`.
 
-        A change of state is told in the feed (kind `state`, data `{"state", "before", "reason"}`) in the same write.
+        A change of state is told in the feed (kind `state`, data `{"state", "before", "reason"}`) in the same write; the
+        state that it has already is no change. None leaves a value as it is, and `changed_at` becomes `at`.
         """
         ...
 
@@ -80,7 +82,7 @@ class Store(Protocol):
     # Plans
 
     def keep_plan(self, plan: StoredPlan) -> None:
-        """Keep a preview (again). Only this write may be lost in a power failure. Old ones are let go in time."""
+        """Keep a preview (again). This write may be lost in a power failure. `prune` lets old ones go."""
         ...
 
     def plan(self, id: str) -> StoredPlan | None:
@@ -106,7 +108,7 @@ class Store(Protocol):
         ...
 
     def touch_token(self, id: str, *, at: float) -> None:
-        """Note when it was used last."""
+        """Note when it was used last. This write may be lost in a power failure."""
         ...
 
     def add_session(self, hash: str, *, token: str, expires_at: float) -> None:

@@ -1,0 +1,73 @@
+"""Plans that were previewed, and requests with an Idempotency-Key, in the store: what need not be done again."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import sqlalchemy as sql
+
+from rubberband.api.store.records import KeptAnswer, StoredPlan
+from rubberband.api.store.schema import KEYS, PLANS
+from rubberband.executor.database import Database
+
+KEPT_PLANS = 10_000
+KEY_KEPT_S = 24 * 3600.0
+SERVED_WITHIN_S = 60.0
+"""After that, a request without an answer is taken for one that came to nothing."""
+
+
+class RequestRows:
+    """The part of the store that is about requests sent again."""
+
+    _database: Database
+
+    def keep_plan(self, plan: StoredPlan) -> None:
+        """See `Store.keep_plan`."""
+        row = asdict(plan)
+        insert = self._database.if_absent(PLANS).values(row).on_conflict_do_update(index_elements=["id"], set_=row)
+        with self._database.writing(durable=False) as connection:
+            connection.execute(insert)
+
+    def plan(self, id: str) -> StoredPlan | None:
+        """See `Store.plan`."""
+        with self._database.reading() as connection:
+            row = connection.execute(sql.select(PLANS).where(PLANS.c.id == id)).first()
+        return None if row is None else StoredPlan(**row._mapping)
+
+    def claim_key(self, key: str, *, owner: str, request_hash: str, at: float) -> KeptAnswer | str | None:
+        """See `Store.claim_key`."""
+        claim = {"owner": owner, "key": key, "request_hash": request_hash, "claimed_at": at}
+        with self._database.writing() as connection:
+            connection.execute(sql.delete(KEYS).where(_of(key, owner), KEYS.c.claimed_at <= at - KEY_KEPT_S))
+            insert = self._database.if_absent(KEYS).on_conflict_do_nothing(index_elements=["owner", "key"])
+            if connection.execute(insert.values(claim)).rowcount == 1:
+                return None
+            row = connection.execute(sql.select(KEYS).where(_of(key, owner)).with_for_update()).one()
+            if row.request_hash != request_hash:
+                return "reused"
+            if row.status is not None:
+                return KeptAnswer(status=row.status, headers=row.headers, body=row.body)
+            if row.claimed_at > at - SERVED_WITHIN_S:
+                return "busy"
+            connection.execute(sql.update(KEYS).where(_of(key, owner)).values(claimed_at=at))
+        return None
+
+    def keep_answer(self, key: str, *, owner: str, answer: KeptAnswer, at: float) -> None:
+        """See `Store.keep_answer`."""
+        unanswered = sql.update(KEYS).where(_of(key, owner), KEYS.c.status.is_(None))
+        with self._database.writing() as connection:
+            connection.execute(unanswered.values(claimed_at=at, **asdict(answer)))
+
+    def free_key(self, key: str, *, owner: str) -> None:
+        """See `Store.free_key`."""
+        with self._database.writing() as connection:
+            connection.execute(sql.delete(KEYS).where(_of(key, owner), KEYS.c.status.is_(None)))
+
+    def _prune_requests(self, connection: sql.Connection, at: float) -> None:
+        connection.execute(sql.delete(KEYS).where(KEYS.c.claimed_at <= at - KEY_KEPT_S))
+        old = sql.select(PLANS.c.id).order_by(PLANS.c.created_at.desc(), PLANS.c.id.desc()).offset(KEPT_PLANS)
+        connection.execute(sql.delete(PLANS).where(PLANS.c.id.in_(old)))
+
+
+def _of(key: str, owner: str) -> sql.ColumnElement[bool]:
+    return sql.and_(KEYS.c.owner == owner, KEYS.c.key == key)

@@ -1,0 +1,73 @@
+"""Tokens, and the browsers that signed in with one, in the store. Secrets are here as their hashes only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import sqlalchemy as sql
+
+from rubberband.api.store.records import TokenRecord
+from rubberband.api.store.schema import SESSIONS, TOKENS
+from rubberband.executor.database import Database
+
+
+class TokenRows:
+    """The part of the store that is about who may ask."""
+
+    _database: Database
+
+    def add_token(self, record: TokenRecord, secret_hash: str) -> None:
+        """See `Store.add_token`."""
+        with self._database.writing() as connection:
+            connection.execute(sql.insert(TOKENS).values(asdict(record) | {"secret_hash": secret_hash}))
+
+    def token(self, id: str) -> tuple[TokenRecord, str] | None:
+        """See `Store.token`."""
+        with self._database.reading() as connection:
+            row = connection.execute(sql.select(TOKENS).where(TOKENS.c.id == id)).first()
+        return None if row is None else (_record(row), row.secret_hash)
+
+    def tokens(self) -> Sequence[TokenRecord]:
+        """See `Store.tokens`."""
+        query = sql.select(TOKENS).order_by(TOKENS.c.created_at, TOKENS.c.id)
+        with self._database.reading() as connection:
+            return [_record(row) for row in connection.execute(query)]
+
+    def revoke_token(self, id: str, *, at: float) -> bool:
+        """See `Store.revoke_token`."""
+        revoked = sql.update(TOKENS).where(TOKENS.c.id == id)
+        with self._database.writing() as connection:
+            revoked_at = sql.func.coalesce(TOKENS.c.revoked_at, at)
+            found = connection.execute(revoked.values(revoked_at=revoked_at)).rowcount > 0
+            connection.execute(sql.delete(SESSIONS).where(SESSIONS.c.token == id))
+        return found
+
+    def touch_token(self, id: str, *, at: float) -> None:
+        """See `Store.touch_token`."""
+        with self._database.writing(durable=False) as connection:
+            connection.execute(sql.update(TOKENS).where(TOKENS.c.id == id).values(last_used_at=at))
+
+    def add_session(self, hash: str, *, token: str, expires_at: float) -> None:
+        """See `Store.add_session`."""
+        with self._database.writing() as connection:
+            connection.execute(sql.insert(SESSIONS).values(hash=hash, token=token, expires_at=expires_at))
+
+    def session(self, hash: str, *, at: float) -> TokenRecord | None:
+        """See `Store.session`."""
+        token = TOKENS.c
+        query = sql.select(TOKENS).join(SESSIONS, SESSIONS.c.token == token.id)
+        query = query.where(SESSIONS.c.hash == hash, SESSIONS.c.expires_at > at, token.revoked_at.is_(None))
+        with self._database.reading() as connection:
+            row = connection.execute(query.where(sql.or_(token.expires_at.is_(None), token.expires_at > at))).first()
+        return None if row is None else _record(row)
+
+    def end_session(self, hash: str) -> None:
+        """See `Store.end_session`."""
+        with self._database.writing() as connection:
+            connection.execute(sql.delete(SESSIONS).where(SESSIONS.c.hash == hash))
+
+
+def _record(row: Any) -> TokenRecord:
+    return TokenRecord(**{name: value for name, value in row._mapping.items() if name != "secret_hash"})

@@ -1,0 +1,212 @@
+"""A database by its URL: SQLite or PostgreSQL, one pool of connections per server and process, errors of one line.
+
+What is written is durable, whole or not at all. The password in a URL is never shown. It knows no table.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sql
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from rubberband.errors import InputError, JournalError
+
+EXAMPLES = "sqlite:////folder/file.db or postgresql+psycopg://user:password@host/database"
+_SQLITE_WAIT_S = 30.0
+"""How long a writer waits for the one before it."""
+_POSTGRESQL = {"connect_timeout": 10, "application_name": "rubberband", "tcp_user_timeout": 30_000}
+"""What libpq is told, unless the URL tells it; a server that is gone is noticed in half a minute."""
+_MAKING = 0x52424244
+"""The lock (in PostgreSQL) of whoever makes tables."""
+
+
+class Database:
+    """A handle on the database at a URL. Safe to use from several threads."""
+
+    def __init__(self, url: str | sql.URL, *, what: str, remedy: str) -> None:
+        """`what` is kept there ("the journal of 'x'"), and `remedy` what to do if it cannot be written: for errors.
+
+        Connects to nothing yet. Raises InputError for a URL that cannot be used.
+        """
+        self._url = parse_url(url)
+        self._what, self._remedy = what, remedy
+        self.shown = shown_url(self._url)
+        self.engine: sql.Engine = _acquire(self._url)
+        self._open = True
+        self._one_writer = threading.Lock() if self.is_sqlite else None
+
+    @property
+    def is_sqlite(self) -> bool:
+        """Whether it is a file."""
+        return self.engine.dialect.name == "sqlite"
+
+    @contextmanager
+    def reading(self) -> Iterator[sql.Connection]:
+        """A connection to read by. Raises JournalError if that fails, in the block as well."""
+        try:
+            with self.engine.connect() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            raise JournalError(f"{self._what} cannot be read: {self._told(error)}") from error
+
+    @contextmanager
+    def writing(self, *, durable: bool = True) -> Iterator[sql.Connection]:
+        """A transaction: all of the block, or nothing of it. Raises JournalError if that fails.
+
+        What is not `durable` may be lost in a power failure (and then as a whole).
+        """
+        try:
+            if self._one_writer is None:
+                with self._begin(durable) as connection:
+                    yield connection
+            else:
+                with self._one_writer, self._begin(durable) as connection:
+                    yield connection
+        except SQLAlchemyError as error:
+            raise JournalError(f"{self._what} cannot be written: {self._told(error)}; {self._remedy}") from error
+
+    @contextmanager
+    def _begin(self, durable: bool) -> Iterator[sql.Connection]:
+        with self.engine.connect() as connection:
+            connection = connection.execution_options(rubberband_writes="FULL" if durable else "NORMAL")
+            with connection.begin():
+                if not durable and not self.is_sqlite:
+                    connection.exec_driver_sql("SET LOCAL synchronous_commit TO off")
+                yield connection
+
+    def make(self, metadata: sql.MetaData) -> None:
+        """Make the tables that are not there. Others may do so at the same time. Raises JournalError."""
+        try:
+            if self._has(metadata):
+                return
+            with self.writing() as connection:
+                if not self.is_sqlite:
+                    _require_utf8(connection)
+                    connection.execute(sql.select(sql.func.pg_advisory_xact_lock(_MAKING)))
+                metadata.create_all(connection)
+        except JournalError as error:
+            cause = error.__cause__
+            if not isinstance(cause, SQLAlchemyError):
+                raise
+            raise JournalError(f"{self._what} cannot be opened at {self.shown}: {self._told(cause)}") from cause
+
+    def _has(self, metadata: sql.MetaData) -> bool:
+        with self.reading() as connection:
+            there = set(sql.inspect(connection).get_table_names())
+        return set(metadata.tables) <= there
+
+    def if_absent(self, table: sql.Table) -> sqlite.Insert | postgresql.Insert:
+        """An INSERT that can do nothing, or something else, where the row is there already."""
+        return sqlite.insert(table) if self.is_sqlite else postgresql.insert(table)
+
+    def _told(self, error: SQLAlchemyError) -> str:
+        told = first_line(error)
+        return told if self.is_sqlite else f"{told} (at {self.shown}; see that it runs and lets this user in)"
+
+    def close(self) -> None:
+        """Let go of it. Idempotent."""
+        if self._open:
+            self._open = False
+            _release(self._url, self.engine)
+
+
+def parse_url(url: str | sql.URL) -> sql.URL:
+    """A URL that names its driver. Raises InputError for one of no database that is known here."""
+    try:
+        parsed = sql.make_url(url)
+    except (ArgumentError, ValueError):
+        raise InputError(f"the store's URL cannot be read; write it as {EXAMPLES}") from None
+    if parsed.drivername in ("postgres", "postgresql"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+        raise InputError(f"the store {shown_url(parsed)} is of a kind that is not known; use {EXAMPLES}")
+    return parsed
+
+
+def shown_url(url: str | sql.URL) -> str:
+    """A URL as people may see it: without a password, nor anything else that might be one."""
+    return sql.make_url(url).set(query={}).render_as_string(hide_password=True)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _require_utf8(connection: sql.Connection) -> None:
+    encoding = connection.exec_driver_sql("SHOW server_encoding").scalar()
+    if encoding != "UTF8":
+        raise InputError(
+            f"the database {shown_url(connection.engine.url)} keeps texts as {encoding}; make one that keeps UTF8: "
+            f"createdb --encoding=UTF8 --template=template0 NAME"
+        )
+
+
+_shared: dict[tuple[int, str], tuple[sql.Engine, int]] = {}
+_sharing = threading.Lock()
+
+
+def _acquire(url: sql.URL) -> sql.Engine:
+    """The engine of a server, shared in this process; a SQLite file is opened anew, as it may have been replaced."""
+    if url.get_backend_name() == "sqlite":
+        return _sqlite(url)
+    key = (os.getpid(), url.render_as_string(hide_password=False))
+    with _sharing:
+        engine, users = _shared.get(key, (None, 0))
+        engine = _postgresql(url) if engine is None else engine
+        _shared[key] = (engine, users + 1)
+    return engine
+
+
+def _release(url: sql.URL, engine: sql.Engine) -> None:
+    key = (os.getpid(), url.render_as_string(hide_password=False))
+    with _sharing:
+        kept, users = _shared.pop(key, (engine, 1))
+        if kept is engine and users > 1:
+            _shared[key] = (kept, users - 1)
+            return
+    engine.dispose()
+
+
+def _sqlite(url: sql.URL) -> sql.Engine:
+    engine = sql.create_engine(url, connect_args={"timeout": _SQLITE_WAIT_S})
+    sql.event.listen(engine, "connect", _prepare)
+    sql.event.listen(engine, "begin", _begin_writing)
+    return engine
+
+
+def _prepare(connection: Any, _record: object) -> None:
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.close()
+
+
+def _begin_writing(connection: sql.Connection) -> None:
+    """A writer is the only one from its start, so that what it reads stays true until it writes."""
+    synchronous = connection.get_execution_options().get("rubberband_writes")
+    if synchronous is not None:
+        connection.exec_driver_sql(f"PRAGMA synchronous={synchronous}")
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _postgresql(url: sql.URL) -> sql.Engine:
+    told = {name: value for name, value in _POSTGRESQL.items() if name not in url.query}
+    try:
+        return sql.create_engine(url, pool_pre_ping=True, connect_args=told)
+    except ImportError as error:
+        raise InputError(
+            f"the store {shown_url(url)} needs a driver that is not installed ({error.name}); install it: "
+            f"pip install 'rubberband[postgres]'"
+        ) from None
+    except SQLAlchemyError as error:
+        raise InputError(
+            f"the store {shown_url(url)} cannot be used: {first_line(error)}; write it as {EXAMPLES}"
+        ) from None
