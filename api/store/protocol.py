@@ -56,8 +56,8 @@ class Store(Protocol):
     ) -> bool:
         """Change what is given, and nothing else; False, and nothing is changed, if its state is not among `expected`.
 
-        A change of state is told in the feed (kind `state`, data `{"state", "before", "reason"}`) in the same write; the
-        state that it has already is no change. None leaves a value as it is, and `changed_at` becomes `at`.
+        A change of state is told in the feed (kind `state`, data `{"state", "before", "reason"}`) in the same write;
+        the state that it has already is no change. None leaves a value as it is, and `changed_at` becomes `at`.
         """
         ...
 

@@ -40,7 +40,7 @@ class RequestRows:
         with self._database.writing() as connection:
             connection.execute(sql.delete(KEYS).where(_of(key, owner), KEYS.c.claimed_at <= at - KEY_KEPT_S))
             insert = self._database.if_absent(KEYS).on_conflict_do_nothing(index_elements=["owner", "key"])
-            if connection.execute(insert.values(claim)).rowcount == 1:
+            if connection.execute(insert.values(claim).returning(KEYS.c.key)).first() is not None:
                 return None
             row = connection.execute(sql.select(KEYS).where(_of(key, owner)).with_for_update()).one()
             if row.request_hash != request_hash:

@@ -44,8 +44,8 @@ class SqlStore(SubmissionRows, TokenRows, RequestRows):
             version = connection.execute(sql.select(NUMBERS.c.value).where(NUMBERS.c.name == "version")).scalar_one()
         if version > VERSION:
             raise InputError(
-                f"the store {self._database.shown} was made by a newer version of rubberband (tables of version {version}; "
-                f"known are those up to {VERSION}); install that version, or use another store"
+                f"the store {self._database.shown} was made by a newer version of rubberband (its tables are of "
+                f"version {version}, known are those up to {VERSION}); install that version, or use another store"
             )
 
     def check(self) -> None:

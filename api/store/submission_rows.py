@@ -29,7 +29,7 @@ class SubmissionRows(FeedRows):
         row["summary"] = asdict(submission.summary)
         with self._database.writing() as connection:
             insert = self._database.if_absent(SUBMISSIONS).on_conflict_do_nothing(index_elements=["name"])
-            if connection.execute(insert.values(row)).rowcount == 0:
+            if connection.execute(insert.values(row).returning(_columns.name)).first() is None:
                 return False
             told = _state_entry(submission.name, submission.changed_at, submission.state, None, submission.reason)
             self._extend(connection, [told])

@@ -40,9 +40,9 @@ class TokenRows:
         revoked = sql.update(TOKENS).where(TOKENS.c.id == id)
         with self._database.writing() as connection:
             revoked_at = sql.func.coalesce(TOKENS.c.revoked_at, at)
-            found = connection.execute(revoked.values(revoked_at=revoked_at)).rowcount > 0
+            found = connection.execute(revoked.values(revoked_at=revoked_at).returning(TOKENS.c.id)).first()
             connection.execute(sql.delete(SESSIONS).where(SESSIONS.c.token == id))
-        return found
+        return found is not None
 
     def touch_token(self, id: str, *, at: float) -> None:
         """See `Store.touch_token`."""
