@@ -1,0 +1,300 @@
+"""The clients: what is asked, what is made of the answer, and what happens when there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import rubberband
+from rubberband.client.aio import AsyncClient
+from rubberband.client.client import Client
+from rubberband.client.submission import self_contained
+from rubberband.errors import InfeasibleError, InputError, NameTakenError, ProfileMissingError, ServiceError
+from tests.unit.experiment_words import words
+
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+def answering(handler: Handler, **options: Any) -> Client:
+    waits: list[float] = []
+    client = Client(
+        "http://service", token="rb_a_b", transport=httpx.MockTransport(handler), sleep=waits.append, **options
+    )
+    client.waits = waits  # type: ignore[attr-defined]
+    return client
+
+
+def problem(status: int, slug: str, detail: str = "what is wrong; the remedy", **more: Any) -> httpx.Response:
+    body = {"type": f"/problems/{slug}", "title": "t", "status": status, "detail": detail, **more}
+    return httpx.Response(status, json=body, headers={"Content-Type": "application/problem+json"})
+
+
+def test_a_preview_sends_the_words_and_the_token() -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json={"feasible": True, "id": "p1"})
+
+    with answering(handler) as client:
+        assert client.plan(words(), policy="static", frontier=True)["id"] == "p1"
+    (request,) = seen
+    assert (request.method, request.url.path) == ("POST", "/v1/plans")
+    assert dict(request.url.params) == {"policy": "static", "frontier": "true", "seed": "0"}
+    assert request.headers["Authorization"] == "Bearer rb_a_b"
+    assert json.loads(request.content)["name"] == words()["name"]
+
+
+def test_a_submission_has_a_key_that_stays_the_same_when_it_is_sent_again() -> None:
+    keys: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        keys.append(request.headers["Idempotency-Key"])
+        if len(keys) < 3:
+            raise httpx.ConnectError("refused", request=request)
+        return httpx.Response(201, json={"name": "digits", "state": "queued"})
+
+    with answering(handler) as client:
+        assert client.submit(words())["state"] == "queued"
+        assert len(keys) == 3
+        assert len(set(keys)) == 1
+        client.submit(words())
+    assert keys[-1] != keys[0]
+
+
+def test_what_may_be_repeated_is_tried_again_when_the_service_says_so() -> None:
+    answers = iter(
+        [httpx.Response(429, headers={"Retry-After": "3"}), httpx.Response(503), httpx.Response(200, json={})]
+    )
+    with answering(lambda _: next(answers)) as client:
+        client.experiment("digits")
+        first, second = client.waits  # type: ignore[attr-defined]
+    assert first == 3.0
+    assert 0.0 < second <= 10.0
+
+
+def test_a_preview_of_an_extension_is_not_repeated_blindly_and_a_grant_has_a_key() -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json={})
+
+    with answering(handler) as client:
+        client.extend("digits", deadline="40m")
+        client.extend("digits", max_cost=5, dry_run=False)
+    assert json.loads(seen[0].content) == {"deadline": "40m", "dry_run": True}
+    assert "Idempotency-Key" not in seen[0].headers
+    assert json.loads(seen[1].content) == {"max_cost": 5, "dry_run": False}
+    assert "Idempotency-Key" in seen[1].headers
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "match"),
+    [
+        (problem(409, "name-taken"), NameTakenError, "the remedy"),
+        (problem(422, "invalid"), InputError, "the remedy"),
+        (problem(422, "profile-missing"), ProfileMissingError, "the remedy"),
+        (problem(404, "not-found", "there is no experiment 'x'"), InputError, "no experiment"),
+        (problem(401, "unauthenticated"), InputError, "RUBBERBAND_TOKEN"),
+        (problem(403, "forbidden", "this needs scope submit"), InputError, "scope submit"),
+        (problem(500, "internal", "reference 17"), ServiceError, "answered 500: reference 17"),
+        (httpx.Response(502, text="<html>"), ServiceError, "502"),
+    ],
+)
+def test_problems_are_the_errors_that_the_same_mistake_raises_here(
+    answer: httpx.Response, kind: type[Exception], match: str
+) -> None:
+    with answering(lambda _: answer) as client, pytest.raises(kind, match=match):
+        client.experiment("x")
+
+
+def test_an_infeasible_plan_tells_the_nearest_limits() -> None:
+    answer = problem(422, "infeasible", "no plan", nearest={"jct_s": 90.0, "cost_usd": 2.5})
+    with answering(lambda _: answer) as client, pytest.raises(InfeasibleError, match="no plan") as caught:
+        client.plan(words())
+    assert (caught.value.shortest_jct_s, caught.value.cheapest_usd) == (90.0, 2.5)
+
+
+def test_a_service_that_is_not_there_is_told_in_one_line() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("Connection refused", request=request)
+
+    with answering(handler) as client, pytest.raises(ServiceError, match="http://service does not answer") as caught:
+        client.experiment("digits")
+    assert caught.value.status is None
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "nothing", "http://", "http://[::1"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(InputError, match="no address of a service"):
+        Client(url)
+
+
+def test_the_address_and_the_token_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUBBERBAND_SERVER", "http://there:1234/")
+    monkeypatch.setenv("RUBBERBAND_TOKEN", "rb_c_d")
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json={})
+
+    with Client(transport=httpx.MockTransport(handler)) as client:
+        client.prices("p3.2xlarge", region="eu-west-1")
+    assert str(seen[0].url) == "http://there:1234/v1/prices?type=p3.2xlarge&region=eu-west-1"
+    assert seen[0].headers["Authorization"] == "Bearer rb_c_d"
+
+
+def test_a_name_cannot_leave_its_place_in_the_path() -> None:
+    seen: list[bytes] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request.url.raw_path)
+        return httpx.Response(200, json={})
+
+    with answering(handler) as client:
+        client.experiment("../tokens?x=1")
+    assert seen == [b"/v1/experiments/..%2Ftokens%3Fx%3D1"]
+
+
+def test_pages_follow_one_another() -> None:
+    pages = {None: (["a", "b"], "2"), "2": (["c"], None)}
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        names, following = pages[request.url.params.get("cursor")]
+        assert request.url.params.get_list("state") == ["running", "queued"]
+        return httpx.Response(200, json={"items": [{"name": name} for name in names], "next": following})
+
+    with answering(handler) as client:
+        assert [view["name"] for view in client.experiments("running", "queued")] == ["a", "b", "c"]
+
+
+def event(id: int) -> bytes:
+    data = {"id": id, "experiment": "digits", "seq": id, "kind": "TrialReported", "occurred_at": 0.0, "data": {}}
+    return f"id: {id}\nevent: TrialReported\ndata: {json.dumps(data)}\n\n".encode()
+
+
+class Cut(httpx.SyncByteStream):
+    """Some events, then the connection is lost."""
+
+    def __init__(self, *chunks: bytes) -> None:
+        self._chunks = chunks
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._chunks
+        raise httpx.ReadError("connection lost")
+
+
+def test_a_stream_that_is_cut_goes_on_where_it_was_and_repeats_nothing() -> None:
+    asked: list[str | None] = []
+    streams = [Cut(event(1), event(2)[:9]), Cut(event(1), event(2)), Cut(b": heartbeat\n\n", event(3))]
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(request.headers.get("Last-Event-ID"))
+        return httpx.Response(200, headers={"Content-Type": "text/event-stream"}, stream=streams[len(asked) - 1])
+
+    with answering(handler) as client:
+        events = client.events("digits")
+        assert [next(events)["id"] for _ in range(3)] == [1, 2, 3]
+        events.close()  # type: ignore[attr-defined]
+    assert asked == [None, "1", "2"]
+
+
+def test_a_stream_that_stays_away_is_an_error_in_the_end() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused", request=request)
+
+    with answering(handler) as client, pytest.raises(ServiceError, match="does not answer"):
+        next(client.events())
+
+
+def test_logs_are_followed_until_the_experiment_is_over() -> None:
+    pages = iter([(["one"], "1"), ([], "1"), (["two"], "2"), ([], "2"), (["last"], "3"), ([], "3")])
+    states = iter(["running", "done"])
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/logs"):
+            texts, following = next(pages)
+            return httpx.Response(200, json={"lines": [{"trial": 0, "text": t} for t in texts], "next": following})
+        return httpx.Response(200, json={"state": next(states)})
+
+    with answering(handler) as client:
+        assert [line["text"] for line in client.logs("digits", follow=True)] == ["one", "two", "last"]
+
+
+def test_both_clients_have_the_same_methods() -> None:
+    def surface(kind: type) -> dict[str, list[str]]:
+        methods = {name: member for name, member in vars(kind).items() if not name.startswith("_") and callable(member)}
+        return {name: list(inspect.signature(member).parameters) for name, member in methods.items()}
+
+    assert surface(Client) == surface(AsyncClient)
+
+
+def test_the_asynchronous_client_asks_and_streams() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/events":
+            return httpx.Response(200, headers={"Content-Type": "text/event-stream"}, content=event(7))
+        return httpx.Response(
+            200, json={"name": "digits", "state": "done", "items": [{"name": "digits"}], "next": None}
+        )
+
+    async def story() -> None:
+        async with AsyncClient("http://service", transport=httpx.MockTransport(handler)) as client:
+            assert (await client.wait("digits"))["state"] == "done"
+            assert [view["name"] async for view in client.experiments()] == ["digits"]
+            events = client.events()
+            assert (await anext(events))["id"] == 7
+            await events.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(story())
+
+
+# What is submitted
+
+
+def test_a_profile_in_a_file_is_written_out_with_the_delays_that_it_measured(tmp_path: Path) -> None:
+    profile = {
+        "schema": "rubberband.profile/1",
+        "seconds_per_iteration": {"1": 8.0, "2": 5.0},
+        "trial_cv": 0.1,
+        "init_delay_s": 12.0,
+        "provision_delay_samples_s": [3.0, 5.0],
+        "provision_delay_s": 4.0,
+    }
+    (tmp_path / "p.json").write_text(json.dumps(profile))
+    found = self_contained({**words(), "profile": str(tmp_path / "p.json")})
+    assert found["profile"]["seconds_per_iteration"] == {"1": 8.0, "2": 5.0}
+    assert found["profile"]["trial_cv"] == 0.1
+    assert found["resources"]["init_delay"] == 12.0
+    assert found["resources"]["provision_delay"] == {"samples": [3.0, 5.0]}
+    there = rubberband.Experiment(**found).loaded_profile()
+    here = rubberband.Experiment(**{**words(), "profile": str(tmp_path / "p.json")}).loaded_profile()
+    assert there is not None
+    assert here is not None
+    assert there.seconds_per_iteration == here.seconds_per_iteration
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"resources": {"catalogue": "mine.csv"}}, "a catalogue of its own"),
+        ({"entrypoint": "__main__:Mine"}, "has no name that the service could import"),
+    ],
+)
+def test_what_only_this_machine_has_cannot_be_submitted(change: dict[str, Any], match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        self_contained({**words(), **change})
+
+
+def test_a_missing_profile_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ProfileMissingError, match="there is no profile at"):
+        self_contained({**words(), "profile": str(tmp_path / "none.json")})
