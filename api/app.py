@@ -14,6 +14,7 @@ from rubberband.api.feed import Feed
 from rubberband.api.plans import Plans
 from rubberband.api.problems import MEDIA_TYPE, Problem, problem_of
 from rubberband.api.runs import Runs
+from rubberband.api.security.secured import secure
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.protocol import Store
@@ -37,6 +38,8 @@ def create_app(settings: Settings, *, store: Store) -> FastAPI:
     app.include_router(pages.router)
     app.add_exception_handler(Problem, _answer_problem)
     app.add_exception_handler(RubberbandError, _answer_error)
+    # Last: it is outside of all that was added before, the handler of errors that nobody foresaw included.
+    app.middleware_stack = secure(app.build_middleware_stack(), service)
     return app
 
 

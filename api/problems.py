@@ -40,6 +40,7 @@ FOREIGN_HOST = Kind(slug="foreign-host", status=421, title="This host is not ser
 FOREIGN_ORIGIN = Kind(slug="foreign-origin", status=403, title="The page that asks is not this service's")
 NOT_FOUND = Kind(slug="not-found", status=404, title="There is no such thing")
 METHOD = Kind(slug="method-not-allowed", status=405, title="This cannot be done here")
+TOO_SLOW = Kind(slug="too-slow", status=408, title="The request came too slowly")
 TOO_LARGE = Kind(slug="too-large", status=413, title="The body is too large")
 MEDIA = Kind(slug="unsupported-media-type", status=415, title="The body is of a type that is not read here")
 INVALID = Kind(slug="invalid", status=422, title="The input does not fit")

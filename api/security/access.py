@@ -1,4 +1,8 @@
-"""Which scope a route needs: a dependency that routes declare, and that OpenAPI shows."""
+"""Which scope a route needs: a dependency that routes declare, and that OpenAPI shows.
+
+The middleware (rubberband.api.security.secured) has found out who asks; a route that is reached without it is open only
+where the service needs no token.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +11,29 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from rubberband.api.problems import FORBIDDEN, Problem
+from rubberband.api.problems import FORBIDDEN, UNAUTHENTICATED, Problem
 from rubberband.api.store.records import NOBODY, Principal, Scope
+
+STRANGER = Principal(token="", name="", scope="read")
+"""Who asks where a token is required and there was none: sees only what is public. Compare by identity."""
+SIGN_IN = "this needs a token; send it as `Authorization: Bearer rb_...`, or sign in at /login"
 
 
 def principal_of(request: Request) -> Principal:
-    """Who asks, as the middleware found out."""
-    found: Principal = getattr(request.state, "principal", NOBODY)
-    return found
+    """Who asks, as the middleware found out; STRANGER if that is not known and the service asks for tokens."""
+    found: Principal | None = getattr(request.state, "principal", None)
+    if found is not None:
+        return found
+    service = getattr(request.app.state, "service", None)
+    return STRANGER if service is not None and service.settings.auth else NOBODY
 
 
 def needs(scope: Scope) -> Callable[[Principal], Principal]:
     """A dependency: who asks, if that one may do what needs `scope`; raises Problem otherwise."""
 
     def allowed(principal: Annotated[Principal, Depends(principal_of)]) -> Principal:
+        if principal is STRANGER:
+            raise Problem(UNAUTHENTICATED, SIGN_IN, headers={"WWW-Authenticate": "Bearer"})
         if not principal.may(scope):
             raise Problem(
                 FORBIDDEN, f"this needs the scope {scope}; the token {principal.name!r} has {principal.scope}"

@@ -1,0 +1,97 @@
+"""Who asks: by a token (Authorization: Bearer), or by the cookie of a browser that signed in with one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Literal
+
+from rubberband.api.problems import UNAUTHENTICATED, Problem
+from rubberband.api.security.access import SIGN_IN, STRANGER
+from rubberband.api.security.limits import Buckets, address_key
+from rubberband.api.security.tokens import Bearer, Cookie, Credential, Tokens
+from rubberband.api.store.records import NOBODY, Principal
+
+COOKIE = "rubberband_session"
+_FAILURES_PER_S, _FAILURES_AT_ONCE = 0.5, 20
+"""Wrong tokens from one address; more are not even looked at."""
+
+Way = Literal["bearer", "cookie", "none"]
+
+
+class Doorkeeper:
+    """Finds out who asks, and lets browsers sign in and out."""
+
+    def __init__(self, tokens: Tokens, *, required: bool) -> None:
+        self.tokens, self.required = tokens, required
+        self._failures = Buckets(per_s=_FAILURES_PER_S, burst=_FAILURES_AT_ONCE)
+
+    async def who(self, headers: Mapping[str, str], address: str) -> tuple[Principal, Way]:
+        """Who sent these headers, and how that was told: STRANGER if it was not.
+
+        Raises Problem if a token is wrong (UNAUTHENTICATED) or too many were (RATE).
+        """
+        if not self.required:
+            return NOBODY, "none"
+        authorization = headers.get("authorization")
+        if authorization is not None:
+            principal = await self._known(Bearer(_token_of(authorization)), address)
+            if principal is None:
+                raise _wrong()
+            return principal, "bearer"
+        session = cookie_of(headers.get("cookie", ""))
+        found = None if session is None else await self._known(Cookie(session), address)
+        return (STRANGER, "none") if found is None else (found, "cookie")
+
+    async def sign_in(self, token: str, address: str) -> str | None:
+        """Begin a browser's session: the value of its cookie; None if the token is wrong. Raises Problem (RATE)."""
+        self._require_patience(address)
+        session = await asyncio.to_thread(self.tokens.sign_in, token.strip())
+        if session is None:
+            self._failures.take(address_key(address))
+        return session
+
+    async def sign_out(self, session: str) -> None:
+        """End a browser's session."""
+        await asyncio.to_thread(self.tokens.sign_out, session)
+
+    async def _known(self, credential: Credential, address: str) -> Principal | None:
+        principal = self.tokens.recall(credential)
+        if principal is not None:
+            return principal
+        self._require_patience(address)
+        principal = await asyncio.to_thread(self.tokens.look_up, credential)
+        if principal is None:
+            self._failures.take(address_key(address))
+        return principal
+
+    def _require_patience(self, address: str) -> None:
+        wait_s = self._failures.wait_s(address_key(address))
+        if wait_s:
+            raise self._failures.refuse(wait_s, "too many wrong tokens came from this address")
+
+
+def cookie_of(header: str) -> str | None:
+    """The session in a Cookie header."""
+    for part in header.split(";"):
+        name, _, value = part.strip().partition("=")
+        if name == COOKIE and value:
+            return value
+    return None
+
+
+def stranger_refused() -> Problem:
+    """The answer to who has shown no token."""
+    return Problem(UNAUTHENTICATED, SIGN_IN, headers={"WWW-Authenticate": 'Bearer realm="rubberband"'})
+
+
+def _wrong() -> Problem:
+    challenge = 'Bearer realm="rubberband", error="invalid_token"'
+    detail = "the token is unknown, revoked or expired; make one by `rubberband token create NAME`"
+    return Problem(UNAUTHENTICATED, detail, headers={"WWW-Authenticate": challenge})
+
+
+def _token_of(authorization: str) -> str:
+    """The token in the header; empty, which no token is, where it is of another kind."""
+    scheme, _, token = authorization.strip().partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""

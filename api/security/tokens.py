@@ -1,0 +1,181 @@
+"""Tokens and the dashboard's sessions: made at random, kept as hashes, compared in constant time.
+
+A token reads `rb_ID_SECRET`: found by its id, proved by its secret, of which only the SHA-256 is kept (it has 256
+random bits: nothing slower is needed). What was found is remembered for seconds, so that a revocation by another
+process, such as `rubberband token revoke`, takes effect that soon, and one by this process at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rubberband.api.store.protocol import Store
+from rubberband.api.store.records import Principal, Scope, TokenRecord
+
+SESSION_S = 12 * 3600.0
+"""So long a browser stays signed in."""
+REMEMBERED_S = 5.0
+"""So long another process's revocation may go unnoticed."""
+_TOUCHED_S = 60.0
+"""A use is noted at most this often."""
+_REMEMBERED = 1024
+"""Tokens and sessions that are remembered, most recently asked first."""
+_FORM = re.compile(r"rb_([0-9a-f]{12})_([0-9a-f]{64})", re.ASCII)
+_NO_HASH = hashlib.sha256(b"no token has this").hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Bearer:
+    """A token, as a client sends it."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return "Bearer(...)"
+
+
+@dataclass(frozen=True, slots=True)
+class Cookie:
+    """A browser's session, as it sends it."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return "Cookie(...)"
+
+
+Credential = Bearer | Cookie
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    record: TokenRecord
+    secret_hash: str
+    """Of a token; empty for a session, which is found by its hash."""
+    read_at: float
+
+
+class Tokens:
+    """The tokens of one store. Safe to call from several threads; all but `recall` may wait for the store."""
+
+    def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
+        self._store, self._clock = store, clock
+        self._found: OrderedDict[str, _Found] = OrderedDict()
+        self._lock = threading.Lock()
+        self._ended = 0
+        """How often something was ended; what was read before is not remembered after."""
+
+    def create(self, name: str, scope: Scope, *, lasts_s: float | None = None) -> tuple[TokenRecord, str]:
+        """A new token: what is kept of it, and the token itself, which cannot be shown again."""
+        now, id, secret = self._clock(), secrets.token_hex(6), secrets.token_hex(32)
+        expires_at = None if lasts_s is None else now + lasts_s
+        record = TokenRecord(id=id, name=name, scope=scope, created_at=now, expires_at=expires_at)
+        self._store.add_token(record, _hash(secret))
+        return record, f"rb_{id}_{secret}"
+
+    def records(self) -> Sequence[TokenRecord]:
+        """All tokens, oldest first."""
+        return self._store.tokens()
+
+    def revoke(self, id: str) -> bool:
+        """End a token and its sessions; False if there is none of the id."""
+        revoked = self._store.revoke_token(id, at=self._clock())
+        with self._lock:
+            self._ended += 1
+            for key in [key for key, found in self._found.items() if found.record.id == id]:
+                del self._found[key]
+        return revoked
+
+    def recall(self, credential: Credential) -> Principal | None:
+        """Who shows this, if that was found out a moment ago; None says nothing."""
+        now = self._clock()
+        key, secret = _parts(credential)
+        with self._lock:
+            found = self._found.get(key)
+            if found is None or not 0 <= now - found.read_at < REMEMBERED_S:
+                return None
+            self._found.move_to_end(key)
+        return _principal(found, secret, now)
+
+    def look_up(self, credential: Credential) -> Principal | None:
+        """Who shows this; None if nobody may by it. Raises JournalError if the store cannot be read."""
+        now, ended = self._clock(), self._ended
+        key, secret = _parts(credential)
+        found = self._read_token(key, now) if isinstance(credential, Bearer) else self._read_session(key, now)
+        principal = _principal(found, secret, now)
+        if found is not None and principal is not None:
+            self._remember(key, found, ended)
+            self._note_use(found.record, now)
+        return principal
+
+    def sign_in(self, token: str) -> str | None:
+        """Begin a browser's session: the value of its cookie; None if the token is not good."""
+        principal = self.look_up(Bearer(token))
+        if principal is None:
+            return None
+        session = secrets.token_urlsafe(32)
+        self._store.add_session(_hash(session), token=principal.token, expires_at=self._clock() + SESSION_S)
+        return session
+
+    def sign_out(self, session: str) -> None:
+        """End a browser's session. Idempotent."""
+        key = _hash(session)
+        self._store.end_session(key)
+        with self._lock:
+            self._ended += 1
+            self._found.pop(key, None)
+
+    def _read_token(self, id: str, now: float) -> _Found | None:
+        kept = self._store.token(id) if id else None
+        return None if kept is None else _Found(record=kept[0], secret_hash=kept[1], read_at=now)
+
+    def _read_session(self, hash: str, now: float) -> _Found | None:
+        record = self._store.session(hash, at=now)
+        return None if record is None else _Found(record=record, secret_hash="", read_at=now)
+
+    def _remember(self, key: str, found: _Found, ended: int) -> None:
+        with self._lock:
+            if ended != self._ended:
+                return
+            self._found[key] = found
+            self._found.move_to_end(key)
+            while len(self._found) > _REMEMBERED:
+                self._found.popitem(last=False)
+
+    def _note_use(self, record: TokenRecord, now: float) -> None:
+        if record.last_used_at is None or now - record.last_used_at >= _TOUCHED_S:
+            self._store.touch_token(record.id, at=now)
+
+
+def _parts(credential: Credential) -> tuple[str, str | None]:
+    """By what it is found (empty: by nothing), and the secret that proves it (a session's hash is proof)."""
+    if isinstance(credential, Cookie):
+        return _hash(credential.text), None
+    match = _FORM.fullmatch(credential.text)
+    return (match[1], match[2]) if match else ("", credential.text)
+
+
+def _principal(found: _Found | None, secret: str | None, now: float) -> Principal | None:
+    """Who that is. A token that is unknown takes as long to refuse as one whose secret is wrong."""
+    if secret is not None and not hmac.compare_digest(_hash(secret), found.secret_hash if found else _NO_HASH):
+        return None
+    if found is None or not is_live(found.record, at=now):
+        return None
+    return Principal(token=found.record.id, name=found.record.name, scope=found.record.scope)
+
+
+def is_live(record: TokenRecord, *, at: float) -> bool:
+    """Whether it opens anything at that time."""
+    return record.revoked_at is None and (record.expires_at is None or at < record.expires_at)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
