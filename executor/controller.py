@@ -16,6 +16,7 @@ from rubberband.executor.events import (
     Event,
     FailureKind,
     Finish,
+    LimitsChanged,
     Outcome,
     RestPlanned,
     Started,
@@ -29,6 +30,7 @@ from rubberband.executor.ranking import rank
 from rubberband.executor.recovery import sort_out
 from rubberband.executor.rented import INSTANCE_EVENTS
 from rubberband.executor.state import (
+    Granted,
     InstanceStatus,
     Job,
     Phase,
@@ -43,7 +45,7 @@ PAUSE_S = 30.0
 
 
 class Controller:
-    """The state machine of one experiment. Only `handle` changes `state`."""
+    """The state machine of one experiment. Only `handle` changes `state`, and `job` where more is granted."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -63,10 +65,15 @@ class Controller:
         self._commands = []
         if isinstance(event, Tick):
             self._forgive_a_pause(event.occurred_at)
+        elif isinstance(event, LimitsChanged | CancelRequested):
+            if not self._is_news(event.request):
+                return []
+            if isinstance(event, LimitsChanged):
+                return self._grant(event)
         nothing_due = self._is_wake_known and (self._wake_at is None or event.occurred_at < self._wake_at)
         self._is_wake_known = False
         self.state.now = max(self.state.now, event.occurred_at)
-        if self.state.phase is Phase.FINISHED and not (isinstance(event, DriverResumed) and self._can_go_on()):
+        if self.state.phase is Phase.FINISHED and (self.is_over or not isinstance(event, DriverResumed)):
             return [self._finish()] if isinstance(event, DriverResumed) else []
         self._note(event)
         if not nothing_due or self.state.purse is None:
@@ -87,7 +94,34 @@ class Controller:
     @property
     def is_over(self) -> bool:
         """Whether it has ended, and no resume goes on with it."""
-        return self.state.phase is Phase.FINISHED and not self._can_go_on()
+        return self.state.phase is Phase.FINISHED and not rules.can_go_on(self.job, self.state)
+
+    # What was asked
+
+    def _is_news(self, request: str) -> bool:
+        """Whether it is asked for the first time; a signal, which has no id, always is."""
+        is_news = request not in self.state.requests
+        if request:
+            self.state.requests.add(request)
+        return is_news
+
+    def _grant(self, event: LimitsChanged) -> list[Command]:
+        """Orders follow with the next event only: at a resume, this comes before it is known what is still held."""
+        before, self.job = self.job, rules.granted(self.job, event)
+        if self.job == before:
+            return []
+        self.state.granted.append(
+            Granted(
+                at=event.occurred_at,
+                deadline_before_s=before.deadline_s,
+                deadline_s=self.job.deadline_s,
+                max_cost_before_usd=before.max_cost_usd,
+                max_cost_usd=self.job.max_cost_usd,
+            )
+        )
+        self.state.rent_changed()
+        self._is_wake_known = False
+        return []
 
     # What happened
 
@@ -137,16 +171,17 @@ class Controller:
         self._reopen()
 
     def _reopen(self) -> None:
-        """Go on after a resume, also where the user had cancelled, or no instance was to be had."""
+        """Go on after a resume, also where the user had cancelled, no instance was to be had, or a cap was raised."""
         state = self.state
         state.launches_left = self.job.launch_attempts
         state.relaunch_at = 0.0
         if state.phase is Phase.NEW:
             state.started_at = state.now
             self._begin_stage(0, tuple(range(len(state.trials))))
-        elif self._can_go_on():
+        elif rules.can_go_on(self.job, state):
             state.paused_s += state.now - (state.now if state.ended_at is None else state.ended_at)
-            state.outcome, state.reason, state.ended_at, state.stranded = None, "", None, False
+            state.outcome, state.reason, state.ended_at = None, "", None
+            state.stranded, state.exhausted_usd = False, None
             state.rent_changed()
             state.phase = Phase.SCALING if state.stages[-1].ended_at is None else Phase.PLANNING
 
@@ -158,9 +193,6 @@ class Controller:
         state.plan, state.profile = event.plan, event.profile
         state.predicted = (*state.predicted[: event.stage], *event.predicted)
         self._begin_stage(event.stage, tuple(sorted(rules.promoted(self.job, state.stages[-1]))))
-
-    def _can_go_on(self) -> bool:
-        return self.state.outcome == "cancelled" or self.state.stranded
 
     # What follows from time
 
@@ -265,6 +297,7 @@ class Controller:
         if state.phase in (Phase.ENDING, Phase.FINISHED):
             return
         state.phase, state.outcome, state.reason = Phase.ENDING, outcome, reason
+        state.exhausted_usd = self.job.max_cost_usd if outcome == "budget" else None
         self._commands += [attempts.stop(self.job, state, trial) for trial in state.running()]
 
     def _end_stranded(self) -> None:

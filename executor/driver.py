@@ -11,16 +11,19 @@ from collections.abc import Callable, Sequence
 
 from rubberband.executor.backend import Backend
 from rubberband.executor.controller import Controller
+from rubberband.executor.desk import Desk
 from rubberband.executor.events import (
-    CancelRequested,
     Command,
+    DriverResumed,
     Event,
     Finish,
     LaunchInstance,
+    LimitsChanged,
     ReleaseInstance,
     Started,
     Tick,
 )
+from rubberband.executor.inbox import NoRequests, Requests
 from rubberband.executor.journal import EventLog
 from rubberband.executor.replanning import decide
 from rubberband.executor.state import GONE, Phase
@@ -45,20 +48,19 @@ def drive(
     *,
     observers: Sequence[Observer] = (),
     cancelled: Callable[[], bool] = lambda: False,
+    requests: Requests | None = None,
 ) -> Finish:
     """Run an experiment to its end, from the beginning or from where its journal stops. Returns how it ended.
 
-    `cancelled` is asked between events. The caller closes the backend.
+    `cancelled` is asked between events, and what lies in `requests` is taken in. The caller closes the backend.
     """
-    events: Sequence[Event]
-    if replay(controller, journal) == 0:
-        events = [Started(occurred_at=backend.now())]
-    else:
-        records = controller.state.instances.values()
-        events = [backend.reconcile([record.instance for record in records if record.status not in GONE])]
-    asked_to_stop = False
+    desk = Desk(requests or NoRequests(), cancelled)
+    is_new = replay(controller, journal) == 0
+    events: Sequence[Event] = desk.open(controller, backend.now())
+    events = [*events, Started(occurred_at=backend.now()) if is_new else _resumed(controller, backend)]
     while True:
         commands, hold_until = _take_in(events, controller, journal, observers)
+        desk.journalled()
         if controller.state.phase is Phase.PLANNING:
             decision = decide(controller.job, controller.state, backend.now())
             more, hold_until = _take_in([decision], controller, journal, observers)
@@ -66,15 +68,22 @@ def drive(
         backend.hold_until(hold_until)
         for command in commands:
             if isinstance(command, Finish):
+                desk.close()
                 return command
             backend.execute(command)
         wake_at = controller.wake_at()
         events = backend.next_events(wake_at)
-        if cancelled() and not asked_to_stop:
-            asked_to_stop = True
-            events = [*events, CancelRequested(occurred_at=backend.now())]
-        if wake_at is not None and backend.now() >= wake_at:
+        is_due = wake_at is not None and backend.now() >= wake_at
+        if asked := desk.asked(controller, backend.now(), at_once=is_due):
+            events = [*events, *asked]
+            is_due = is_due or any(isinstance(event, LimitsChanged) for event in asked)
+        if is_due:
             events = [*events, Tick(occurred_at=backend.now())]
+
+
+def _resumed(controller: Controller, backend: Backend) -> DriverResumed:
+    records = controller.state.instances.values()
+    return backend.reconcile([record.instance for record in records if record.status not in GONE])
 
 
 def _take_in(

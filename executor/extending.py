@@ -63,9 +63,9 @@ def limits_of(
 ) -> Limits:
     """New limits in the file's words, as the driver counts them.
 
-    `deadline` is a duration (a number of seconds, or text such as 40m) from the experiment's start, profiling included,
-    or an instant with its zone; `max_cost_usd` includes what profiling cost. None: as it was. `job` is the controller's,
-    with the limits in force. Raises InputError for what is no limit, or not more than is granted already.
+    `deadline` is a duration (a number of seconds, or text such as 40m) from the experiment's start, profiling
+    included, or an instant with its zone; `max_cost_usd` includes what profiling cost. None: as it was. `job` is the
+    controller's, with the limits in force. Raises InputError for what is no limit, or not more than is granted already.
     """
     raise NotImplementedError
 

@@ -51,6 +51,10 @@ class Requests(Protocol):
         """Let go of a request that is journalled. Idempotent."""
         ...
 
+    def withdraw_cancels(self) -> None:
+        """Let go of every request to end."""
+        ...
+
 
 class NoRequests:
     """Nobody asks for anything."""
@@ -60,6 +64,9 @@ class NoRequests:
         return []
 
     def discard(self, id: str) -> None:
+        """Nothing is there to let go of."""
+
+    def withdraw_cancels(self) -> None:
         """Nothing is there to let go of."""
 
 

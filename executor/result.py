@@ -18,7 +18,7 @@ from rubberband.executor.accounting import PaidTime, bill_usd, instance_cost_usd
 from rubberband.executor.batch_history import BatchStretch, batch_history
 from rubberband.executor.events import CheckpointRef, RestPlanned
 from rubberband.executor.ranking import best_trial
-from rubberband.executor.state import Allocation, InstanceRecord, Job, Phase, State
+from rubberband.executor.state import Allocation, Granted, InstanceRecord, Job, Phase, State
 from rubberband.offer import SECONDS_PER_HOUR
 from rubberband.plan import Market, Plan
 
@@ -88,6 +88,18 @@ class DecisionResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExtensionResult:
+    """More time or money that the user granted after the start; None is no limit."""
+
+    at_s: float
+    """From the start."""
+    deadline_before_s: float | None
+    deadline_s: float | None
+    max_cost_before_usd: float | None
+    max_cost_usd: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceResult:
     """One instance: instants in seconds from the start, and its share of the bill."""
 
@@ -145,6 +157,7 @@ class Result:
     planned_cost_usd: float
     actual_cost_usd: float
     deadline_s: float | None
+    """In force now, like max_cost: extensions included."""
     max_cost_usd: float | None
     paid: PaidTime
     instances: tuple[InstanceResult, ...]
@@ -162,6 +175,8 @@ class Result:
     """Of `actual_cost_usd`: the head's machine."""
     goodput: GoodputProfile | None = None
     """What adaptive training was planned with, as of the latest replan; None where no model was measured."""
+    extensions: tuple[ExtensionResult, ...] = ()
+    """In order."""
 
     @property
     def late(self) -> bool:
@@ -239,6 +254,7 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         redone_iterations=sum(_was_cut_off(state, use) for use in state.allocations),
         head_cost_usd=job.offer.head_cost_usd(head_s),
         goodput=state.profile.goodput,
+        extensions=tuple(_extension(state, granted) for granted in state.granted),
     )
 
 
@@ -286,6 +302,16 @@ def _decision(state: State, decision: RestPlanned) -> DecisionResult:
         present_cost_usd=decision.present_cost_usd,
         jct_s=decision.jct_s,
         cost_usd=decision.cost_usd,
+    )
+
+
+def _extension(state: State, granted: Granted) -> ExtensionResult:
+    return ExtensionResult(
+        at_s=max(0.0, granted.at - state.started_at),
+        deadline_before_s=granted.deadline_before_s,
+        deadline_s=granted.deadline_s,
+        max_cost_before_usd=granted.max_cost_before_usd,
+        max_cost_usd=granted.max_cost_usd,
     )
 
 

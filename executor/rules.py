@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rubberband.executor import accounting
-from rubberband.executor.events import Gang
+from rubberband.executor.events import Gang, LimitsChanged
 from rubberband.executor.placement import place
 from rubberband.executor.purse import MONEY_SLACK_USD, Purse
 from rubberband.executor.state import InstanceRecord, InstanceStatus, Job, Phase, StageRecord, State, TrialState
@@ -23,6 +24,28 @@ SHORTEST_HOLD_S = 0.01
 """An instance that can be paid for no longer than that, or not until it is ready, is not worth asking for."""
 SMALLEST_WAIT_S = 1e-6
 """A stop that is so near is reached: sums of instants are no more exact than that."""
+
+
+def granted(job: Job, event: LimitsChanged) -> Job:
+    """The job with the limits that the event grants; none is ever lowered."""
+    return replace(
+        job,
+        deadline_s=raised(job.deadline_s, event.deadline_s),
+        max_cost_usd=raised(job.max_cost_usd, event.max_cost_usd),
+    )
+
+
+def raised(limit: float | None, asked: float | None) -> float | None:
+    """The larger one of two limits; None is none."""
+    return None if limit is None or asked is None else max(limit, asked)
+
+
+def can_go_on(job: Job, state: State) -> bool:
+    """Whether a resume goes on with an experiment that has ended: the user, want of instances or a cap ended it."""
+    if state.outcome == "cancelled" or state.stranded:
+        return True
+    exhausted_usd = state.exhausted_usd
+    return exhausted_usd is not None and (job.max_cost_usd is None or job.max_cost_usd > exhausted_usd)
 
 
 def hang_limit_s(job: Job, state: State, trial: TrialState) -> float:

@@ -20,9 +20,11 @@ from rubberband.errors import InputError
 from rubberband.executor.backend import Backend
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.controller import Controller
+from rubberband.executor.desk import asked_limits
 from rubberband.executor.driver import Observer, drive, replay
 from rubberband.executor.events import TrialFailed
 from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.inbox import Inbox
 from rubberband.executor.journal import Header, Journal, begin, sqlite_url
 from rubberband.executor.result import Result, summarise
 from rubberband.executor.state import Job
@@ -136,9 +138,10 @@ def run(
             backend = make_backend(folder, setup, header.job, journal.last_event_at())
             views.callback(backend.close)
             observers = view(header.job, backend.now, views)
-            drive(controller, backend, journal, observers=observers, cancelled=cancelled)
+            inbox = Inbox(folder.inbox)
+            drive(controller, backend, journal, observers=observers, cancelled=cancelled, requests=inbox)
             now = backend.now()
-        return summarise(header.job, controller.state, header.setup, now)
+        return summarise(controller.job, controller.state, header.setup, now)
 
 
 def read(folder: ExperimentFolder) -> Result:
@@ -156,7 +159,15 @@ def _read(folder: ExperimentFolder) -> tuple[Result, bool]:
         journal.close()
     live = folder.driven and header.setup["provider"] != "virtual"
     now = time.time() if live else controller.state.now
-    return summarise(header.job, controller.state, header.setup, now), controller.is_over
+    found = summarise(controller.job, controller.state, header.setup, now)
+    return found, _is_over(controller, Inbox(folder.inbox))
+
+
+def _is_over(controller: Controller, inbox: Inbox) -> bool:
+    """Whether no resume goes on with it, what is asked for meanwhile included."""
+    for event in asked_limits(inbox, controller, controller.state.now):
+        controller.handle(event)
+    return controller.is_over
 
 
 def failures(folder: ExperimentFolder) -> dict[int, list[str]]:

@@ -207,6 +207,17 @@ class Phase(StrEnum):
     FINISHED = "finished"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted:
+    """More time or money than an experiment had, from `at` on; None is no limit."""
+
+    at: float
+    deadline_before_s: float | None
+    deadline_s: float | None
+    max_cost_before_usd: float | None
+    max_cost_usd: float | None
+
+
 @dataclass(slots=True, kw_only=True)
 class State:
     """Everything; `fold(events)` gives it again."""
@@ -219,6 +230,9 @@ class State:
     profile: Profile
     """Corrected by what was measured, at the latest replan."""
     decisions: list[RestPlanned] = field(default_factory=list)
+    granted: list[Granted] = field(default_factory=list)
+    requests: set[str] = field(default_factory=set)
+    """Ids of what was asked of the driver and taken in."""
     instances: dict[str, InstanceRecord] = field(default_factory=dict)
     allocations: list[Allocation] = field(default_factory=list)
     stages: list[StageRecord] = field(default_factory=list)
@@ -231,11 +245,13 @@ class State:
     reason: str = ""
     stranded: bool = False
     """Whether it ended for want of instances alone: a resume may find some."""
+    exhausted_usd: float | None = None
+    """The cap that it ended by: with a larger one a resume goes on."""
     resumes: int = 0
     woke_at: list[float] = field(default_factory=list)
     """When the machine had slept: what took until then tells nothing of how fast trials are."""
     paused_s: float = 0.0
-    """Between being cancelled and being resumed; nothing was held."""
+    """Between having ended and being resumed; nothing was held."""
     launches_left: int = 0
     round_until: float = -math.inf
     """Launches before this instant belong to the attempt before."""
