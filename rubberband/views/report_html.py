@@ -13,10 +13,13 @@ from typing import Any
 
 from rubberband.errors import InputError
 from rubberband.executor.result import Result
+from rubberband.views.allocation_chart import ALLOCATION_NOTE, allocation
 from rubberband.views.batch_charts import batches_over_time
 from rubberband.views.batch_gpus_chart import batches_by_gpus
 from rubberband.views.batch_tables import batch_sizes
-from rubberband.views.charts import allocation, learning_curves
+from rubberband.views.learning_chart import CURVES_NOTE, learning_curves
+from rubberband.views.parallel_coordinates import PARALLEL_NOTE, parallel_coordinates
+from rubberband.views.spend_chart import SPEND_NOTE, spend
 from rubberband.views.tables import (
     Table,
     comparison,
@@ -37,6 +40,8 @@ def render_html(result: Result) -> str:
     """The whole page. Raises InputError if plotly is not installed."""
     charts = {
         "curves": learning_curves(result),
+        "parallel": parallel_coordinates(result),
+        "spend": spend(result),
         "allocation": allocation(result),
         "batches": batches_over_time(result),
         "batches-by-gpus": batches_by_gpus(result),
@@ -48,8 +53,10 @@ def render_html(result: Result) -> str:
         [
             _header(result),
             _best(result),
-            chart_section("curves", "Learning curves", _CURVES, drawn),
-            chart_section("allocation", "Instances and GPUs over time", _ALLOCATION, drawn),
+            chart_section("curves", "Learning curves", CURVES_NOTE, drawn),
+            chart_section("parallel", "Configurations", PARALLEL_NOTE, drawn),
+            chart_section("spend", "Spend over time", SPEND_NOTE, drawn),
+            chart_section("allocation", "Instances and GPUs over time", ALLOCATION_NOTE, drawn),
             chart_section("batches", "Batch sizes", _BATCHES, drawn),
             chart_section("batches-by-gpus", "Batch sizes by GPUs and stage", by_gpus, drawn),
             table_section(batch_sizes(result, None), sortable=True),
@@ -65,11 +72,6 @@ def render_html(result: Result) -> str:
     return page(f"{result.name} - RubberBand report", body, drawn)
 
 
-_CURVES = "Each line is a trial, its colour tells what became of it; click the legend to hide or show, drag to zoom."
-_ALLOCATION = (
-    "Above: instances planned and held. Below: what each GPU did; the number in a bar is the trial, its colour the "
-    "stage. Dotted lines are the ends of stages (SYNC)."
-)
 _BATCHES = (
     "Each line is a trial, coloured as its learning curve; gaps are waits for the next stage. Efficiency: how much a "
     "sample counts, against one at the initial batch size. Noise scale: the larger, the larger a batch pays off. "
@@ -182,10 +184,12 @@ def chart_section(name: str, title: str, note: str, drawn: Mapping[str, Any]) ->
     """A section for one of the figures that are `drawn`; empty if it is not among them."""
     if name not in drawn:
         return ""
-    height = drawn[name]["layout"]["height"]
+    layout = drawn[name]["layout"]
+    least_px = layout.get("meta", {}).get("least_width_px", 0)
     return (
-        f'<section><h2>{title}</h2><p class="note">{note}</p>'
-        f'<div class="chart" id="{name}" style="height:{height}px"></div></section>'
+        f'<section><h2>{title}</h2><p class="note">{note}</p><div class="wide">'
+        f'<div class="chart" id="{name}" style="height:{layout["height"]}px;min-width:{least_px}px"></div>'
+        "</div></section>"
     )
 
 

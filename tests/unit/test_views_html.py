@@ -13,7 +13,9 @@ import pytest
 from rubberband.executor.result import Result
 from rubberband.executor.virtual import Faults
 from rubberband.views import report_html
-from rubberband.views.charts import allocation, gpus_per_instance, learning_curves
+from rubberband.views.allocation_chart import allocation
+from rubberband.views.charts import gpus_per_instance
+from rubberband.views.learning_chart import learning_curves
 from rubberband.views.report_html import render_html, script_json
 from tests.unit.test_views_tables import EVERY_RESULT, a_job, a_result, cut_short
 
@@ -54,7 +56,7 @@ def test_any_result_is_a_page_with_all_its_tables(which: str) -> None:
     page = Page(render_html(result))
     figures = json.loads(next(script for script in page.scripts if script.startswith("{")))
     charts = [attrs["id"] for tag, attrs in page.tags if tag == "div" and attrs.get("class") == "chart"]
-    assert charts == [name for name in ("curves", "allocation") if name in figures]
+    assert charts == [name for name in ("curves", "parallel", "spend", "allocation") if name in figures]
     assert "Stages, planned and actual" in page.text
     assert f"Trials, best first: {len(result.trials)}" in page.text
 
@@ -114,7 +116,9 @@ def test_every_gpu_has_a_row_and_every_attempt_a_bar() -> None:
     figure = allocation(result)
     assert figure is not None
     assert gpus_per_instance(result) == 2
-    assert figure["layout"]["yaxis"]["categoryarray"] == [f"i-00{n} : {gpu}" for n in (1, 2, 3) for gpu in (0, 1)]
+    longest = sorted(result.instances, key=lambda instance: -(instance.ended_s or 0.0))
+    rows = [f"{instance.instance} : {gpu}" for instance in longest for gpu in (0, 1)]
+    assert figure["layout"]["yaxis"]["categoryarray"] == rows
     bars = [bar for bar in figure["data"] if bar["name"].startswith("stage")]
     assert [bar["name"] for bar in bars] == ["stage 0", "stage 1", "stage 2"]
     assert sum(len(bar["x"]) for bar in bars) == len(result.busy)
@@ -149,4 +153,5 @@ def test_of_a_run_that_was_cut_off_the_best_so_far_stands_out_and_no_stage_is_dr
     assert curves is not None
     assert gantt is not None
     assert curves["data"][-1]["name"] == "best so far (trial 0)"
-    assert gantt["layout"]["shapes"] == []
+    lines = [shape for shape in gantt["layout"]["shapes"] if shape["type"] == "line"]
+    assert [line["x0"] for line in lines] == [result.actual_jct_s], "where now is"

@@ -1,0 +1,282 @@
+"""Instances over time, planned and held, above what every GPU did, as a plain Plotly figure. Pure."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from rubberband.executor.result import Busy, InstanceResult, Result
+from rubberband.units import format_duration
+from rubberband.views.charts import (
+    LEGEND,
+    LOST,
+    PLANNED,
+    STAGE_COLOURS,
+    Figure,
+    beyond_s,
+    end_s,
+    gpus_per_instance,
+    marks,
+    time_unit,
+)
+from rubberband.views.words import duration, printable
+
+STARTING, IDLE, STARTUP = "#b9a44c", "rgba(128,128,128,0.25)", "#8a8f98"
+GHOST = "rgba(128,128,128,0.10)"
+SEVERAL = -1
+"""In place of a trial: a bar that is several."""
+_ROW_PX, _SMALL_ROW_PX, _TINY_ROW_PX, _STEPS_PX, _AROUND_PX = 22, 14, 6, 130, 150
+_MOST_ROWS, _MOST_BARS = 160, 3000
+ALLOCATION_NOTE = (
+    "Above: instances planned and held. Below: what each GPU did; the number in a bar is the trial, its colour the "
+    "stage; the dashed areas behind are the plan. Dotted lines are the ends of stages (SYNC)."
+)
+
+
+def allocation(result: Result) -> Figure | None:
+    """Instances over time, planned and held, above what every GPU did, the plan behind it; None if none was held.
+
+    Where instances are many, each has one line for all its GPUs.
+    """
+    rented = _longest_first(result)
+    if not rented:
+        return None
+    horizon_s = max([beyond_s(result), result.planned_jct_s, *(use.end_s for use in result.busy)])
+    unit, unit_s = time_unit(horizon_s)
+    gpus = gpus_per_instance(result)
+    if len(rented) * gpus > _MOST_ROWS:
+        gpus, result = 1, replace(result, busy=tuple(replace(use, gpu=0) for use in result.busy))
+    rows = [_row(instance.instance, gpu) for instance in rented for gpu in range(gpus)]
+    bars = _held_bars(result, rented, gpus, unit_s) + _busy_bars(_joined(result.busy, horizon_s), unit_s)
+    gantt_px = _row_px(len(rows)) * len(rows) + 10
+    drawn = marks(result, horizon_s, unit_s)
+    share = gantt_px / (gantt_px + _STEPS_PX + 30)
+    most = max([len(rented), *(stage.planned_instances for stage in result.stages)])
+    layout = {
+        "height": gantt_px + _STEPS_PX + 30 + _AROUND_PX,
+        "barmode": "overlay",
+        "bargap": 0.15,
+        "uniformtext": {"minsize": 8, "mode": "hide"},
+        "xaxis": {"title": {"text": f"time since the start ({unit})"}, "range": [0, horizon_s * 1.02 / unit_s]},
+        "yaxis": _gpu_axis(rows, gpus) | {"domain": [0, share]},
+        "yaxis2": {
+            "domain": [share + (1 - share) * 0.2, 1],
+            "title": {"text": "instances", "standoff": 14},
+            "rangemode": "tozero",
+            "tickformat": "d",
+            "nticks": 5 if most > 4 else most + 1,
+            "fixedrange": True,
+        },
+        **drawn,
+        "shapes": [*_ghosts(result, len(rows), gpus, unit_s), *drawn["shapes"]],
+        **LEGEND,
+    }
+    return {"data": [*bars, *_lost(result, rented, gpus, unit_s), *_steps(result, rented, unit_s)], "layout": layout}
+
+
+def _longest_first(result: Result) -> list[InstanceResult]:
+    """The instances that were held: those still held first, then by their ends, so that a shrinking plan is a stair."""
+    rented = [instance for instance in result.instances if not _refused(instance)]
+    return sorted(rented, key=lambda i: (i.ended_s is not None, -(i.ended_s or 0.0), i.requested_s, i.instance))
+
+
+def _row_px(rows: int) -> int:
+    if rows <= 40:
+        return _ROW_PX
+    return _SMALL_ROW_PX if rows <= 120 else _TINY_ROW_PX
+
+
+def _ghosts(result: Result, rows: int, gpus: int, unit_s: float) -> list[Figure]:
+    """What the plan would hold, behind the bars: an area for each stage, as many rows high as it has GPUs."""
+    ghosts: list[Figure] = []
+    at_s = 0.0
+    for stage in result.stages:
+        ghosts.append(
+            {
+                "type": "rect",
+                "layer": "below",
+                "x0": at_s / unit_s,
+                "x1": (at_s + stage.planned_s) / unit_s,
+                "y0": -0.5,
+                "y1": min(stage.planned_instances * gpus, rows) - 0.5,
+                "fillcolor": GHOST,
+                "line": {"width": 1.5, "dash": "dash", "color": PLANNED},
+            }
+        )
+        at_s += stage.planned_s
+    return ghosts
+
+
+def _joined(busy: Sequence[Busy], horizon_s: float) -> Sequence[Busy]:
+    """The stretches as they are; of very many, those of a GPU and a stage that follow each other closely as one."""
+    if len(busy) <= _MOST_BARS:
+        return busy
+    joined: list[Busy] = []
+    for use in sorted(busy, key=lambda use: (use.instance, use.gpu, use.start_s)):
+        last = joined[-1] if joined else use
+        same = (last.instance, last.gpu, last.stage) == (use.instance, use.gpu, use.stage)
+        if joined and same and use.start_s - last.end_s < horizon_s / 200:
+            joined[-1] = replace(last, trial=SEVERAL, end_s=max(last.end_s, use.end_s))
+        else:
+            joined.append(use)
+    return joined
+
+
+def _gpu_axis(rows: list[str], gpus: int) -> Figure:
+    """A line for each GPU (or instance), from above."""
+    return {
+        "type": "category",
+        "categoryorder": "array",
+        "categoryarray": rows,
+        "range": [len(rows) - 0.5, -0.5],
+        "fixedrange": True,
+        "title": {"text": "instance : GPU" if gpus > 1 else "instance", "standoff": 14},
+        "tickmode": "array",
+        "tickvals": rows[:: 1 + len(rows) // 120],
+    }
+
+
+def _refused(instance: InstanceResult) -> bool:
+    return instance.running_s is None and bool(instance.reason)
+
+
+def _fate(instance: InstanceResult) -> str:
+    return "PREEMPTED" if instance.preempted else "lost"
+
+
+def _row(instance: str, gpu: int) -> str:
+    return f"{html.escape(instance)} : {gpu}"
+
+
+Stretch = tuple[str, float, float, str, str]
+"""(row, start_s, end_s, hover text, text in the bar)"""
+
+
+def _bar(name: str, colour: str, stretches: Iterable[Stretch], unit_s: float, pattern: str = "") -> Figure:
+    every = list(stretches)
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "y": [row for row, *_ in every],
+        "base": [start_s / unit_s for _, start_s, *_ in every],
+        "x": [(end_s - start_s) / unit_s for _, start_s, end_s, *_ in every],
+        "hovertext": [f"{hover}<br>{_span(start_s, end_s)}" for _, start_s, end_s, hover, _ in every],
+        "hoverinfo": "text",
+        "text": [text for *_, text in every],
+        "textposition": "inside",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+        "cliponaxis": True,
+        "marker": {"color": colour, "pattern": {"shape": pattern, "size": 5, "solidity": 0.3}, "line": {"width": 0}},
+    }
+
+
+def _span(start_s: float, end_s: float) -> str:
+    return f"{duration(start_s)} to {duration(end_s)} ({format_duration(round(end_s - start_s, 1))})"
+
+
+def _held_bars(result: Result, rented: Sequence[InstanceResult], gpus: int, unit_s: float) -> list[Figure]:
+    waiting: list[Stretch] = []
+    starting: list[Stretch] = []
+    held: list[Stretch] = []
+    for instance in rented:
+        until_s = end_s(result, instance)
+        running_s = until_s if instance.running_s is None else min(instance.running_s, until_s)
+        ready_s = until_s if instance.ready_s is None else min(instance.ready_s, until_s)
+        name = html.escape(instance.instance)
+        for row in (_row(instance.instance, gpu) for gpu in range(gpus)):
+            waiting.append((row, instance.requested_s, running_s, f"{name} asked for, not billed yet", ""))
+            starting.append((row, running_s, max(running_s, ready_s), f"{name} runs, its workers start", ""))
+            held.append((row, max(running_s, ready_s), until_s, f"{name} held", ""))
+    kinds = [
+        ("asked for, not billed", STARTING, waiting, "/"),
+        ("instance starts up", STARTING, starting, ""),
+        ("held, idle", IDLE, held, ""),
+    ]
+    bars = [
+        _bar(name, colour, [s for s in stretches if s[2] > s[1]], unit_s, pattern)
+        for name, colour, stretches, pattern in kinds
+    ]
+    return [bar for bar in bars if bar["y"]]
+
+
+def _busy_bars(busy: Sequence[Busy], unit_s: float) -> list[Figure]:
+    startup: list[Stretch] = []
+    training: dict[int, list[Stretch]] = {}
+    for use in busy:
+        row = _row(use.instance, use.gpu)
+        first_s = use.end_s if use.training_s is None else use.training_s
+        number = "" if use.trial == SEVERAL else str(use.trial)
+        trial = f"trial {number}" if number else "several trials"
+        what = f"{trial}, stage {use.stage}, on {row}"
+        if first_s > use.start_s:
+            startup.append((row, use.start_s, first_s, f"start-up of {what}", ""))
+        if use.end_s > first_s:
+            training.setdefault(use.stage, []).append(
+                (row, first_s, use.end_s, what, "" if use.trial == SEVERAL else str(use.trial))
+            )
+    bars = [_bar("start-up of a trial", STARTUP, startup, unit_s)] if startup else []
+    for stage, stretches in sorted(training.items()):
+        bar = _bar(f"stage {stage}", STAGE_COLOURS[stage % len(STAGE_COLOURS)], stretches, unit_s)
+        bar["marker"]["line"] = {"width": 1, "color": "rgba(255,255,255,0.7)"}
+        bar["textfont"] = {"color": "#fff"}
+        bars.append(bar)
+    return bars
+
+
+def _lost(result: Result, rented: Sequence[InstanceResult], gpus: int, unit_s: float) -> list[Figure]:
+    lost = [(i, gpu) for i in rented if i.reason and i.ended_s is not None for gpu in range(gpus)]
+    if not lost:
+        return []
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "instance lost",
+            "x": [end_s(result, instance) / unit_s for instance, _ in lost],
+            "y": [_row(instance.instance, gpu) for instance, gpu in lost],
+            "hovertext": [
+                f"{html.escape(i.instance)} {_fate(i)} at {duration(end_s(result, i))}: "
+                f"{html.escape(printable(i.reason))}"
+                for i, _ in lost
+            ],
+            "hoverinfo": "text",
+            "marker": {"symbol": "x", "size": 9, "color": LOST},
+        }
+    ]
+
+
+def _steps(result: Result, rented: Sequence[InstanceResult], unit_s: float) -> list[Figure]:
+    """Instances over time: as planned, and those held or on their way."""
+    planned = [(0.0, 0)]
+    at_s = 0.0
+    for stage in result.stages:
+        planned.append((at_s, stage.planned_instances))
+        at_s += stage.planned_s
+    planned.append((at_s, 0))
+    changes = sorted([(i.requested_s, 1) for i in rented] + [(i.ended_s, -1) for i in rented if i.ended_s is not None])
+    held, actual = 0, [(0.0, 0)]
+    for at_s, change in changes:
+        held += change
+        actual.append((at_s, held))
+    actual.append((max(actual[-1][0], result.actual_jct_s), held))
+    return [
+        _step("instances planned", planned, unit_s, {"color": PLANNED, "width": 2, "dash": "dash"}),
+        _step("instances held or asked for", actual, unit_s, {"color": STAGE_COLOURS[0], "width": 2}),
+    ]
+
+
+def _step(name: str, points: Sequence[tuple[float, int]], unit_s: float, line: Figure) -> Figure:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "x": [at_s / unit_s for at_s, _ in points],
+        "y": [count for _, count in points],
+        "hovertext": [f"{name}: {count} from {duration(at_s)}" for at_s, count in points],
+        "hoverinfo": "text",
+        "line": {"shape": "hv", **line},
+        "yaxis": "y2",
+    }

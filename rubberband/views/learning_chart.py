@@ -1,0 +1,126 @@
+"""Every trial's learning curve, over iterations, time or dollars, as a plain Plotly figure. Pure."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rubberband.executor.result import Result, TrialResult
+from rubberband.views.charts import ALONE, CURVES, LEGEND, MANY_POINTS, SWITCH, Figure, by_fate, fate_name, time_unit
+from rubberband.views.spending import shares
+from rubberband.views.words import duration, printable, usd
+
+MOST_POINTS = 4 * MANY_POINTS
+"""Points beyond so many are left out, evenly in every curve."""
+CURVES_NOTE = (
+    "Each line is a trial, its colour tells what became of it; click the legend to hide or show, drag to zoom. "
+    "Dollars: the whole bill so far, idle and starting instances included, is shared out among the trials by the GPU time that "
+    "each has held, at its instances' prices; the shares of all trials add up to the bill."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Point:
+    """One report of a trial."""
+
+    trial: int
+    iterations: int
+    at_s: float
+    share_usd: float
+    value: float | None
+    """None if it is no finite number."""
+
+
+Drawn = list[_Point | None]
+"""The points of some trials, with a gap after each trial."""
+
+
+def learning_curves(result: Result) -> Figure | None:
+    """Every trial's metric over iterations, time or its share of the bill, a colour for each fate.
+
+    None before the first report.
+    """
+    fates = by_fate(result, [trial for trial in result.trials if trial.curve])
+    if not fates:
+        return None
+    unit, unit_s = time_unit(result.actual_jct_s)
+    count = sum(len(trial.curve) for trial in result.trials)
+    costs, step = shares(result), math.ceil(count / MOST_POINTS)
+    drawn = {
+        fate: [point for trial in trials for point in _points(result, trial, costs[trial.trial], step)]
+        for fate, trials in fates.items()
+    }
+    by_iterations = [[point and point.iterations for point in points] for points in drawn.values()]
+    by_time = [[point and point.at_s / unit_s for point in points] for points in drawn.values()]
+    by_cost = [[point and point.share_usd for point in points] for points in drawn.values()]
+    whole = 1 if max(trial.iterations for trial in result.trials) <= 15 else None
+    buttons = [
+        _button("over iterations", by_iterations, "iterations", whole),
+        _button("over time", by_time, f"time since the start ({unit})", None),
+        _button("over dollars", by_cost, "the trial's share of the bill (USD)", None),
+    ]
+    layout = {
+        "height": 460,
+        "showlegend": True,
+        "xaxis": {"title": {"text": "iterations"}, "rangemode": "tozero", "dtick": whole},
+        "yaxis": {"title": {"text": html.escape(printable(result.metric))}},
+        "updatemenus": [SWITCH | {"buttons": buttons}],
+        **LEGEND,
+        "margin": {"l": 10, "r": 10, "t": 50, "b": 90},
+    }
+    traces = [
+        _trace(fate, fates[fate], points, xs, count < MANY_POINTS)
+        for (fate, points), xs in zip(drawn.items(), by_iterations, strict=True)
+    ]
+    return {"data": traces, "layout": layout}
+
+
+def _points(result: Result, trial: TrialResult, costs_usd: Sequence[float], step: int) -> Drawn:
+    last = len(trial.curve) - 1
+    return [
+        *(
+            _Point(
+                trial=trial.trial,
+                iterations=iterations,
+                at_s=at_s,
+                share_usd=costs_usd[index],
+                value=_finite(metrics.get(result.metric)),
+            )
+            for index, (at_s, iterations, metrics) in enumerate(trial.curve)
+            if index % step == 0 or index == last
+        ),
+        None,
+    ]
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _trace(fate: str, trials: Sequence[TrialResult], points: Drawn, xs: Sequence[Any], dots: bool) -> Figure:
+    colour, width, opacity = CURVES[fate]
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if dots else "lines",
+        "name": fate_name(fate, trials),
+        "x": xs,
+        "y": [point and point.value for point in points],
+        "customdata": [point and _label(point) for point in points],
+        "hovertemplate": "trial %{customdata[0]}: %{y:.6g}<br>%{customdata[1]} iterations, at %{customdata[2]}, "
+        f"%{{customdata[3]}} USD<extra>{fate}</extra>",
+        "line": {"color": colour, "width": width},
+        "marker": {"color": colour, "size": 6 if fate in ALONE else 4},
+        "opacity": opacity,
+    }
+
+
+def _label(point: _Point) -> list[Any]:
+    return [point.trial, point.iterations, duration(point.at_s), usd(point.share_usd)]
+
+
+def _button(label: str, xs: list[list[Any]], title: str, step: int | None) -> Figure:
+    axis = {"xaxis.title.text": title, "xaxis.dtick": step}
+    return {"label": label, "method": "update", "args": [{"x": xs}, axis]}

@@ -1,0 +1,119 @@
+"""The bill over time, and every trial's share of it, reckoned from a result alone. Pure.
+
+The bill grows as it is paid: an instance from when it runs, what it costs beyond its time (data, a billing minimum) at
+once; functions with the GPU time that trials hold; the head evenly. It ends at the result's own amount.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from rubberband.executor.result import Busy, InstanceResult, Result, TrialResult
+from rubberband.offer import SECONDS_PER_HOUR
+from rubberband.views.charts import beyond_s, end_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """An amount that begins at zero, may jump, and grows evenly between its knots."""
+
+    at_s: tuple[float, ...]
+    """Ascending; an instant at which it jumps is there twice."""
+    amount: tuple[float, ...]
+
+    def at(self, instant_s: float) -> float:
+        """The amount then; after the jump, if it jumps."""
+        after = bisect_right(self.at_s, instant_s)
+        if after == 0:
+            return 0.0
+        if after == len(self.at_s):
+            return self.amount[-1]
+        from_s, until_s = self.at_s[after - 1], self.at_s[after]
+        share = (instant_s - from_s) / (until_s - from_s)
+        return self.amount[after - 1] + share * (self.amount[after] - self.amount[after - 1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """What costs `usd_per_s` from `start_s` until `end_s`, and `once_usd` at its start."""
+
+    start_s: float
+    end_s: float
+    usd_per_s: float
+    once_usd: float = 0.0
+
+
+def spending(result: Result) -> Growth:
+    """The bill over time, in US dollars, until now or until the last instance was given back."""
+    rented = [_instance(result, instance) for instance in result.instances if instance.running_s is not None]
+    until_s = beyond_s(result)
+    functions_usd = (
+        result.actual_cost_usd - sum(i.cost_usd for i in result.instances if i.running_s is not None)
+    ) - result.head_cost_usd
+    parts = [*rented, *_spread(result.head_cost_usd, [(0.0, until_s)])]
+    if functions_usd > 1e-9:
+        parts += _spread(functions_usd, [(use.start_s, use.end_s) for use in result.busy])
+    return _grown(parts)
+
+
+def _instance(result: Result, instance: InstanceResult) -> _Part:
+    start_s = instance.running_s or 0.0
+    until_s = max(start_s, end_s(result, instance))
+    usd_per_s = instance.price_usd_per_hour / SECONDS_PER_HOUR
+    once_usd = instance.cost_usd - usd_per_s * (until_s - start_s)
+    if once_usd < -1e-9:  # its time is not what is billed: functions are
+        return _Part(start_s=start_s, end_s=until_s, usd_per_s=0.0, once_usd=instance.cost_usd)
+    return _Part(start_s=start_s, end_s=until_s, usd_per_s=usd_per_s, once_usd=max(0.0, once_usd))
+
+
+def _spread(amount: float, stretches: Sequence[tuple[float, float]]) -> list[_Part]:
+    """An amount that is paid evenly over all of the stretches."""
+    total_s = sum(until_s - from_s for from_s, until_s in stretches)
+    if amount <= 0 or total_s <= 0:
+        return []
+    return [_Part(start_s=from_s, end_s=until_s, usd_per_s=amount / total_s) for from_s, until_s in stretches]
+
+
+def _grown(parts: Iterable[_Part]) -> Growth:
+    turns: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)]
+    for part in parts:
+        turns += [(part.start_s, part.usd_per_s, part.once_usd), (part.end_s, -part.usd_per_s, 0.0)]
+    at_s, amounts, slope, amount, before_s = [], [], 0.0, 0.0, 0.0
+    for instant_s, here in groupby(sorted(turns), key=lambda turn: turn[0]):
+        changes = list(here)
+        amount += slope * (instant_s - before_s)
+        at_s.append(instant_s)
+        amounts.append(amount)
+        once = sum(once for *_, once in changes)
+        if once:
+            amount += once
+            at_s.append(instant_s)
+            amounts.append(amount)
+        slope += sum(change for _, change, _ in changes)
+        before_s = instant_s
+    return Growth(at_s=tuple(at_s), amount=tuple(amounts))
+
+
+def shares(result: Result) -> Mapping[int, tuple[float, ...]]:
+    """Trial -> what it had cost by each point of its curve, in US dollars.
+
+    The whole bill so far (idle and starting instances included) is shared out among the trials by the GPU time that
+    each has held, at its instances' prices; so the shares of all trials, up to now, add up to the bill.
+    """
+    prices = {instance.instance: instance.price_usd_per_hour for instance in result.instances}
+    held: dict[int, list[Busy]] = {}
+    for use in result.busy:
+        held.setdefault(use.trial, []).append(use)
+    total = sum(prices.get(use.instance, 0.0) * (use.end_s - use.start_s) for use in result.busy)
+    rate = result.actual_cost_usd / total if total > 0 else 0.0
+    return {trial.trial: _share(trial, held.get(trial.trial, ()), prices, rate) for trial in result.trials}
+
+
+def _share(trial: TrialResult, uses: Iterable[Busy], prices: Mapping[str, float], usd_each: float) -> tuple[float, ...]:
+    grown = _grown(
+        _Part(start_s=use.start_s, end_s=use.end_s, usd_per_s=prices.get(use.instance, 0.0) * usd_each) for use in uses
+    )
+    return tuple(grown.at(at_s) for at_s, *_ in trial.curve)

@@ -1,0 +1,199 @@
+"""The charts that the dashboard and the report share: what they draw adds up, and stays small for many trials."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+from typing import Any
+
+import pytest
+
+from rubberband.executor.forecast import Forecast
+from rubberband.executor.result import Result
+from rubberband.views.allocation_chart import allocation
+from rubberband.views.learning_chart import MOST_POINTS, learning_curves
+from rubberband.views.parallel_coordinates import MOST_TRIALS, parallel_coordinates
+from rubberband.views.spend_chart import spend
+from rubberband.views.spending import shares, spending
+from tests.unit.test_views_tables import EVERY_RESULT, FAULTS, a_job, a_result, cut_short
+from tests.unit.virtual_runs import run_virtual
+
+CHARTS = {
+    "allocation": allocation,
+    "curves": learning_curves,
+    "spend": spend,
+    "parallel": parallel_coordinates,
+}
+
+
+def drawn(figure: dict[str, Any] | None) -> dict[str, Any]:
+    assert figure is not None
+    return figure
+
+
+@pytest.mark.parametrize("which", list(EVERY_RESULT))
+@pytest.mark.parametrize("chart", list(CHARTS))
+def test_any_result_is_a_figure_that_json_holds_or_none(chart: str, which: str) -> None:
+    figure = CHARTS[chart](EVERY_RESULT[which]())
+    json.dumps(figure, allow_nan=False)
+    assert figure is None or figure["layout"]["height"] > 0
+
+
+@pytest.mark.parametrize("which", list(EVERY_RESULT))
+def test_the_bill_over_time_never_falls_and_ends_at_the_bill(which: str) -> None:
+    result = EVERY_RESULT[which]()
+    bill = spending(result)
+    assert list(bill.at_s) == sorted(bill.at_s)
+    assert all(before <= after + 1e-12 for before, after in itertools.pairwise(bill.amount))
+    assert bill.at(math.inf) == pytest.approx(result.actual_cost_usd, abs=1e-9)
+
+
+def test_functions_are_paid_for_while_trials_hold_them() -> None:
+    job = a_job()
+    offer = dataclasses.replace(job.offer, billing="per_function")
+    result = a_result(dataclasses.replace(job, offer=offer))
+    bill = spending(result)
+    first_s = min(use.start_s for use in result.busy)
+    assert bill.at(first_s - 1.0) == pytest.approx(0.0)
+    assert bill.at(math.inf) == pytest.approx(result.actual_cost_usd)
+
+
+@pytest.mark.parametrize("faults", [None, FAULTS])
+def test_the_trials_shares_add_up_to_the_bill(faults: Any) -> None:
+    result = a_result(a_job(), faults)
+    ends = {trial.trial: (1e9, trial.iterations + 1, {}) for trial in result.trials}
+    seen = tuple(dataclasses.replace(t, curve=(*t.curve, ends[t.trial])) for t in result.trials)
+    last = [costs[-1] for costs in shares(dataclasses.replace(result, trials=seen)).values()]
+    assert sum(last) == pytest.approx(result.actual_cost_usd)
+
+
+def test_a_trial_s_share_grows_with_every_report() -> None:
+    result = a_result()
+    for trial in result.trials:
+        costs = shares(result)[trial.trial]
+        assert len(costs) == len(trial.curve)
+        assert all(0 < before < after for before, after in itertools.pairwise(costs))
+
+
+def test_the_curves_are_drawn_over_iterations_time_and_dollars() -> None:
+    figure = drawn(learning_curves(a_result()))
+    buttons = figure["layout"]["updatemenus"][0]["buttons"]
+    assert [button["label"] for button in buttons] == ["over iterations", "over time", "over dollars"]
+    for button in buttons:
+        assert [len(xs) for xs in button["args"][0]["x"]] == [len(trace["y"]) for trace in figure["data"]]
+
+
+def test_of_very_many_reports_some_are_drawn_and_of_each_trial_the_last() -> None:
+    result = a_result()
+    trials = tuple(
+        dataclasses.replace(trial, curve=tuple((n * 0.01, n + 1, {"score": 0.5}) for n in range(5000)))
+        for trial in result.trials
+    )
+    figure = drawn(learning_curves(dataclasses.replace(result, trials=trials)))
+    count = sum(y is not None for trace in figure["data"] for y in trace["y"])
+    assert count <= MOST_POINTS + 2 * len(trials)
+    assert [x for trace in figure["data"] for x in trace["x"]].count(5000) == len(trials)
+
+
+def wide(trials: int) -> Result:
+    """As if the first trial had been run so often."""
+    result = a_result()
+    first = result.trials[0]
+    made = tuple(
+        dataclasses.replace(first, trial=n, configuration={"lr": 10.0 ** (-1 - n / trials), "n": n % 7})
+        for n in range(trials)
+    )
+    uses = tuple(dataclasses.replace(use, instance=f"i-{n:03d}", gpu=0) for n in range(300) for use in result.busy[:20])
+    rented = tuple(dataclasses.replace(result.instances[0], instance=f"i-{n:03d}") for n in range(300))
+    return dataclasses.replace(result, trials=made, busy=uses, instances=rented)
+
+
+def test_many_trials_and_instances_stay_a_chart_of_bearable_size() -> None:
+    result = wide(2 * MOST_TRIALS)
+    gantt, parallel = drawn(allocation(result)), drawn(parallel_coordinates(result))
+    assert gantt["layout"]["height"] < 3000
+    assert len(gantt["layout"]["yaxis"]["categoryarray"]) == 300, "one row for each instance"
+    bars = [bar for bar in gantt["data"] if bar["name"].startswith("stage")]
+    assert sum(len(bar["x"]) for bar in bars) < len(result.busy)
+    assert sum(trace["x"].count(None) for trace in parallel["data"]) == MOST_TRIALS
+
+
+def test_the_plan_is_an_area_behind_the_bars() -> None:
+    result = a_result()
+    ghosts = [s for s in drawn(allocation(result))["layout"]["shapes"] if s["type"] == "rect"]
+    assert [ghost["layer"] for ghost in ghosts] == ["below"] * 3
+    assert [ghost["y1"] + 0.5 for ghost in ghosts] == [2 * stage.planned_instances for stage in result.stages]
+    assert ghosts[-1]["x1"] == pytest.approx(result.planned_jct_s)
+
+
+def names(figure: dict[str, Any]) -> list[str]:
+    return [trace["name"] for trace in figure["data"]]
+
+
+def test_a_running_experiment_s_spend_has_a_forecast_and_one_that_is_over_has_none() -> None:
+    forecast = Forecast(jct_s=2000.0, cost_usd=0.9)
+    assert names(drawn(spend(a_result(), forecast))) == ["planned", "spent"]
+    running = drawn(spend(cut_short(30, cancel=False), forecast))
+    assert names(running) == ["planned", "forecast", "spent"]
+    assert running["data"][1]["y"][-1] == 0.9
+
+
+def test_max_cost_is_a_line_or_in_words_where_it_is_far_above() -> None:
+    near = drawn(spend(a_result(a_job(max_cost_usd=0.05))))["layout"]
+    far = drawn(spend(a_result(a_job(max_cost_usd=500.0))))["layout"]
+    assert any(shape["y0"] == 0.05 for shape in near["shapes"])
+    assert far["yaxis"]["range"][1] < 500
+    assert any("500.00 USD is above" in note["text"] for note in far["annotations"])
+
+
+def test_axes_are_drawn_as_their_domains_are() -> None:
+    space = {
+        "lr": {"type": "loguniform", "lower": 1e-3, "upper": 1.0},
+        "n": {"type": "choice", "values": list(range(12))},
+    }
+    result = a_result()
+    figure = drawn(parallel_coordinates(result, space))
+    assert figure["layout"]["meta"]["axes"] == ["lr", "n", "score"]
+    ticks = {(note["x"], note["text"]): note["y"] for note in figure["layout"]["annotations"]}
+    assert ticks[0, "0.01"] == pytest.approx(1 / 3)
+    assert ticks[1, "0"] < ticks[1, "11"]
+
+
+def test_a_line_s_places_are_its_trial_s_values_and_constants_have_no_axis() -> None:
+    result = a_result(a_job(), None, fixed="adam")
+    figure = drawn(parallel_coordinates(result, {"lr": {"type": "uniform", "lower": 0.0, "upper": 0.1}}))
+    assert "fixed" not in figure["layout"]["meta"]["axes"]
+    places = {trial: y for trace in figure["data"] for trial, y, x in zip(*_columns(trace), strict=True) if x == 0}
+    assert places[0] == pytest.approx(1.0)
+    assert places[9] == pytest.approx(0.1)
+
+
+def _columns(trace: dict[str, Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    return trace["customdata"], trace["y"], trace["x"]
+
+
+def test_the_best_trial_is_drawn_last_whichever_way_is_better() -> None:
+    for mode in ("max", "min"):
+        job = a_job(mode=mode)
+        result = a_result(job)
+        figure = drawn(parallel_coordinates(result))
+        assert result.best is not None
+        best = max(result.trials, key=lambda t: (1 if mode == "max" else -1) * t.metrics["score"])
+        assert figure["data"][-1]["customdata"][-2] in {result.best.trial, best.trial}
+
+
+def test_configurations_of_any_kind_have_a_place() -> None:
+    job = a_job()
+    controller, _, _ = run_virtual(job)
+    assert controller.is_over
+    result = a_result(job)
+    odd: list[Any] = [True, False, None, "a", [1, 2], {"x": 1}, -3.0, 0, 10**9, "</script>", "", "long" * 20]
+    trials = tuple(
+        dataclasses.replace(trial, configuration={"odd": value})
+        for trial, value in zip(result.trials, odd, strict=True)
+    )
+    figure = drawn(parallel_coordinates(dataclasses.replace(result, trials=trials)))
+    assert "</script>" not in json.dumps(figure)
+    assert all(y is None or 0 <= y <= 1 for trace in figure["data"] for y in trace["y"])
