@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from rubberband.api.settings import Settings
 from rubberband.api.store.protocol import Store
@@ -14,6 +15,15 @@ from rubberband.planner.families import Policy
 
 if TYPE_CHECKING:
     from rubberband.executor.extending import Extension
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """A line that was printed."""
+
+    trial: int | None
+    """Which trial printed it; None for the process."""
+    text: str
 
 
 class Runs:
@@ -28,6 +38,11 @@ class Runs:
 
     def close(self) -> None:
         """Watch no longer. The experiments go on."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it watches."""
+        return True
 
     def submit(
         self,
@@ -64,4 +79,16 @@ class Runs:
 
     def result(self, name: str) -> Result | None:
         """What came of it so far; None while nothing is journalled. Raises Problem if there is none of the name."""
+        raise NotImplementedError
+
+    def lines(
+        self,
+        name: str,
+        *,
+        source: Literal["trials", "process"] = "trials",
+        trial: int | None = None,
+        cursor: str | None = None,
+        limit: int = 1000,
+    ) -> tuple[Sequence[LogLine], str]:
+        """Lines of logs past `cursor`, and the cursor of what comes after them. Raises Problem for a forged cursor."""
         raise NotImplementedError
