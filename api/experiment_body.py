@@ -44,10 +44,17 @@ def read_experiment(body: bytes, media_type: str, overrides: Sequence[str] = ())
         raise Problem(INVALID, f"{len(overrides)} values are set and {_MAX_OVERRIDES} may be; write them into the body")
     try:
         if kind == JSON_TYPE:
-            return experiment_of(_json_object(body), overrides=overrides, option=_OPTION)
+            return experiment_of(json_object(body), overrides=overrides, option=_OPTION)
         return parse_experiment(body, overrides=overrides, option=_OPTION)
     except InputError as error:
         raise problem_of(error) from None
+
+
+def read_json(body: bytes, media_type: str, remedy: str) -> dict[str, Any]:
+    """The JSON object of another request's body, read as strictly; `remedy` says what is expected. Raises Problem."""
+    if _essence(media_type) != JSON_TYPE:
+        raise Problem(MEDIA, f"Content-Type {shown(media_type)} is not read here; send {JSON_TYPE}")
+    return _json_object(body, remedy)
 
 
 def require_allowed(experiment: Experiment, settings: Settings, *, to_run: bool) -> None:
@@ -56,7 +63,7 @@ def require_allowed(experiment: Experiment, settings: Settings, *, to_run: bool)
     No request makes the service read a file of its machine. What is `to_run` rents only where the operator lets it,
     runs only code that the operator listed, and spends no more than one submission may.
     """
-    _require_no_paths(experiment)
+    require_no_paths(experiment)
     if to_run:
         _require_provider(experiment, settings)
         _require_entrypoint(experiment, settings)
@@ -91,7 +98,10 @@ class _Refused(ValueError):
     """What JSON allows and is not read."""
 
 
-def _json_object(body: bytes) -> dict[str, Any]:
+def json_object(
+    body: bytes, wanted: str = "an experiment; send an object: name, search, constraints, ..."
+) -> dict[str, Any]:
+    """The object that a body holds, as strictly as all JSON is read here. Raises Problem MALFORMED or INVALID."""
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -106,7 +116,7 @@ def _json_object(body: bytes) -> dict[str, Any]:
     except RecursionError:
         raise _too_deep() from None
     if not isinstance(value, dict):
-        raise Problem(INVALID, f"{shown(value)} is not an experiment; send an object: name, search, constraints, ...")
+        raise Problem(INVALID, f"{shown(value)} is not {wanted}")
     _require_shallow(value)
     if _SURROGATE.search(text):
         _require_characters(value)
@@ -175,7 +185,8 @@ def _refused(key: str, reason: str) -> Problem:
     return Problem(REFUSED, f"{key}: {reason}", key=key)
 
 
-def _require_no_paths(experiment: Experiment) -> None:
+def require_no_paths(experiment: Experiment) -> None:
+    """Raise Problem REFUSED where an experiment names a file of the server."""
     for key, value in _paths(experiment).items():
         if isinstance(value, str):
             remedy = "leave it out" if key.endswith("catalogue") else "write the profile itself in its place"

@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rubberband.api.settings import Settings
+from rubberband.api.experiment_body import JSON_TYPE
+from rubberband.api.plan_memory import Known, Memory, PlanAnswer
+from rubberband.api.planner_pool import Planner, Pool
+from rubberband.api.problems import INTERNAL, PROVIDER, TOO_LONG, UNAVAILABLE, Problem
+from rubberband.api.settings import MIB, Settings
 from rubberband.api.store.protocol import Store
+from rubberband.api.store.records import StoredPlan
+from rubberband.errors import RubberbandError
 from rubberband.experiment import Experiment
 from rubberband.planner.families import Policy
 
+__all__ = ["PlanAnswer", "Plans", "Preview"]
+
+_PASSING = (TOO_LONG, UNAVAILABLE, INTERNAL, PROVIDER)
+"""Problems that the same question may not have again."""
+_MOST_BYTES = 64 * MIB
+_MOST_REQUESTS = 50_000
+_MOST_UNKEPT = 1000
+"""Answers that wait to be stored; of more, the oldest are not."""
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanAnswer:
-    """The answer to a preview, ready to be sent."""
+class Preview:
+    """A question as it comes in: the body of an experiment that would start now, and how to plan it."""
 
-    id: str
-    status: int
-    """200; 422 where no plan meets the constraints."""
     body: bytes
-    """`rubberband.estimate/1` as JSON, or a problem that carries it."""
+    media_type: str = JSON_TYPE
+    overrides: Sequence[str] = ()
+    policy: Policy = "optimal"
+    frontier: bool = False
+    seed: int = 0
 
 
 class Plans:
@@ -26,15 +49,172 @@ class Plans:
 
     def __init__(self, settings: Settings, store: Store) -> None:
         self._settings, self._store = settings, store
+        self.alive = False
+        """Whether it is between start and close."""
+        self._memory = Memory(_MOST_BYTES, _MOST_REQUESTS)
+        self._pool = Pool(settings)
+        self._asked: dict[bytes, asyncio.Task[PlanAnswer]] = {}
+        self._planning: dict[str, asyncio.Future[PlanAnswer]] = {}
+        self._unkept: dict[str, StoredPlan] = {}
+        self._keeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the processes that plan."""
+        """Be ready. A process that plans starts with the first question, and takes a second."""
+        self.alive = True
 
     async def close(self) -> None:
-        """End them."""
+        """End the processes that plan; what they were asked is given up, what they answered is stored."""
+        self.alive = False
+        asked = list(self._asked.values())
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        await self._pool.close()
+        if self._keeper is not None:
+            await self._keeper
 
     async def preview(
         self, experiment: Experiment, *, policy: Policy = "optimal", frontier: bool = False, seed: int = 0
     ) -> PlanAnswer:
         """Plan an experiment that would start now. Raises Problem for what cannot be planned."""
-        raise NotImplementedError
+        words = experiment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+        preview = Preview(body=json.dumps(words).encode(), policy=policy, frontier=frontier, seed=seed)
+        return await self.answer(preview, fingerprint(preview.body, f"{policy} {frontier} {seed}".encode()))
+
+    def recall(self, fingerprint: bytes) -> PlanAnswer | None:
+        """The answer to a request that came before; None if it is to be asked. Raises Problem if it had one."""
+        found = self._memory.recall(fingerprint, time.time())
+        if isinstance(found, Problem):
+            raise again(found)
+        return found
+
+    async def answer(self, preview: Preview, fingerprint: bytes) -> PlanAnswer:
+        """The answer to a request; `fingerprint` is the same for the same request only. Raises Problem."""
+        known = self.recall(fingerprint)
+        if known is not None:
+            return known
+        task = self._asked.get(fingerprint)
+        if task is None:
+            task = asyncio.create_task(self._ask(preview, fingerprint))
+            self._asked[fingerprint] = task
+            task.add_done_callback(lambda done: self._forget(fingerprint, done))
+        try:
+            # Who hangs up gives up a place in the queue, not the answer that others may wait for.
+            return await asyncio.shield(task)
+        except Problem as problem:
+            raise again(problem) from None
+
+    async def find(self, id: str) -> PlanAnswer | None:
+        """The answer with this id; None if there is none (any more)."""
+        known = self._memory.answer(id)
+        return known if known is not None else await self._stored(id)
+
+    def _forget(self, fingerprint: bytes, done: asyncio.Task[PlanAnswer]) -> None:
+        del self._asked[fingerprint]
+        if not done.cancelled():
+            done.exception()
+
+    async def _ask(self, preview: Preview, fingerprint: bytes) -> PlanAnswer:
+        now = float(int(time.time()))
+        question = {
+            "body": preview.body.decode("latin-1"),
+            "media_type": preview.media_type,
+            "overrides": list(preview.overrides),
+            "policy": preview.policy,
+            "frontier": preview.frontier,
+            "seed": preview.seed,
+            "now": now,
+            "planning_s": self._settings.limits.planning_s,
+        }
+        until, identified = None, False
+        try:
+            async with self._pool.planner() as planner:
+                asked = await planner.ask(question)
+                identified, until = True, None if asked["good_s"] is None else now + asked["good_s"]
+                answer = await self._planned(planner, asked["id"], preview)
+            answer = answer if isinstance(answer, PlanAnswer) else await asyncio.shield(answer)
+        except Problem as problem:
+            if problem.kind not in _PASSING and (identified or not self._asks_cloud):
+                self._memory.keep_request(fingerprint, Known(meaning=again(problem), until=until))
+            raise
+        self._memory.keep_request(fingerprint, Known(meaning=answer.id, until=until))
+        return answer
+
+    @property
+    def _asks_cloud(self) -> bool:
+        """Whether reading a question may ask AWS, which may answer otherwise the next time."""
+        return "aws" in self._settings.providers
+
+    async def _planned(self, planner: Planner, id: str, preview: Preview) -> PlanAnswer | asyncio.Future[PlanAnswer]:
+        """The answer to what a planner was asked; or the promise of one, if another planner is at it."""
+        known = await self.find(id) or self._planning.get(id)
+        if known is not None:
+            await planner.skip()
+            return known
+        promise = self._planning[id] = asyncio.get_running_loop().create_future()
+        try:
+            answer = await self._plan(planner, id, preview)
+            promise.set_result(answer)
+        except Problem as problem:
+            promise.set_exception(again(problem))
+            promise.exception()
+            raise
+        finally:
+            del self._planning[id]
+            promise.cancel()
+        return answer
+
+    async def _plan(self, planner: Planner, id: str, preview: Preview) -> PlanAnswer:
+        told, body = await planner.plan()
+        answer = PlanAnswer(id=id, status=told["status"], body=body)
+        self._memory.keep_answer(answer)
+        options = {"policy": preview.policy, "frontier": preview.frontier, "seed": preview.seed}
+        self._keep(
+            StoredPlan(
+                id=id, created_at=time.time(), words=told["words"], options=options, status=answer.status, body=body
+            )
+        )
+        return answer
+
+    async def _stored(self, id: str) -> PlanAnswer | None:
+        unkept = self._unkept.get(id)
+        try:
+            found = unkept or await asyncio.to_thread(self._store.plan, id)
+        except RubberbandError as error:
+            _log.warning("plan %s was not looked up: %s", id, error)
+            return None
+        if found is None:
+            return None
+        answer = PlanAnswer(id=found.id, status=found.status, body=found.body)
+        self._memory.keep_answer(answer)
+        return answer
+
+    def _keep(self, plan: StoredPlan) -> None:
+        """Store a plan, after what is being stored."""
+        self._unkept[plan.id] = plan
+        if len(self._unkept) > _MOST_UNKEPT:
+            del self._unkept[next(iter(self._unkept))]
+        if self._keeper is None or self._keeper.done():
+            self._keeper = asyncio.create_task(self._keep_all())
+
+    async def _keep_all(self) -> None:
+        while self._unkept:
+            plan = next(iter(self._unkept.values()))
+            try:
+                await asyncio.to_thread(self._store.keep_plan, plan)
+            except RubberbandError as error:
+                _log.warning("plan %s was not stored: %s", plan.id, error)
+            self._unkept.pop(plan.id, None)
+
+
+def fingerprint(*parts: bytes) -> bytes:
+    """The same for the same parts only."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.digest()
+
+
+def again(problem: Problem) -> Problem:
+    """The same problem, to be raised anew: without the frames of where it was raised before."""
+    return Problem(problem.kind, problem.detail, headers=problem.headers, **problem.extensions)

@@ -1,0 +1,178 @@
+"""The process that plans for the service: `python -m rubberband.api.planner_process HOME [--live]`.
+
+It is asked on stdin and answers on stdout, in lines of JSON: a question comes in, its identity goes out, and only then
+the server says whether the answer is wanted, since it may be known. The answer's bytes follow the line that tells
+their number. It ends with its stdin, or by itself where one plan takes much longer than it may.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import rubberband
+from rubberband.api.experiment_body import read_experiment, require_no_paths
+from rubberband.api.problems import INFEASIBLE, INTERNAL, PROFILE_MISSING, Problem, problem_of
+from rubberband.cloud.catalogue import table_of, types_of
+from rubberband.errors import RubberbandError
+from rubberband.estimating import Answer, Terms, answer
+from rubberband.experiment import Experiment
+from rubberband.units import format_duration
+
+_LIVE_GOOD_S = 60.0
+"""How long an answer with prices that were asked for is given again."""
+_SPARE_S = 5
+"""So much later than the server would end it, the process ends itself: the server may be gone."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked: an experiment that would start at `now` (Unix time, whole seconds), and how to plan it."""
+
+    experiment: Experiment
+    options: Mapping[str, Any]
+    """policy, frontier, seed."""
+    terms: Terms
+    now: float
+    id: str
+    good_s: float | None
+    """How long the identity stays that of the words; None: for ever."""
+
+    @property
+    def words(self) -> Json:
+        """The experiment as it was written: what was left out stays out."""
+        return words_of(self.experiment)
+
+
+def words_of(experiment: Experiment) -> Json:
+    """The words of an experiment without defaults, since an estimate tells what was given from what was not."""
+    return experiment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+
+
+def question_of(asked: Mapping[str, Any], home: Path, *, live: bool) -> Question:
+    """The question that a line asks. Raises Problem and RubberbandError."""
+    body = asked["body"].encode("latin-1")
+    experiment = read_experiment(body, asked["media_type"], asked["overrides"])
+    require_no_paths(experiment)
+    terms, good_s = Terms(), None
+    if live and experiment.resources.provider == "aws":
+        from rubberband.live_terms import live_terms
+
+        terms, good_s = live_terms(experiment, home), _LIVE_GOOD_S
+    if experiment.constraints.deadline_at is not None:
+        good_s = 1.0
+    options = {"policy": asked["policy"], "frontier": asked["frontier"], "seed": asked["seed"]}
+    return Question(
+        experiment=experiment,
+        options=options,
+        terms=terms,
+        now=asked["now"],
+        id=_identity(experiment, options, terms, asked["now"]),
+        good_s=good_s,
+    )
+
+
+def _identity(experiment: Experiment, options: Mapping[str, Any], terms: Terms, now: float) -> str:
+    """The same for the same answer: of all that it depends on, and of nothing else."""
+    table = table_of(experiment.resources, table=terms.table)
+    rows = [
+        repr(table.get(name)) for name in (*types_of(experiment.resources), experiment.resources.aws.head_instance_type)
+    ]
+    asked = {
+        "version": rubberband.__version__,
+        "words": words_of(experiment),
+        "options": options,
+        "now": None if experiment.constraints.deadline_at is None else now,
+        "prices": [*rows, repr(terms.room), *terms.notes],
+    }
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).digest()
+    return base64.urlsafe_b64encode(digest[:24]).decode()
+
+
+def planned(question: Question) -> tuple[int, bytes]:
+    """The status and the body of the answer. Raises Problem and RubberbandError for what cannot be planned."""
+    profiles = question.experiment.loaded_profiles()
+    if profiles is None:
+        raise Problem(
+            PROFILE_MISSING,
+            "profile: is required to plan; measure one with `rubberband profile`, or write "
+            "profile: {seconds_per_iteration: {1: 60}}",
+        )
+    found = answer(
+        question.experiment, profiles, question.terms, now=question.now, clock=time.perf_counter, **question.options
+    )
+    if found.estimate.feasible:
+        return 200, json.dumps(found.to_json() | {"id": question.id}, allow_nan=False).encode()
+    problem = infeasible(found, question.id)
+    return problem.kind.status, json.dumps(problem.to_json(), allow_nan=False).encode()
+
+
+def infeasible(found: Answer, identity: str) -> Problem:
+    """No plan keeps the limits: what would have to be allowed, in seconds and dollars and in the file's words."""
+    estimate = found.estimate
+    if estimate.nearest is not None:
+        jct_s, cost_usd = estimate.nearest.jct_s, estimate.nearest.cost_usd
+        detail = estimate.reason or "no plan meets the constraints"
+    else:
+        assert estimate.prediction is not None, "what has no plan has a nearest one"
+        jct_s, cost_usd = estimate.prediction.jct_s, estimate.prediction.cost_usd
+        detail = "the plan of this policy does not keep the limits; change the policy, or raise the limits"
+    words = {"deadline": format_duration(math.ceil(jct_s)), "max_cost": math.ceil(cost_usd * 100.0) / 100.0}
+    nearest = {"jct_s": jct_s, "cost_usd": cost_usd}
+    return Problem(INFEASIBLE, detail, nearest=nearest, nearest_words=words, estimate=found.to_json(), id=identity)
+
+
+def serve(questions: BinaryIO, answers: BinaryIO, home: Path, *, live: bool) -> None:
+    """Answer until there are no more questions."""
+    while line := questions.readline():
+        asked = json.loads(line)
+        signal.alarm(math.ceil(asked["planning_s"]) + _SPARE_S)
+        try:
+            question = question_of(asked, home, live=live)
+            _tell(answers, {"id": question.id, "good_s": question.good_s})
+            wanted = questions.readline()
+            if wanted == b"plan\n":
+                status, body = planned(question)
+                _tell(answers, {"status": status, "words": question.words, "length": len(body)}, body)
+        except RubberbandError as error:
+            _tell_problem(answers, problem_of(error))
+        except Problem as problem:
+            _tell_problem(answers, problem)
+        except Exception:
+            traceback.print_exc()
+            _tell_problem(
+                answers, Problem(INTERNAL, "planning failed by a fault of the service; its log has the trace")
+            )
+        signal.alarm(0)
+
+
+def _tell(answers: BinaryIO, line: Json, body: bytes = b"") -> None:
+    answers.write(json.dumps(line).encode() + b"\n" + body)
+    answers.flush()
+
+
+def _tell_problem(answers: BinaryIO, problem: Problem) -> None:
+    _tell(answers, {"problem": problem.kind.slug, "detail": problem.detail, "extensions": problem.extensions})
+
+
+def main() -> None:
+    """Serve the parent. Ctrl-C in its terminal is for the parent to act on."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    home, *flags = sys.argv[1:]
+    serve(sys.stdin.buffer, sys.stdout.buffer, Path(home), live="--live" in flags)
+
+
+if __name__ == "__main__":
+    main()
