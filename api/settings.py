@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -37,8 +37,8 @@ class Settings:
 
     home: Path
     """Where experiments are kept, as RUBBERBAND_HOME."""
-    store: str | None = None
-    """SQLAlchemy URL of the store; None: SQLite files below `home`."""
+    store: str | None = field(default=None, repr=False)
+    """SQLAlchemy URL of the store, journals included; None: SQLite files below `home`. It may hold a password."""
     host: str = "127.0.0.1"
     port: int = 8265
     auth: bool = False

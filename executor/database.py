@@ -22,6 +22,8 @@ _SQLITE_WAIT_S = 30.0
 """How long a writer waits for the one before it."""
 _POSTGRESQL = {"connect_timeout": 10, "application_name": "rubberband", "tcp_user_timeout": 30_000}
 """What libpq is told, unless the URL tells it; a server that is gone is noticed in half a minute."""
+_FILE_ACCESS = "its folder must be there, writable and not full"
+_SERVER_ACCESS = "see that the server runs and lets this user in"
 _MAKING = 0x52424244
 """The lock (in PostgreSQL) of whoever makes tables."""
 
@@ -82,21 +84,16 @@ class Database:
 
     def make(self, metadata: sql.MetaData) -> None:
         """Make the tables that are not there. Others may do so at the same time. Raises JournalError."""
-        try:
-            if self._has(metadata):
-                return
-            with self.writing() as connection:
-                if not self.is_sqlite:
-                    _require_utf8(connection)
-                    connection.execute(sql.select(sql.func.pg_advisory_xact_lock(_MAKING)))
-                metadata.create_all(connection)
-        except JournalError as error:
-            cause = error.__cause__
-            if not isinstance(cause, SQLAlchemyError):
-                raise
-            raise JournalError(f"{self._what} cannot be opened at {self.shown}: {self._told(cause)}") from cause
+        if self.has(metadata):
+            return
+        with self.writing() as connection:
+            if not self.is_sqlite:
+                _require_utf8(connection)
+                connection.execute(sql.select(sql.func.pg_advisory_xact_lock(_MAKING)))
+            metadata.create_all(connection)
 
-    def _has(self, metadata: sql.MetaData) -> bool:
+    def has(self, metadata: sql.MetaData) -> bool:
+        """Whether the tables are there. Raises JournalError."""
         with self.reading() as connection:
             there = set(sql.inspect(connection).get_table_names())
         return set(metadata.tables) <= there
@@ -105,9 +102,14 @@ class Database:
         """An INSERT that can do nothing, or something else, where the row is there already."""
         return sqlite.insert(table) if self.is_sqlite else postgresql.insert(table)
 
+    @property
+    def access(self) -> str:
+        """What it takes to open it."""
+        return _FILE_ACCESS if self.is_sqlite else _SERVER_ACCESS
+
     def _told(self, error: SQLAlchemyError) -> str:
         told = first_line(error)
-        return told if self.is_sqlite else f"{told} (at {self.shown}; see that it runs and lets this user in)"
+        return told if self.is_sqlite else f"{told} ({self.shown}: {_SERVER_ACCESS})"
 
     def close(self) -> None:
         """Let go of it. Idempotent."""

@@ -1,4 +1,7 @@
-"""Where an experiment lives on disk: `HOME/experiments/NAME`, with its journal, checkpoints, logs and instances."""
+"""Where an experiment lives: `HOME/experiments/NAME`, with its journal, checkpoints, logs and instances.
+
+The journal may be in a store instead, a database that holds those of many experiments.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,16 @@ import fcntl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+import sqlalchemy as sql
+
 from rubberband.errors import InputError, NameTakenError
+from rubberband.executor.database import shown_url
+from rubberband.executor.journal import journalled, sqlite_url
+from rubberband.home import default_home, default_store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +27,8 @@ class ExperimentFolder:
 
     home: Path
     name: str
+    store: str | None = field(default=None, repr=False)
+    """SQLAlchemy URL of the database that holds its journal; None: a SQLite file in the folder."""
 
     @property
     def path(self) -> Path:
@@ -27,8 +37,18 @@ class ExperimentFolder:
 
     @property
     def journal(self) -> Path:
-        """The SQLite file of the journal."""
+        """The SQLite file of the journal, where it is not in a store."""
         return self.path / "journal.db"
+
+    @property
+    def journal_url(self) -> str | sql.URL:
+        """Where the journal is."""
+        return sqlite_url(self.journal) if self.store is None else self.store
+
+    @property
+    def _place(self) -> str:
+        """Where the journal is, as people may see it."""
+        return str(self.path) if self.store is None else shown_url(self.store)
 
     @property
     def checkpoints(self) -> Path:
@@ -72,14 +92,14 @@ class ExperimentFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether the experiment was created."""
-        return self.journal.exists()
+        """Whether the experiment was created. Raises JournalError if the store does not tell."""
+        return self.journal.exists() if self.store is None else bool(journalled(self.store, self.name))
 
     def require_free(self) -> None:
         """Raise NameTakenError, naming the ways out, if the experiment is here."""
         if self.exists:
             raise NameTakenError(
-                f"the name {self.name!r} is taken by another experiment ({self.path}); go on with it by "
+                f"the name {self.name!r} is taken by another experiment ({self._place}); go on with it by "
                 f"`rubberband resume {self.name}`, or run this one under another name: -s name={self.name}-2"
             )
 
@@ -94,8 +114,9 @@ class ExperimentFolder:
     def require(self) -> None:
         """Raise InputError, naming the experiments that exist, unless this one does."""
         if not self.exists:
-            known = ", ".join(folder.name for folder in folders(self.home)) or "none"
-            raise InputError(f"there is no experiment {self.name!r} in {self.home}; there are: {known}")
+            known = ", ".join(folder.name for folder in folders(self.home, self.store)) or "none"
+            place = self.home if self.store is None else self._place
+            raise InputError(f"there is no experiment {self.name!r} in {place}; there are: {known}")
 
     @property
     def driven(self) -> bool:
@@ -145,7 +166,16 @@ def _unwritable(path: Path, error: OSError) -> str:
     return f"{path} cannot be written ({told}); make room or give access, or set RUBBERBAND_HOME to another folder"
 
 
-def folders(home: Path) -> list[ExperimentFolder]:
-    """The experiments below `home`, by name."""
-    found = (home / "experiments").glob("*/journal.db")
-    return [ExperimentFolder(home=home, name=journal.parent.name) for journal in sorted(found)]
+def open_folder(name: str, home: Path | None = None) -> ExperimentFolder:
+    """The experiment of that name where the environment keeps experiments: RUBBERBAND_HOME and RUBBERBAND_STORE.
+
+    Making one touches nothing. Raises InputError where there is no home folder.
+    """
+    return ExperimentFolder(home=home or default_home(), name=name, store=default_store())
+
+
+def folders(home: Path, store: str | None = None) -> list[ExperimentFolder]:
+    """The experiments whose journals are in the store, or without one below `home`, by name. Raises JournalError."""
+    found = (journal.parent.name for journal in (home / "experiments").glob("*/journal.db"))
+    names = sorted(found) if store is None else journalled(store)
+    return [ExperimentFolder(home=home, name=name, store=store) for name in names]

@@ -1,22 +1,23 @@
 """The journal: every event of an experiment, in order and durable before its commands run (SQLAlchemy).
 
-`state = fold(events)`; a resume replays it. SQLite by default, in the experiment's directory; any SQLAlchemy URL works.
+`state = fold(events)`; a resume replays it. SQLite by default, in the experiment's directory; or all experiments in one
+store by its URL, such as PostgreSQL.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import sqlalchemy as sql
-from sqlalchemy.exc import SQLAlchemyError
 
 from rubberband.errors import JournalError, NameTakenError
 from rubberband.executor.codec import decode_event, decode_job, encode_event, encode_job
+from rubberband.executor.database import Database, first_line
 from rubberband.executor.events import Event
 from rubberband.executor.state import Job
 
@@ -86,42 +87,48 @@ class Journal:
         """Open the store at `url`, a SQLAlchemy URL, for the experiment `name`; with `create`, make its tables first.
 
         Only the writer that begins an experiment creates: a reader that did would get in its way.
-        Raises JournalError if it cannot be opened.
+        Raises JournalError if it cannot be opened, InputError for a URL that cannot be used.
         """
         self.name = name
+        remedy = (
+            f"make room or give access, then go on by `rubberband resume {name}`, or run it again if it had not begun"
+        )
+        self._database = Database(url, what=f"the journal of {name!r}", remedy=remedy)
         try:
-            self._engine = sql.create_engine(url)
-            if self._engine.dialect.name == "sqlite":
-                sql.event.listen(self._engine, "connect", _make_durable)
             if create:
-                _metadata.create_all(self._engine)
+                self._database.make(_metadata)
             self._next_seq = self._count()
-        except SQLAlchemyError as error:
-            self._engine.dispose()
+        except JournalError as error:
+            self._database.close()
+            told = first_line(error.__cause__ or error)
             raise JournalError(
-                f"the journal {url} cannot be opened: {_first_line(error)}; its folder must be there, writable and "
-                f"not full"
+                f"the journal {self._database.shown} cannot be opened: {told}; {self._database.access}"
             ) from error
+        except BaseException:
+            self._database.close()
+            raise
 
     def _count(self) -> int:
-        with self._engine.connect() as connection:
-            mine = sql.select(sql.func.max(_events.c.seq)).where(_events.c.experiment == self.name)
+        mine = sql.select(sql.func.max(_events.c.seq)).where(_events.c.experiment == self.name)
+        with self._database.reading() as connection:
             latest = connection.execute(mine).scalar()
         return 0 if latest is None else int(latest) + 1
 
     def create(self, *, created_at: float, job: Job, setup: Mapping[str, Any]) -> None:
-        """Write the header. Raises NameTakenError if the name has one."""
-        if self.header() is not None:
+        """Write the header. Raises NameTakenError if the name has one; of several at once, one succeeds."""
+        row = {"name": self.name, "created_at": created_at, "job": encode_job(job), "setup": dict(setup)}
+        insert = self._database.if_absent(_experiments).values(row).on_conflict_do_nothing(index_elements=["name"])
+        with self._database.writing() as connection:
+            made = connection.execute(insert.returning(_experiments.c.name)).first()
+        if made is None:
             raise NameTakenError(
                 f"the name {self.name!r} is taken by another experiment; resume it with `rubberband resume {self.name}`"
                 f", or run this one under another name: -s name={self.name}-2"
             )
-        row = {"name": self.name, "created_at": created_at, "job": encode_job(job), "setup": dict(setup)}
-        self._write(sql.insert(_experiments), [row])
 
     def header(self) -> Header | None:
         """The header; None if the experiment is not here. Raises JournalError if it cannot be read."""
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             row = connection.execute(sql.select(_experiments).where(_experiments.c.name == self.name)).first()
         if row is None:
             return None
@@ -136,7 +143,8 @@ class Journal:
             row = {"experiment": self.name, "seq": seq, "occurred_at": event.occurred_at, "kind": kind, "body": body}
             rows.append(row)
         if rows:
-            self._write(sql.insert(_events), rows)
+            with self._database.writing() as connection:
+                connection.execute(sql.insert(_events), rows)
             self._next_seq += len(rows)
 
     def events(self, after: int = -1) -> Iterator[tuple[int, Event]]:
@@ -146,53 +154,63 @@ class Journal:
             .where(_events.c.experiment == self.name, _events.c.seq > after)
             .order_by(_events.c.seq)
         )
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             for row in connection.execute(query):
                 yield row.seq, decode_event(row.kind, row.body)
 
     def last_event_at(self) -> float | None:
         """The latest instant in the journal; None if nothing has happened yet."""
         latest = sql.select(sql.func.max(_events.c.occurred_at)).where(_events.c.experiment == self.name)
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             found: float | None = connection.execute(latest).scalar()
         return found
 
-    def _write(self, statement: sql.Insert, rows: list[dict[str, Any]]) -> None:
-        try:
-            with self._engine.begin() as connection:
-                connection.execute(statement, rows)
-        except SQLAlchemyError as error:
-            raise JournalError(
-                f"the journal of {self.name!r} cannot be written: {_first_line(error)}; make room or give access, then "
-                f"go on by `rubberband resume {self.name}`, or run it again if it had not begun"
-            ) from error
-
-    @contextmanager
-    def _reading(self) -> Iterator[sql.Connection]:
-        try:
-            with self._engine.connect() as connection:
-                yield connection
-        except SQLAlchemyError as error:
-            raise JournalError(f"the journal of {self.name!r} cannot be read: {_first_line(error)}") from error
-
     def close(self) -> None:
         """Let go of the store. Idempotent."""
-        self._engine.dispose()
+        self._database.close()
 
 
-def begin(path: Path, name: str, *, created_at: float, job: Job, setup: Mapping[str, Any]) -> None:
-    """Make the SQLite journal of an experiment, header included, at `path`: it appears there whole, or not at all.
+def journalled(url: str, name: str | None = None) -> list[str]:
+    """The experiments in the store at `url`, by name; with `name`, that one if it is there. Makes nothing.
 
-    The caller sees to it that there is none, and that nobody else begins one. Raises JournalError.
+    Raises JournalError if it cannot be read, InputError for a URL that cannot be used.
     """
+    database = Database(url, what="the store of the journals", remedy="")
+    query = sql.select(_experiments.c.name).order_by(_experiments.c.name)
+    try:
+        if not database.has(_metadata):
+            return []
+        with database.reading() as connection:
+            return list(connection.scalars(query if name is None else query.where(_experiments.c.name == name)))
+    finally:
+        database.close()
+
+
+def begin(place: Path | str, name: str, *, created_at: float, job: Job, setup: Mapping[str, Any]) -> None:
+    """Make the journal of an experiment, header included, whole or not at all: in a store, or a SQLite file of its own.
+
+    `place` is the file, or the store's URL. Where it is a file, the caller sees to it that there is none, and that
+    nobody else begins one. Raises NameTakenError, if it is in the store already, or JournalError.
+    """
+    if isinstance(place, Path):
+        _begin_file(place, name, created_at, job, setup)
+    else:
+        _begin_at(place, name, created_at, job, setup)
+
+
+def _begin_at(url: str | sql.URL, name: str, created_at: float, job: Job, setup: Mapping[str, Any]) -> None:
+    journal = Journal(url, name, create=True)
+    try:
+        journal.create(created_at=created_at, job=job, setup=setup)
+    finally:
+        journal.close()
+
+
+def _begin_file(path: Path, name: str, created_at: float, job: Job, setup: Mapping[str, Any]) -> None:
     unborn = path.with_name(f".{path.name}.new")
     _remove(unborn, *_LOGS, "")
     try:
-        journal = Journal(sqlite_url(unborn), name, create=True)
-        try:
-            journal.create(created_at=created_at, job=job, setup=setup)
-        finally:
-            journal.close()
+        _begin_at(sqlite_url(unborn), name, created_at, job, setup)
         _remove(path, *_LOGS)
         os.replace(unborn, path)
     except OSError as error:
@@ -225,14 +243,3 @@ def _sync_directory(path: Path) -> None:
 def sqlite_url(path: Path) -> sql.URL:
     """The SQLAlchemy URL of a SQLite file, whatever characters its path has."""
     return sql.URL.create("sqlite", database=str(path))
-
-
-def _make_durable(connection: Any, _record: object) -> None:
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=FULL")
-    cursor.close()
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]

@@ -16,16 +16,16 @@ from rubberband.cloud.catalogue import types_of
 from rubberband.cloud.cluster import ClusterProvider
 from rubberband.cloud.prices import live_table
 from rubberband.cloud.virtual import VirtualClock
-from rubberband.errors import InputError
 from rubberband.executor.backend import Backend
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.controller import Controller
 from rubberband.executor.desk import asked_limits
-from rubberband.executor.driver import Observer, drive, replay
+from rubberband.executor.driver import Observer, drive
 from rubberband.executor.events import TrialFailed
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.inbox import Inbox
-from rubberband.executor.journal import Header, Journal, begin, sqlite_url
+from rubberband.executor.journal import begin
+from rubberband.executor.reading import JournalReader
 from rubberband.executor.result import Result, summarise
 from rubberband.executor.state import Job
 from rubberband.executor.training.entrypoint import Entrypoint
@@ -105,7 +105,8 @@ def create(folder: ExperimentFolder, job: Job, setup: Setup) -> None:
     with folder.driving():
         folder.require_free()
         open_store(setup.checkpoints)
-        begin(folder.journal, folder.name, created_at=time.time(), job=job, setup=setup.to_json())
+        place = folder.store or folder.journal
+        begin(place, folder.name, created_at=time.time(), job=job, setup=setup.to_json())
 
 
 def run(
@@ -127,8 +128,9 @@ def run(
         return settled
     with ExitStack() as stack:
         stack.enter_context(folder.driving())
-        journal, header = _open(folder)
-        stack.callback(journal.close)
+        reader = JournalReader(folder)
+        stack.callback(reader.close)
+        journal, header = reader.journal, reader.header
         controller = Controller(header.job)
         setup = Setup.from_json(header.setup)
         if setup.entrypoint is not None:
@@ -151,16 +153,14 @@ def read(folder: ExperimentFolder) -> Result:
 
 def _read(folder: ExperimentFolder) -> tuple[Result, bool]:
     """The result, and whether it is final."""
-    journal, header = _open(folder)
+    reader = JournalReader(folder)
     try:
-        controller = Controller(header.job)
-        replay(controller, journal)
+        reader.refresh()
     finally:
-        journal.close()
-    live = folder.driven and header.setup["provider"] != "virtual"
-    now = time.time() if live else controller.state.now
-    found = summarise(controller.job, controller.state, header.setup, now)
-    return found, _is_over(controller, Inbox(folder.inbox))
+        reader.close()
+    live = folder.driven and reader.header.setup["provider"] != "virtual"
+    found = reader.result(time.time() if live else reader.controller.state.now)
+    return found, _is_over(reader.controller, Inbox(folder.inbox))
 
 
 def _is_over(controller: Controller, inbox: Inbox) -> bool:
@@ -172,26 +172,16 @@ def _is_over(controller: Controller, inbox: Inbox) -> bool:
 
 def failures(folder: ExperimentFolder) -> dict[int, list[str]]:
     """Trial -> what each of its failures said, trace-back included, in order."""
-    journal, _ = _open(folder)
+    reader = JournalReader(folder)
     found: dict[int, list[str]] = {}
     try:
-        for _, event in journal.events():
+        for _, event in reader.journal.events():
             if isinstance(event, TrialFailed):
                 said = f"attempt {event.attempt} {event.kind}: {event.message}\n{event.details}"
                 found.setdefault(event.trial, []).append(said)
     finally:
-        journal.close()
+        reader.close()
     return found
-
-
-def _open(folder: ExperimentFolder) -> tuple[Journal, Header]:
-    folder.require()
-    journal = Journal(sqlite_url(folder.journal), folder.name)
-    header = journal.header()
-    if header is None:
-        journal.close()
-        raise InputError(f"experiment {folder.name!r} was never started; delete {folder.path} and run it again")
-    return journal, header
 
 
 def make_backend(folder: ExperimentFolder, setup: Setup, job: Job, last_event_at: float | None) -> Backend:

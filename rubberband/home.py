@@ -15,3 +15,8 @@ def default_home(environment: Mapping[str, str] = os.environ) -> Path:
         return Path(environment.get("RUBBERBAND_HOME") or Path.home() / ".rubberband").expanduser().resolve()
     except RuntimeError as error:
         raise InputError(f"this user has no home folder ({error}); set RUBBERBAND_HOME to a folder") from None
+
+
+def default_store(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The SQLAlchemy URL of the database that holds the journals: RUBBERBAND_STORE; None: each is a file of its own."""
+    return environment.get("RUBBERBAND_STORE") or None

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rubberband.errors import Cancelled, RubberbandError
-from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.folder import ExperimentFolder, open_folder
 from rubberband.executor.hosting import Ending, Mark, Order, holding, read_order, write_ending, write_mark
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ AT_WORK = 75
 
 def main(arguments: Sequence[str]) -> int:
     """Run the order of HOME NAME; the exit code is that of `rubberband run`. A third argument is the lock, inherited."""
-    folder = ExperimentFolder(home=Path(arguments[0]), name=arguments[1])
+    folder = open_folder(arguments[1], Path(arguments[0]))
     faulthandler.enable()
     with _lock(folder, arguments[2:]) as lock:
         if lock is None:

@@ -15,7 +15,7 @@ from rubberband.cloud.catalogue import Table, offers, types_of
 from rubberband.cloud.prices import live_table
 from rubberband.errors import InputError
 from rubberband.executor.driver import Observer
-from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.folder import ExperimentFolder, open_folder
 from rubberband.executor.result import Result
 from rubberband.executor.session import (
     cancel_on_signals,
@@ -50,7 +50,7 @@ def tune(entrypoint: Any = None, /, *, home: str | os.PathLike[str] | None = Non
         experiment = Experiment(**({} if entrypoint is None else {"entrypoint": entrypoint}), **words)
     elif words or entrypoint is not None:
         raise InputError(f"tune was given an experiment and {', '.join(words) or 'an entry point'} beside it; give one")
-    folder = ExperimentFolder(home=Path(home).expanduser().resolve() if home else default_home(), name=experiment.name)
+    folder = open_folder(experiment.name, Path(home).expanduser().resolve() if home else None)
     return run_experiment(experiment, folder)
 
 

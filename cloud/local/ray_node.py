@@ -103,8 +103,11 @@ def ensure_token(path: Path) -> Path:
 def environment(
     base: Mapping[str, str], token_path: Path, tags: Mapping[str, str], devices: Sequence[str]
 ) -> dict[str, str]:
-    """The environment of a node: the driver's, less what Ray put there, plus our settings, tags and GPUs."""
-    chosen = {key: value for key, value in base.items() if not key.startswith("RAY_")}
+    """The environment of a node: the driver's, less what Ray put there, plus our settings, tags and GPUs.
+
+    What trials run has no business with the journals, nor with the password of their store.
+    """
+    chosen = {key: value for key, value in base.items() if not key.startswith("RAY_") and key != "RUBBERBAND_STORE"}
     chosen |= SETTINGS | authentication(token_path) | dict(tags)
     if devices:
         chosen["CUDA_VISIBLE_DEVICES"] = ",".join(devices)

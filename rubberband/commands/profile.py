@@ -30,16 +30,16 @@ def profile(
     and how long instances take to start. With batch.policy goodput, trials also try the batch sizes that they may
     choose among: how long steps take, how noisy gradients are, and how many GPUs are of use.
     """
-    from rubberband.executor.folder import ExperimentFolder
+    from rubberband.executor.folder import open_folder
     from rubberband.executor.session import cancel_on_signals
     from rubberband.files import default_profile_path, load_experiment
     from rubberband.measuring import measure_profile
-    from rubberband.tuning import announce_device, cloud_terms, default_home, find_entrypoint
+    from rubberband.tuning import announce_device, cloud_terms, find_entrypoint
 
     experiment = load_experiment(file, overrides or [])
     experiment.require_runnable()
     target = output or default_profile_path(file)
-    folder = ExperimentFolder(home=default_home(), name=experiment.name)
+    folder = open_folder(experiment.name)
     table = cloud_terms(experiment, folder.home, _announce).table
     entrypoint = find_entrypoint(experiment, (file.absolute().parent, Path.cwd()), table)
     announce_device(experiment, _announce)

@@ -29,12 +29,12 @@ def run(
     first. Ctrl-C ends the run cleanly: instances are given back, the best so far is
     reported, and `rubberband resume` goes on with it.
     """
-    from rubberband.executor.folder import ExperimentFolder
+    from rubberband.executor.folder import open_folder
     from rubberband.files import default_profile_path, load_experiment
-    from rubberband.tuning import default_home, run_experiment
+    from rubberband.tuning import run_experiment
 
     experiment = load_experiment(file, overrides or [])
-    folder = ExperimentFolder(home=default_home(), name=experiment.name)
+    folder = open_folder(experiment.name)
     search_path = (file.absolute().parent, Path.cwd())
     result = run_experiment(
         experiment,
@@ -57,10 +57,9 @@ def resume(
     again.
     """
     from rubberband.executor import session
-    from rubberband.executor.folder import ExperimentFolder
-    from rubberband.tuning import default_home
+    from rubberband.executor.folder import open_folder
 
-    folder = ExperimentFolder(home=default_home(), name=name)
+    folder = open_folder(name)
     with session.cancel_on_signals() as cancelled:
         result = session.run(folder, view=live_view, cancelled=cancelled)
     _conclude(result)

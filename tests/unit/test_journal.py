@@ -156,7 +156,7 @@ def test_a_job_comes_back_as_it_was() -> None:
 
 
 def test_sqlite_survives_a_crash_of_the_machine(journal: Journal) -> None:
-    with journal._engine.connect() as connection:
+    with journal._database.writing() as connection:
         assert connection.execute(sql.text("PRAGMA journal_mode")).scalar() == "wal"
         assert connection.execute(sql.text("PRAGMA synchronous")).scalar() == 2
 

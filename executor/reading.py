@@ -1,0 +1,52 @@
+"""Following a journal that another process writes: what is new, and what came of it all so far."""
+
+from __future__ import annotations
+
+from rubberband.errors import InputError
+from rubberband.executor.controller import Controller
+from rubberband.executor.events import Event
+from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.journal import Journal
+from rubberband.executor.result import Result, summarise
+
+
+class JournalReader:
+    """One experiment's journal, folded as far as it was read. It writes nothing. For one thread at a time."""
+
+    def __init__(self, folder: ExperimentFolder) -> None:
+        """Open it; nothing is folded yet.
+
+        Raises InputError if there is no such experiment, JournalError if it cannot be read.
+        """
+        folder.require()
+        self.journal = Journal(folder.journal_url, folder.name)
+        try:
+            header = self.journal.header()
+            if header is None:
+                raise InputError(f"experiment {folder.name!r} was never started; delete {folder.path} and run it again")
+        except BaseException:
+            self.journal.close()
+            raise
+        self.header = header
+        self.controller = Controller(header.job)
+        self.seq = -1
+        """Of the last event that was folded; -1 before the first."""
+
+    def refresh(self) -> list[tuple[int, Event]]:
+        """Fold what was journalled since; returns it, with sequence numbers. One query if nothing is new.
+
+        Raises JournalError if it cannot be read, and nothing is folded then.
+        """
+        found = list(self.journal.events(after=self.seq))
+        for seq, event in found:
+            self.controller.handle(event)
+            self.seq = seq
+        return found
+
+    def result(self, now: float) -> Result:
+        """What came of what was folded so far; what runs counts up to `now`: Unix time, or that of a virtual run."""
+        return summarise(self.controller.job, self.controller.state, self.header.setup, now)
+
+    def close(self) -> None:
+        """Let go of the store. Idempotent."""
+        self.journal.close()
