@@ -50,13 +50,6 @@ def read_experiment(body: bytes, media_type: str, overrides: Sequence[str] = ())
         raise problem_of(error) from None
 
 
-def read_json(body: bytes, media_type: str, remedy: str) -> dict[str, Any]:
-    """The JSON object of another request's body, read as strictly; `remedy` says what is expected. Raises Problem."""
-    if _essence(media_type) != JSON_TYPE:
-        raise Problem(MEDIA, f"Content-Type {shown(media_type)} is not read here; send {JSON_TYPE}")
-    return _json_object(body, remedy)
-
-
 def require_allowed(experiment: Experiment, settings: Settings, *, to_run: bool) -> None:
     """Raise Problem REFUSED, with the key and the remedy, for what a request may not ask for here.
 
