@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import rubberband
-from rubberband.commands import down, estimate, plan, prices, profile, report, run, sweep, up
+from rubberband.commands import down, estimate, plan, prices, profile, report, run, serve, sweep, token, up
 from rubberband.errors import RubberbandError
 
 app = typer.Typer(
@@ -33,6 +33,7 @@ for _command in (
     run.run,
     run.resume,
     report.report,
+    serve.serve,
     report.ps,
     report.logs,
     sweep.sweep,
@@ -40,6 +41,7 @@ for _command in (
     down.down,
 ):
     app.command(_command.__name__)(_command)
+app.add_typer(token.token, name="token")
 
 
 def main() -> None:

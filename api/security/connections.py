@@ -1,0 +1,54 @@
+"""HTTP connections that do not wait for ever: who opens one, and does not send a request whole, is cut off."""
+
+from __future__ import annotations
+
+import asyncio
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEADERS_S = 10.0
+"""The headers of a request must be there by then; a body has its own time (rubberband.api.security.bodies)."""
+HEADERS_BYTES = 32 << 10
+"""Of all headers together; more is answered with 400."""
+
+
+class PatientProtocol(H11Protocol):
+    """uvicorn's protocol, with an end to the wait for headers."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._expect()
+
+    def data_received(self, data: bytes) -> None:
+        """Wait for the rest of a request's headers, from their first byte on; or of a body that nobody reads."""
+        super().data_received(data)
+        if not self._is_owed():
+            self._stop_waiting()
+        elif self._late is None:
+            self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no longer."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _is_owed(self) -> bool:
+        answered = self.cycle is not None and self.cycle.response_complete
+        return self.conn.their_state is h11.IDLE or (answered and self.conn.their_state is h11.SEND_BODY)
+
+    def _expect(self) -> None:
+        self._late = self.loop.call_later(HEADERS_S, self._cut_off)
+
+    def _stop_waiting(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _cut_off(self) -> None:
+        self._late = None
+        if not self.transport.is_closing():
+            self.transport.close()

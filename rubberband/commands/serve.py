@@ -1,0 +1,272 @@
+"""`rubberband serve`: the service, for a team: plan previews, submissions, the dashboard."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from rubberband.errors import InputError
+from rubberband.units import shown
+
+if TYPE_CHECKING:
+    from rubberband.api.serving import Transport
+    from rubberband.api.settings import Settings
+    from rubberband.api.store.protocol import Store
+
+_T = TypeVar("_T")
+_PROVIDERS = ("local", "virtual", "aws")
+
+HostOption = Annotated[str, typer.Option("--host", help="The address to listen on.")]
+PortOption = Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0: any that is free.")]
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        help="The database of the service and of the journals, such as postgresql+psycopg://USER@HOST/NAME. "
+        "[default: RUBBERBAND_STORE, or SQLite files in RUBBERBAND_HOME]",
+        show_default=False,
+    ),
+]
+AuthOption = Annotated[
+    bool | None,
+    typer.Option("--auth/--no-auth", help="Ask for tokens. [default: beyond 127.0.0.1 only]", show_default=False),
+]
+AllowOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow",
+        metavar="MODULE:ATTRIBUTE",
+        help="An entry point that submissions may run; MODULE:* for all of a module. Repeat for more.",
+        show_default=False,
+    ),
+]
+CodeOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--code",
+        metavar="FOLDER",
+        help="Where that code is found. Repeat for more. [default: the current folder]",
+        show_default=False,
+    ),
+]
+NameOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--host-name",
+        metavar="NAME",
+        help="A name by which browsers and clients ask for the service. Repeat for more.",
+        show_default=False,
+    ),
+]
+ProviderOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--provider",
+        metavar="PROVIDER",
+        help="Where submissions may run: local, virtual, aws. Repeat for more. [default: local and virtual]",
+        show_default=False,
+    ),
+]
+CheckpointsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--checkpoints",
+        metavar="PREFIX",
+        help="A URL below which submissions may keep checkpoints, such as s3://bucket/team/. Repeat for more. "
+        "[default: only in the experiment's folder]",
+        show_default=False,
+    ),
+]
+RunningOption = Annotated[int, typer.Option("--max-running", min=1, max=1000, help="Experiments at the same time.")]
+CostOption = Annotated[
+    float | None,
+    typer.Option(
+        "--max-cost",
+        metavar="USD",
+        help="The highest max_cost of a submission; each must then have one.",
+        show_default=False,
+    ),
+]
+PlannersOption = Annotated[int, typer.Option("--planners", min=1, max=64, help="Processes that plan.")]
+PlanningOption = Annotated[float, typer.Option("--planning-limit", metavar="SECONDS", help="For one plan.")]
+BodyOption = Annotated[
+    int, typer.Option("--body-limit", metavar="BYTES", min=1024, max=1 << 30, help="The largest body of a request.")
+]
+RateOption = Annotated[
+    float, typer.Option("--rate", metavar="N", help="Requests a second of one token or address; 0 sets no limit.")
+]
+CertificateOption = Annotated[
+    Path | None, typer.Option("--ssl-certfile", metavar="FILE", help="Speak HTTPS, by this.", show_default=False)
+]
+KeyOption = Annotated[
+    Path | None, typer.Option("--ssl-keyfile", metavar="FILE", help="The certificate's key.", show_default=False)
+]
+ProxyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--proxy",
+        metavar="ADDRESS",
+        help="A proxy in front, whose X-Forwarded-For and -Proto are believed. Repeat for more.",
+        show_default=False,
+    ),
+]
+
+
+def serve(
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8265,
+    store: StoreOption = None,
+    auth: AuthOption = None,
+    allow: AllowOption = None,
+    code: CodeOption = None,
+    host_name: NameOption = None,
+    provider: ProviderOption = None,
+    checkpoints: CheckpointsOption = None,
+    max_running: RunningOption = 4,
+    max_cost: CostOption = None,
+    planners: PlannersOption = 1,
+    planning_limit: PlanningOption = 30.0,
+    body_limit: BodyOption = 1 << 20,
+    rate: RateOption = 200.0,
+    ssl_certfile: CertificateOption = None,
+    ssl_keyfile: KeyOption = None,
+    proxy: ProxyOption = None,
+) -> None:
+    """Serve plan previews, submissions and the dashboard.
+
+    Submissions name the code that they run; only what --allow lists is run. Each runs in a process of its own, which
+    the end of the service does not end. Listening beyond this machine needs tokens (rubberband token create).
+    """
+    from rubberband.api.security import binding
+    from rubberband.api.serving import Transport
+    from rubberband.api.settings import Limits, Settings
+    from rubberband.home import default_home, default_store
+
+    settings = Settings(
+        home=default_home(),
+        store=store or default_store(),
+        host=host,
+        port=port,
+        auth=binding.require_auth(host, auth, proxy or []),
+        hosts=binding.served_names(host, host_name or []),
+        entrypoints=_each(_entrypoint, allow or []),
+        code=_each(_folder, code or [Path.cwd()]),
+        providers=_each(_provider, provider or ["local", "virtual"]),
+        checkpoints=_each(_prefix, checkpoints or []),
+        planners=planners,
+        limits=Limits(
+            body_bytes=body_limit,
+            requests_per_s=_amount("--rate", rate),
+            burst=max(2, math.ceil(2 * rate)),
+            planning_s=_amount("--planning-limit", planning_limit, zero=False),
+            max_running=max_running,
+            max_cost_usd=None if max_cost is None else _amount("--max-cost", max_cost, zero=False),
+        ),
+    )
+    _serve(settings, Transport(certfile=ssl_certfile, keyfile=_key(ssl_certfile, ssl_keyfile), proxies=proxy or []))
+
+
+def _serve(settings: Settings, transport: Transport) -> None:
+    from rubberband.api import serving
+    from rubberband.api.entrypoint_check import EntrypointCheck
+
+    _log_to_stderr()
+    check = EntrypointCheck(settings.entrypoints, settings.code)
+
+    def announce(address: str, store: Store) -> None:
+        for line in told(settings, address, store):
+            _say(line)
+        check.start(_say)
+
+    try:
+        serving.serve(settings, transport, announce)
+    finally:
+        check.close()
+    _say("the service has ended; experiments that run go on, and are found again when it is started")
+
+
+def told(settings: Settings, address: str, store: Store) -> list[str]:
+    """What the operator should know of a service that starts."""
+    from rubberband.executor.database import shown_url
+
+    kept = "" if settings.store is None else f", journals in {shown_url(settings.store)}"
+    code = ", ".join(str(folder) for folder in settings.code)
+    may_run = "nothing, only plans are made (--allow MODULE:ATTRIBUTE)"
+    if settings.entrypoints:
+        may_run = f"{', '.join(settings.entrypoints)} from {code}; on {', '.join(settings.providers)}"
+    if settings.auth:
+        number = sum(record.revoked_at is None for record in store.tokens())
+        tokens = f"needed; there {'is 1' if number == 1 else f'are {number}'} (rubberband token list)"
+    else:
+        tokens = f"not needed: who reaches {settings.host}, as all users of this machine do, may do everything (--auth)"
+    return [
+        f"serving on   {address}",
+        f"experiments  {settings.home / 'experiments'}{kept}; {settings.limits.max_running} at the same time",
+        f"may be run   {may_run}",
+        f"tokens       {tokens}",
+    ]
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    logging.getLogger("rubberband").setLevel(logging.INFO)
+
+
+def _each(read: Callable[[_T], _T], values: Sequence[_T]) -> tuple[_T, ...]:
+    return tuple(dict.fromkeys(read(value) for value in values))
+
+
+def _entrypoint(text: str) -> str:
+    module, colon, attribute = text.strip().partition(":")
+    names = [*module.split("."), *([] if attribute == "*" else attribute.split("."))]
+    if not colon or not all(name.isidentifier() for name in names):
+        raise InputError(
+            f"--allow {shown(text)} is not MODULE:ATTRIBUTE or MODULE:*; write examples.digits:DigitsTrial"
+        )
+    return text.strip()
+
+
+def _folder(path: Path) -> Path:
+    if not path.is_dir():
+        raise InputError(f"--code {path} is no folder; name the one in which the modules of --allow are")
+    return path.resolve()
+
+
+def _provider(name: str) -> str:
+    if name not in _PROVIDERS:
+        raise InputError(f"--provider {shown(name)} is not known; use {', '.join(_PROVIDERS)}")
+    return name
+
+
+def _prefix(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    if not separator or not scheme or not rest:
+        raise InputError(f"--checkpoints {shown(url)} is no URL; write it as s3://bucket/folder/")
+    return url
+
+
+def _amount(option: str, value: float, *, zero: bool = True) -> float:
+    if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+        raise InputError(f"{option} {value:g} must be {'0 or more' if zero else 'greater than 0'}, and finite")
+    return value
+
+
+def _key(certfile: Path | None, keyfile: Path | None) -> Path | None:
+    if keyfile is not None and certfile is None:
+        raise InputError("--ssl-keyfile needs --ssl-certfile, the certificate that it is the key of")
+    return keyfile

@@ -1,0 +1,120 @@
+"""`rubberband token`: who may use the service. Works on its store, on the operator's machine; no server is needed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rubberband.commands.serve import StoreOption
+from rubberband.errors import InputError
+from rubberband.units import shown
+
+if TYPE_CHECKING:
+    from rubberband.api.security.tokens import Tokens
+    from rubberband.api.store.records import TokenRecord
+
+token = typer.Typer(
+    name="token", help="Make, list and revoke the tokens of the service.", no_args_is_help=True, add_completion=False
+)
+
+
+class Scope(StrEnum):
+    """What a token allows; each includes those before it."""
+
+    read = "read"
+    submit = "submit"
+    admin = "admin"
+
+
+@token.command()
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is, or what for.", show_default=False)],
+    scope: Annotated[
+        Scope,
+        typer.Option(
+            "--scope",
+            help="read: see everything, preview plans; submit: start, extend, resume and cancel as well; admin: "
+            "tokens as well.",
+        ),
+    ] = Scope.read,
+    expires: Annotated[
+        str | None,
+        typer.Option("--expires", metavar="DURATION", help="After this, such as 90d. [default: never]"),
+    ] = None,
+    store: StoreOption = None,
+) -> None:
+    """Make a token, and print it. It cannot be shown again; only a hash of it is kept."""
+    from rubberband.units import parse_duration
+
+    if not name.strip() or not name.isprintable() or len(name) > 64:
+        raise InputError(f"the name {shown(name)} must have 1 to 64 printable characters; say whose the token is")
+    lasts_s = None if expires is None else parse_duration(expires)
+    with _tokens(store) as tokens:
+        record, text = tokens.create(name.strip(), scope.value, lasts_s=lasts_s)
+    told = f"token {record.id} of {record.name}: {record.scope}, {_until(record)}; keep it, it is not shown again"
+    print(told, file=sys.stderr)
+    print(text)
+
+
+@token.command(name="list")
+def list_(store: StoreOption = None) -> None:
+    """List the tokens, without their secrets."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("id", "name", "scope", "made", "state", "last used", box=None, pad_edge=False)
+    with _tokens(store) as tokens:
+        for record in tokens.records():
+            used = "never" if record.last_used_at is None else _instant(record.last_used_at)
+            table.add_row(record.id, record.name, record.scope, _instant(record.created_at), _state(record), used)
+    Console(soft_wrap=True).print(table)
+
+
+@token.command()
+def revoke(
+    id: Annotated[str, typer.Argument(metavar="ID", help="The token's id, as listed.", show_default=False)],
+    store: StoreOption = None,
+) -> None:
+    """End a token, and the sessions of browsers that signed in with it; a running service knows within seconds."""
+    with _tokens(store) as tokens:
+        if not tokens.revoke(id):
+            known = ", ".join(record.id for record in tokens.records()) or "none"
+            raise InputError(f"there is no token {shown(id)}; there are: {known}")
+
+
+@contextmanager
+def _tokens(store: str | None) -> Iterator[Tokens]:
+    from rubberband.api.security.tokens import Tokens
+    from rubberband.api.store.sql import open_store
+    from rubberband.home import default_home, default_store
+
+    opened = open_store(store or default_store(), default_home())
+    try:
+        yield Tokens(opened)
+    finally:
+        opened.close()
+
+
+def _state(record: TokenRecord) -> str:
+    if record.revoked_at is not None:
+        return f"revoked {_instant(record.revoked_at)}"
+    if record.expires_at is not None and record.expires_at <= time.time():
+        return f"expired {_instant(record.expires_at)}"
+    return _until(record)
+
+
+def _until(record: TokenRecord) -> str:
+    return "good for ever" if record.expires_at is None else f"good until {_instant(record.expires_at)}"
+
+
+def _instant(at: float) -> str:
+    from rubberband.units import format_instant
+
+    return format_instant(datetime.fromtimestamp(int(at), UTC))
