@@ -2,23 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 
 import rubberband
+from rubberband.api.answers import Failures, Heads, answer_errors
 from rubberband.api.dashboard import pages
+from rubberband.api.documenting import DocumentedApp
 from rubberband.api.feed import Feed
+from rubberband.api.measures import ExperimentMeasures
+from rubberband.api.measuring_requests import RequestMeasures
 from rubberband.api.plans import Plans
-from rubberband.api.problems import MEDIA_TYPE, Problem, problem_of
+from rubberband.api.routes import (
+    events,
+    experiment_parts,
+    experiments,
+    health,
+    metrics,
+    plans,
+    prices,
+    problems,
+    tokens,
+)
 from rubberband.api.runs import Runs
+from rubberband.api.security import signing_in
 from rubberband.api.security.secured import secure
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.protocol import Store
-from rubberband.errors import RubberbandError
+
+_ROUTERS = (
+    plans.router,
+    experiments.router,
+    experiment_parts.router,
+    events.router,
+    prices.router,
+    tokens.router,
+    health.router,
+    metrics.router,
+    problems.router,
+    pages.router,
+    signing_in.router,
+)
 
 
 def create_app(settings: Settings, *, store: Store) -> FastAPI:
@@ -31,39 +59,41 @@ def create_app(settings: Settings, *, store: Store) -> FastAPI:
         runs=Runs(settings, store, feed.wake),
         feed=feed,
     )
-    app = FastAPI(
-        title="RubberBand", version=rubberband.__version__, docs_url=None, redoc_url=None, lifespan=_lifespan(service)
+    app = DocumentedApp(
+        title="RubberBand",
+        version=rubberband.__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=_lifespan(service),
     )
     app.state.service = service
-    app.include_router(pages.router)
-    app.add_exception_handler(Problem, _answer_problem)
-    app.add_exception_handler(RubberbandError, _answer_error)
-    # Last: it is outside of all that was added before, the handler of errors that nobody foresaw included.
+    app.state.registry = registry = CollectorRegistry(auto_describe=False)
+    registry.register(ExperimentMeasures(store, service.runs.result))
+    for router in _ROUTERS:
+        app.include_router(router)
+    answer_errors(app, app.methods_of)
+    # The last that is added is the outermost.
+    app.add_middleware(RequestMeasures(registry).counting)
+    app.add_middleware(Heads)
+    app.add_middleware(Failures)
+    # Outside of all that was added before, the handler of errors that nobody foresaw included.
     app.middleware_stack = secure(app.build_middleware_stack(), service)
     return app
 
 
-def _lifespan(service: Service):  # type: ignore[no-untyped-def]
+def _lifespan(service: Service) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
-    async def living(app: FastAPI) -> AsyncIterator[None]:
+    async def living(_app: FastAPI) -> AsyncIterator[None]:
         service.feed.open()
         await service.plans.start()
         service.runs.start()
         try:
             yield
         finally:
+            service.feed.close()
             service.runs.close()
             await service.plans.close()
             service.store.close()
 
     return living
-
-
-async def _answer_problem(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, Problem), "registered for problems"
-    return JSONResponse(error.to_json(), error.kind.status, error.headers, MEDIA_TYPE)
-
-
-async def _answer_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RubberbandError), "registered for these"
-    return await _answer_problem(request, problem_of(error))

@@ -42,6 +42,10 @@ class Store(Protocol):
         """Newest first; `after` is the cursor of a page before. Raises InputError for what is no cursor."""
         ...
 
+    def count_states(self) -> Mapping[str, int]:
+        """State -> how many experiments are in it; those of none are missing."""
+        ...
+
     def change(
         self,
         name: str,

@@ -57,6 +57,12 @@ class SubmissionRows(FeedRows):
         items = found[:limit]
         return Page(items=items, next=cursor_of(items[-1]) if items and len(found) > limit else None)
 
+    def count_states(self) -> Mapping[str, int]:
+        """See `Store.count_states`."""
+        query = sql.select(_columns.state, sql.func.count()).group_by(_columns.state)
+        with self._database.reading() as connection:
+            return {str(state): int(count) for state, count in connection.execute(query)}
+
     def change(
         self,
         name: str,

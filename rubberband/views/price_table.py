@@ -1,12 +1,18 @@
-"""Prices of instance types as a table and as JSON: what `rubberband prices` shows. Pure."""
+"""Prices of instance types as a table and as JSON: what `rubberband prices` and the service show. Pure."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from typing import Any
 
 from rubberband.cloud.instance_types import InstanceType, Live
+from rubberband.cloud.prices import LiveTable
+from rubberband.errors import InputError
+from rubberband.units import shown
 from rubberband.views.words import usd
+
+SCHEMA = "rubberband.prices/1"
 
 HEADER = (
     "type", "GPUs", "GPU", "vCPUs", "memory (GiB)",
@@ -23,6 +29,46 @@ def cheapest_first(rows: Sequence[InstanceType], region: str) -> list[InstanceTy
         return not row.gpus, price is None, (price or 0.0) / (row.gpus or 1), row.instance_type
 
     return sorted(rows, key=key)
+
+
+def chosen(table: LiveTable, types: Sequence[str], region: str, option: str = "--region") -> list[InstanceType]:
+    """The types that were asked for, or all with GPUs that have a price, cheapest first.
+
+    `option` is how the region was given. Raises InputError for what is not known.
+    """
+    if types:
+        return cheapest_first([_row(table, name, region) for name in dict.fromkeys(types)], region)
+    found = [row for row in table.values() if row.gpus and region in row.prices_usd_per_hour]
+    if not found:
+        known = dict.fromkeys(name for row in table.values() for name in row.prices_usd_per_hour)
+        why = f"AWS could not be asked ({table.notes[0]})" if table.notes else "AWS told of none"
+        raise InputError(f"{option} {region}: no prices are known, and {why}; known are {', '.join(known)}")
+    return cheapest_first(found, region)
+
+
+def price_notes(table: LiveTable) -> list[str]:
+    """What is worth knowing of where prices come from."""
+    return [
+        f"prices of AWS are missing: {note}. Shown are those that it told before, or the catalogue's"
+        for note in table.notes
+    ]
+
+
+def prices_json(rows: Sequence[InstanceType], region: str, notes: Sequence[str]) -> dict[str, Any]:
+    """What `rubberband prices -o json` prints."""
+    listed = [price_json(row, region) for row in rows]
+    return {"schema": SCHEMA, "region": region, "types": listed, "notes": list(notes)}
+
+
+def _row(table: LiveTable, name: str, region: str) -> InstanceType:
+    if name in table:
+        return table[name]
+    close = " or ".join(shown(near) for near in difflib.get_close_matches(name[:100], table, n=3, cutoff=0.6))
+    remedy = f"did you mean {close}?" if close else "`rubberband prices` lists the types with GPUs"
+    if table.notes:
+        why = f"is not in the catalogue, and AWS could not be asked ({table.notes[0]})"
+        raise InputError(f"{shown(name)} {why}; {remedy}")
+    raise InputError(f"AWS has no {shown(name)} in {region}; {remedy}")
 
 
 def price_rows(rows: Sequence[InstanceType], region: str, now: float) -> list[tuple[str, ...]]:

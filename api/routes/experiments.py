@@ -1,0 +1,249 @@
+"""`/v1/experiments`: submit, list and see experiments, and act on them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import Response
+from starlette.concurrency import run_in_threadpool
+
+from rubberband.api import views_json
+from rubberband.api.answers import json_answer
+from rubberband.api.documenting import EXPERIMENT_BODY, only_documented, refusals
+from rubberband.api.examples import DETAIL, EXTENSION, PAGE, VIEW, example
+from rubberband.api.experiment_body import read_experiment, require_allowed
+from rubberband.api.extend_body import read_limits
+from rubberband.api.idempotency import IdempotencyKey, asked, once
+from rubberband.api.names import Known
+from rubberband.api.problems import (
+    CONFLICT,
+    INFEASIBLE,
+    INVALID,
+    KEY_BUSY,
+    KEY_REUSED,
+    MEDIA,
+    MEDIA_TYPE,
+    NAME_TAKEN,
+    NOT_FOUND,
+    PROFILE_MISSING,
+    PROVIDER,
+    REFUSED,
+    TOO_LONG,
+    Problem,
+)
+from rubberband.api.schemas import ExperimentDetail, ExperimentPage, ExperimentView, ExtendBody, ExtensionView
+from rubberband.api.security.access import Reader, Submitter
+from rubberband.api.service import Service, Serving
+from rubberband.api.store.records import ExperimentState, Principal, Submission
+from rubberband.experiment import Experiment
+from rubberband.planner.families import Policy
+from rubberband.units import shown
+
+router = APIRouter(tags=["experiments"], prefix="/v1/experiments", dependencies=[Depends(only_documented)])
+
+_KEYED = (KEY_BUSY, KEY_REUSED)
+_LOCATION = {"Location": {"description": "The experiment's address.", "schema": {"type": "string"}}}
+_REPLAYED = {
+    "Idempotency-Replayed": {
+        "description": "`true` where an earlier answer is sent again.",
+        "schema": {"type": "string", "enum": ["true"]},
+    }
+}
+
+
+async def body_of(request: Request) -> bytes:
+    """A dependency: the body as it was sent."""
+    return await request.body()
+
+
+Body = Annotated[bytes, Depends(body_of)]
+
+
+@router.get(
+    "",
+    summary="List experiments",
+    operation_id="listExperiments",
+    response_model=ExperimentPage,
+    responses={200: example("A page of experiments.", PAGE)},
+)
+def list_experiments(
+    service: Serving,
+    _reader: Reader,
+    state: Annotated[list[ExperimentState] | None, Query(description="Only those in this state; repeats.")] = None,
+    limit: Annotated[int, Query(ge=1, le=500, description="At most so many.")] = 50,
+    cursor: Annotated[str | None, Query(max_length=400, description="`next` of the page before.")] = None,
+) -> Response:
+    """Newest first."""
+    page = service.store.submissions(states=state or None, limit=limit, after=cursor)
+    items = [views_json.experiment_view(submission) for submission in page.items]
+    return json_answer({"items": items, "next": page.next})
+
+
+@router.post(
+    "",
+    status_code=201,
+    summary="Submit an experiment",
+    operation_id="submitExperiment",
+    response_model=ExperimentView,
+    openapi_extra={"requestBody": EXPERIMENT_BODY},
+    responses={
+        201: example("It is accepted, and starts as soon as fewer run than may.", VIEW)
+        | {"headers": _LOCATION | _REPLAYED},
+        **refusals(
+            NAME_TAKEN, KEY_BUSY, MEDIA, INVALID, REFUSED, PROFILE_MISSING, INFEASIBLE, TOO_LONG, KEY_REUSED, PROVIDER
+        ),
+    },
+)
+async def submit(
+    request: Request,
+    service: Serving,
+    principal: Submitter,
+    body: Body,
+    key: IdempotencyKey = None,
+    policy: Annotated[Policy, Query(description="How to search for a plan.")] = "optimal",
+    plan: Annotated[
+        str | None, Query(max_length=200, description="Id of the preview that was looked at; it is noted.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        Query(
+            alias="set",
+            description="KEY=VALUE replaces a value of the body, as `-s` of the command line; repeats.",
+            examples=[["constraints.deadline=30m"]],
+        ),
+    ] = None,
+) -> Response:
+    """The experiment is planned, and refused (422) where no plan keeps its deadline and budget.
+
+    One without a profile is accepted, measured, and then planned. A deadline that is a duration counts from now.
+    """
+    given = asked(request, principal, key, body)
+
+    async def act() -> Response:
+        media_type = request.headers.get("content-type", "")
+        experiment = await run_in_threadpool(read_experiment, body, media_type, set_ or ())
+        require_allowed(experiment, service.settings, to_run=True)
+        return await _submitted(service, principal, experiment, policy, plan, given.request)
+
+    return await once(service.store, given, act)
+
+
+async def _submitted(
+    service: Service, principal: Principal, experiment: Experiment, policy: Policy, plan: str | None, request: str
+) -> Response:
+    if plan is not None and await run_in_threadpool(service.store.plan, plan) is None:
+        raise Problem(INVALID, f"plan: there is no plan {shown(plan)}; preview it again, or leave plan out")
+    if experiment.profile is not None:
+        preview = await service.plans.preview(experiment, policy=policy)
+        if preview.status != 200:
+            return Response(preview.body, preview.status, media_type=MEDIA_TYPE)
+        plan = plan or preview.id
+    accept = partial(service.runs.submit, experiment, policy=policy, owner=principal.name, plan=plan, request=request)
+    submission = await run_in_threadpool(accept)
+    location = {"Location": f"/v1/experiments/{submission.name}"}
+    return json_answer(views_json.experiment_view(submission), 201, location)
+
+
+@router.get(
+    "/{name}",
+    summary="See an experiment",
+    operation_id="getExperiment",
+    response_model=ExperimentDetail,
+    responses={200: example("The experiment, with its words and stages.", DETAIL), **refusals(NOT_FOUND)},
+)
+def get_experiment(service: Serving, _reader: Reader, experiment: Known) -> Response:
+    """How it stands, stage by stage."""
+    result = service.runs.result(experiment.name)
+    return json_answer(views_json.experiment_detail(experiment, result))
+
+
+@router.post(
+    "/{name}/cancel",
+    status_code=202,
+    summary="Cancel an experiment",
+    operation_id="cancelExperiment",
+    response_model=ExperimentView,
+    responses={
+        202: example("It is asked to end; its state tells when it has.", VIEW) | {"headers": _REPLAYED},
+        **refusals(NOT_FOUND, CONFLICT, *_KEYED),
+    },
+)
+async def cancel(
+    request: Request, service: Serving, principal: Submitter, experiment: Known, key: IdempotencyKey = None
+) -> Response:
+    """Its instances are given back and the best trial so far is kept. Asking twice asks once."""
+    return await _acted(request, service, principal, key, partial(service.runs.cancel, experiment.name))
+
+
+@router.post(
+    "/{name}/resume",
+    status_code=202,
+    summary="Resume an experiment",
+    operation_id="resumeExperiment",
+    response_model=ExperimentView,
+    responses={
+        202: example("It goes on as soon as fewer run than may.", VIEW) | {"headers": _REPLAYED},
+        **refusals(NOT_FOUND, CONFLICT, *_KEYED),
+    },
+)
+async def resume(
+    request: Request, service: Serving, principal: Submitter, experiment: Known, key: IdempotencyKey = None
+) -> Response:
+    """Go on with one that was interrupted or cancelled, or that its budget ended and that was extended since."""
+    return await _acted(request, service, principal, key, partial(service.runs.resume, experiment.name))
+
+
+async def _acted(
+    request: Request, service: Service, principal: Principal, key: str | None, effect: Callable[[], Submission]
+) -> Response:
+    async def act() -> Response:
+        return json_answer(views_json.experiment_view(await run_in_threadpool(effect)), 202)
+
+    return await once(service.store, asked(request, principal, key, await request.body()), act)
+
+
+@router.post(
+    "/{name}/extend",
+    summary="Extend an experiment's deadline or budget",
+    operation_id="extendExperiment",
+    response_model=ExtensionView,
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {
+                    "schema": ExtendBody.model_json_schema(),
+                    "examples": {
+                        "look": {"summary": "What half an hour more would change", "value": {"deadline": "50m"}},
+                        "do": {"summary": "Do it", "value": {"deadline": "50m", "max_cost": 12.5, "dry_run": False}},
+                    },
+                }
+            },
+        }
+    },
+    responses={
+        200: example("What is expected before and after.", EXTENSION) | {"headers": _REPLAYED},
+        **refusals(NOT_FOUND, CONFLICT, MEDIA, INVALID, *_KEYED),
+    },
+)
+async def extend(
+    request: Request, service: Serving, principal: Submitter, experiment: Known, body: Body, key: IdempotencyKey = None
+) -> Response:
+    """Shows what later or dearer limits would change; with `dry_run: false` they are in force from then on."""
+    limits = read_limits(body, request.headers.get("content-type", ""))
+    given = asked(request, principal, key, body)
+    look: dict[str, Any] = {"deadline": limits.deadline, "max_cost_usd": limits.max_cost}
+    if limits.dry_run:
+        found = await run_in_threadpool(partial(service.runs.extension, experiment.name, **look))
+        return json_answer(views_json.extension_view(found))
+
+    async def act() -> Response:
+        id = given.request or secrets.token_hex(16)
+        found = await run_in_threadpool(partial(service.runs.extend, experiment.name, **look, request=id))
+        return json_answer(views_json.extension_view(found))
+
+    return await once(service.store, given, act)

@@ -1,0 +1,212 @@
+"""`/v1/plans`: what an experiment would take and cost. Nothing is started or spent."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from rubberband.api.documenting import EXPERIMENT_BODY, only_documented, refusals
+from rubberband.api.plans import PlanAnswer, Preview, fingerprint
+from rubberband.api.problems import (
+    INFEASIBLE,
+    INVALID,
+    MALFORMED,
+    MEDIA,
+    MEDIA_TYPE,
+    NOT_FOUND,
+    PROFILE_MISSING,
+    PROVIDER,
+    REFUSED,
+    TOO_LARGE,
+    TOO_LONG,
+    UNAVAILABLE,
+    Problem,
+)
+from rubberband.api.security.access import Reader
+from rubberband.api.service import Serving
+from rubberband.planner.families import Policy
+from rubberband.units import shown
+
+router = APIRouter(prefix="/v1/plans", tags=["plans"])
+
+_ID = "mT0Yp2cK8nQ5vX1rB7dZ3sW6uJ9aLfEh"
+_STAGE = {
+    "stage": 0,
+    "trials": 32,
+    "iterations": 1,
+    "instances": 8,
+    "gpus_per_trial": 1,
+    "slots": 32,
+    "instance_type": "p3.8xlarge",
+    "market": "on_demand",
+    "start_s": 0.0,
+    "provisioning_s": 30.0,
+    "duration_s": 112.0,
+    "cost_usd": 3.45,
+}
+
+
+def _spread(value: float) -> dict[str, float]:
+    return dict.fromkeys(("mean", "p10", "p50", "p90", "p95"), value)
+
+
+_PLAN: dict[str, Any] = {
+    "schema": "rubberband.estimate/1",
+    "feasible": True,
+    "experiment": "digits-sha",
+    "policy": "optimal",
+    "objective": "min_cost",
+    "instance_type": "p3.8xlarge",
+    "batch": "fixed",
+    "constraints": {"deadline_s": 1800.0, "max_cost_usd": 40.0, "confidence": 0.95},
+    "plan": {"stages": [_STAGE]},
+    "prediction": {
+        "jct_s": _spread(142.0),
+        "cost_usd": _spread(3.45),
+        "p_deadline": 1.0,
+        "p_budget": 1.0,
+        "p_both": 1.0,
+        "num_samples": 0,
+    },
+    "baselines": {},
+    "options": [],
+    "frontier": [{"jct_s": 142.0, "cost_usd": 3.45}],
+    "static_frontier": [],
+    "planning_s": 0.004,
+    "seed": 0,
+    "assumptions": [],
+    "notes": [],
+    "id": _ID,
+}
+_INFEASIBLE = Problem(
+    INFEASIBLE,
+    "deadline 1m0s is out of reach: the fastest plan takes 2m22s; raise it to 2m22s",
+    nearest={"jct_s": 142.0, "cost_usd": 3.45},
+    nearest_words={"deadline": "2m22s", "max_cost": 3.45},
+    estimate={key: value for key, value in _PLAN.items() if key != "id"} | {"feasible": False, "plan": None},
+    id=_ID,
+).to_json()
+
+
+class PlanView(BaseModel):
+    """An estimate: what `rubberband estimate -o json` prints (`rubberband.estimate/1`), and its id."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [_PLAN]})
+
+    id: str
+    """The same question has the same one."""
+    feasible: bool
+    experiment: str
+    policy: str
+    instance_type: str
+    plan: dict[str, Any]
+    """`stages`, each with its instances, GPUs per trial, time and cost."""
+    prediction: dict[str, Any]
+    """Time in seconds and cost in US dollars, each a mean with quantiles."""
+    frontier: list[dict[str, float]]
+    """Plans that no other beats on both time and cost, fastest first."""
+
+
+class PlanQuery(BaseModel):
+    """How a plan is searched for."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    policy: Policy = Field("optimal", description="Which plans are searched: all of them, or those of a baseline.")
+    frontier: bool = Field(False, description="Tell all of cost against deadline; it takes longer.")
+    seed: int = Field(0, ge=0, le=2**63 - 1, description="Of the samples, where times vary.")
+    overrides: list[str] = Field(
+        [],
+        alias="set",
+        max_length=100,
+        description="KEY=VALUE replaces a value of the body, as `-s` on the command line; repeats.",
+        examples=[["constraints.deadline=30m"]],
+    )
+
+
+_HEADERS = {
+    "Content-Location": {"description": "Where the same answer is.", "schema": {"type": "string"}},
+    "ETag": {"description": "The id, quoted.", "schema": {"type": "string"}},
+}
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The plan, what it takes and costs, and the alternatives.", "headers": _HEADERS},
+}
+
+
+def _refusals(*kinds: Any) -> dict[int | str, dict[str, Any]]:
+    """Of a route that may have no plan: with an example of that."""
+    found = refusals(*kinds, INFEASIBLE)
+    found[422]["content"][MEDIA_TYPE]["examples"][INFEASIBLE.slug] = {"value": _INFEASIBLE}
+    return found
+
+
+@router.post(
+    "",
+    summary="Preview a plan",
+    operation_id="previewPlan",
+    response_model=PlanView,
+    responses=_RESPONSES
+    | _refusals(MALFORMED, INVALID, MEDIA, PROFILE_MISSING, REFUSED, TOO_LONG, PROVIDER, UNAVAILABLE, TOO_LARGE),
+    openapi_extra={"requestBody": EXPERIMENT_BODY},
+)
+async def preview_plan(
+    request: Request, service: Serving, _reader: Reader, query: Annotated[PlanQuery, Query()]
+) -> Response:
+    """Plan an experiment that would start now, and say what it takes and costs: what `rubberband estimate` prints.
+
+    The same question has the same answer and the same id. 422 with `nearest` where no plan keeps the limits. The
+    deadline may be absolute; then the answer holds for this second.
+    """
+    body, media_type = await request.body(), request.headers.get("content-type", "")
+    asked = fingerprint(body, media_type.encode("latin-1"), request.url.query.encode())
+    answer = service.plans.recall(asked)
+    if answer is None:
+        preview = Preview(
+            body=body,
+            media_type=media_type,
+            overrides=query.overrides,
+            policy=query.policy,
+            frontier=query.frontier,
+            seed=query.seed,
+        )
+        answer = await service.plans.answer(preview, asked)
+    return _response(answer)
+
+
+@router.get(
+    "/{id}",
+    summary="A plan that was previewed",
+    operation_id="getPlan",
+    response_model=PlanView,
+    responses=_RESPONSES | {304: {"description": "It is what If-None-Match names."}} | _refusals(NOT_FOUND),
+)
+async def get_plan(
+    request: Request,
+    service: Serving,
+    _reader: Reader,
+    id: Annotated[str, Path(pattern="^[A-Za-z0-9_-]{1,64}$", examples=[_ID])],
+) -> Response:
+    """The answer of a preview, as it was given; 422 again for what had no plan. Old ones are let go in time."""
+    only_documented(request)
+    answer = await service.plans.find(id)
+    if answer is None:
+        raise Problem(NOT_FOUND, f"there is no plan {shown(id)} (any more); POST /v1/plans makes one")
+    if f'"{id}"' in request.headers.get("if-none-match", "") and answer.status == 200:
+        return Response(status_code=304, headers=_headers(answer))
+    return _response(answer)
+
+
+def _response(answer: PlanAnswer) -> Response:
+    media_type = "application/json" if answer.status == 200 else MEDIA_TYPE
+    return Response(answer.body, answer.status, _headers(answer), media_type)
+
+
+def _headers(answer: PlanAnswer) -> dict[str, str]:
+    return {
+        "Content-Location": f"/v1/plans/{answer.id}",
+        "ETag": f'"{answer.id}"',
+        "Cache-Control": "private, no-cache",
+    }
