@@ -55,7 +55,7 @@ def serve(settings: Settings, transport: Transport, announce: Callable[[str, Sto
     Raises InputError where the port, the home or the store is taken, or a token is needed and there is none.
     """
     _make_home(settings.home)
-    with _only_server(settings), _opened(settings) as store:
+    with _opened(settings) as store, _only_server(settings):
         require_token(settings, store)
         with _listening(settings.host, settings.port) as listener:
             app = create_app(settings, store=store)
