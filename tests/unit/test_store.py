@@ -1,0 +1,355 @@
+"""The service's store, on SQLite and on PostgreSQL: what is kept comes back, in order, once, whoever else writes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rubberband.api.store import request_rows
+from rubberband.api.store.protocol import Store
+from rubberband.api.store.records import (
+    Entry,
+    ExperimentState,
+    KeptAnswer,
+    Page,
+    StoredPlan,
+    Submission,
+    Summary,
+    TokenRecord,
+)
+from rubberband.api.store.schema import METADATA, NUMBERS
+from rubberband.api.store.sql import SqlStore
+from rubberband.errors import InputError, JournalError
+
+QUEUED, STARTING, RUNNING, DONE = (
+    ExperimentState.QUEUED,
+    ExperimentState.STARTING,
+    ExperimentState.RUNNING,
+    ExperimentState.DONE,
+)
+ANSWER = KeptAnswer(status=201, headers={"location": "/v1/experiments/a"}, body=b'{"name":"a"}\x00\xff')
+TOKEN = TokenRecord(id="t1", name="ann's", scope="submit", created_at=1.0, expires_at=100.0)
+on_one_store = settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[SqlStore]:
+    opened = SqlStore(store_url)
+    yield opened
+    opened.close()
+
+
+def emptied(store: SqlStore) -> SqlStore:
+    """The store as a new one would be."""
+    with store._database.writing() as connection:
+        for table in METADATA.sorted_tables:
+            if table is not NUMBERS:
+                connection.execute(table.delete())
+    return store
+
+
+def submission(name: str, at: float = 1.0, state: ExperimentState = QUEUED) -> Submission:
+    return Submission(name=name, state=state, created_at=at, changed_at=at)
+
+
+def entry(experiment: str, seq: int | None) -> Entry:
+    return Entry(experiment=experiment, seq=seq, kind="Tick", occurred_at=float(seq or 0), data={"seq": seq})
+
+
+def names(page: Page) -> list[str]:
+    return [item.name for item in page.items]
+
+
+def test_an_experiment_comes_back_as_it_was(store: Store) -> None:
+    whole = Submission(
+        name="digits",
+        state=STARTING,
+        created_at=0.1 + 0.2,
+        changed_at=1763756400.123456,
+        owner="ann",
+        words={"name": "digits", "search": {"space": {"ü": [1, 2.5, None, True]}}},
+        policy="greedy",
+        plan="p1",
+        request="r1",
+        reason="a \N{GRINNING FACE}",
+        attempt=2,
+        summary=Summary(trials=4, cost_usd=0.1 + 0.2, best_value=-1.5, best_trial=3, metric="loss", mode="min"),
+    )
+    assert store.submission("digits") is None
+    assert store.add(whole)
+    assert store.submission("digits") == whole
+    assert store.submissions().items == [whole]
+
+
+def test_a_name_is_given_once(store: Store) -> None:
+    assert store.add(submission("a", 1.0))
+    assert not store.add(submission("a", 2.0, RUNNING))
+    assert store.submission("a") == submission("a", 1.0)
+    assert [event.data["state"] for event in store.feed()] == ["queued"]
+
+
+def test_lists_are_newest_first_by_state_and_page(store: Store) -> None:
+    for number, state in enumerate((QUEUED, RUNNING, DONE, RUNNING, QUEUED)):
+        store.add(submission(f"x{number}", number // 2, state))
+    assert names(store.submissions()) == ["x4", "x3", "x2", "x1", "x0"]
+    assert names(store.submissions(states={RUNNING, DONE})) == ["x3", "x2", "x1"]
+    assert names(store.submissions(states=[])) == []
+    first = store.submissions(limit=2)
+    assert names(first) == ["x4", "x3"]
+    second = store.submissions(limit=2, after=first.next)
+    assert names(second) == ["x2", "x1"]
+    last = store.submissions(limit=2, after=second.next)
+    assert (names(last), last.next) == (["x0"], None)
+    assert store.submissions(limit=5).next is None
+
+
+def test_a_forged_cursor_is_refused(store: Store) -> None:
+    shapes = ["W10", "WzFd", "bnVsbA", "WzEsICJhIl0", "W05hTiwgImEiXQ", "WzEuMCwgMl0"]
+    for cursor in ["", "x", "ü", "[]", "=", "\0", "A" * 5000, *shapes]:
+        with pytest.raises(InputError, match="cursor"):
+            store.submissions(after=cursor)
+
+
+@on_one_store
+@given(
+    before=st.lists(st.integers(0, 5), max_size=12),
+    between=st.lists(st.integers(0, 5), max_size=12),
+    limit=st.integers(1, 5),
+)
+def test_pages_hold_all_that_was_there_once_and_in_order_whatever_comes_meanwhile(
+    store: SqlStore, before: list[int], between: list[int], limit: int
+) -> None:
+    emptied(store)
+    for number, at in enumerate(before):
+        store.add(submission(f"old-{number}", at))
+    coming = iter(enumerate(between))
+    seen: list[Submission] = []
+    cursor: str | None = None
+    while True:
+        page = store.submissions(limit=limit, after=cursor)
+        seen += page.items
+        for number, at in coming:
+            store.add(submission(f"new-{number}", at))
+            break
+        cursor = page.next
+        if cursor is None:
+            break
+    assert all((a.created_at, a.name) > (b.created_at, b.name) for a, b in pairwise(seen))
+    assert {f"old-{number}" for number in range(len(before))} <= {item.name for item in seen}
+
+
+@on_one_store
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b", "nobody"]),
+            st.none() | st.sampled_from(list(ExperimentState)),
+            st.none() | st.sets(st.sampled_from(list(ExperimentState))),
+            st.none() | st.sampled_from(["", "why"]),
+            st.none() | st.integers(0, 3),
+        ),
+        max_size=10,
+    )
+)
+def test_a_change_changes_what_it_names_if_it_may_and_tells_each_new_state(
+    store: SqlStore,
+    changes: list[tuple[str, ExperimentState | None, set[ExperimentState] | None, str | None, int | None]],
+) -> None:
+    emptied(store)
+    model = {name: submission(name) for name in "ab"}
+    for one in model.values():
+        store.add(one)
+    told = [(name, "queued", None, "") for name in "ab"]
+    for at, (name, state, expected, reason, attempt) in enumerate(changes, start=2):
+        now = model.get(name)
+        may = now is not None and (expected is None or now.state in expected)
+        assert store.change(name, at=at, state=state, expected=expected, reason=reason, attempt=attempt) is may
+        if now is None or not may:
+            continue
+        given = {"state": state, "reason": reason, "attempt": attempt}
+        kept = {key: value for key, value in given.items() if value is not None}
+        model[name] = dataclasses.replace(now, changed_at=float(at), **kept)  # type: ignore[arg-type]
+        if model[name].state is not now.state:
+            told.append((name, model[name].state, now.state, model[name].reason))
+    assert {name: store.submission(name) for name in "ab"} == model
+    events = [(e.experiment, e.data["state"], e.data["before"], e.data["reason"]) for e in store.feed()]
+    assert events == told
+
+
+def test_what_is_changed_comes_back(store: Store) -> None:
+    store.add(submission("a"))
+    summary = Summary(iterations=7, forecast_jct_s=12.5)
+    assert store.change("a", at=2.0, summary=summary, words={"name": "a"})
+    assert store.submission("a") == dataclasses.replace(
+        submission("a"), changed_at=2.0, summary=summary, words={"name": "a"}
+    )
+
+
+def test_the_feed_is_in_order_and_holds_nothing_twice(store: Store) -> None:
+    store.append([entry("a", seq) for seq in range(3)])
+    store.append([entry("b", 0), entry("a", None)])
+    store.append([entry("a", 2), entry("a", 3), entry("a", 3)])
+    store.append([])
+    found = store.feed()
+    assert [(event.experiment, event.seq) for event in found] == [
+        ("a", 0),
+        ("a", 1),
+        ("a", 2),
+        ("b", 0),
+        ("a", None),
+        ("a", 3),
+    ]
+    assert all(a.id < b.id for a, b in pairwise(found))
+    assert (found[1].kind, found[1].occurred_at, found[1].data) == ("Tick", 1.0, {"seq": 1})
+    assert store.feed(after=found[2].id) == found[3:]
+    assert store.feed(after=found[2].id, limit=1) == [found[3]]
+    assert store.feed(experiment="b") == [found[3]]
+    assert store.feed(after=10**30) == []
+    assert store.last_feed_id() == found[-1].id
+    assert store.last_seqs() == {"a": 3, "b": 0}
+    assert store.last_seqs(["b", "c"]) == {"b": 0}
+
+
+def test_an_empty_feed(store: Store) -> None:
+    assert (store.feed(), store.last_feed_id(), store.last_seqs(), store.last_seqs(["a"])) == ([], 0, {}, {})
+
+
+def test_of_what_cannot_be_kept_nothing_is(store: Store) -> None:
+    broken = dataclasses.replace(entry("a", 1), data={"x": object()})
+    with pytest.raises(JournalError, match="cannot be written"):
+        store.append([entry("a", 0), broken])
+    assert store.feed() == []
+
+
+def test_what_json_does_not_have_becomes_null(store: Store) -> None:
+    store.append([dataclasses.replace(entry("a", 0), data={"x": [float("nan"), -float("inf"), (1, 2.0)]})])
+    assert store.feed()[0].data == {"x": [None, None, [1, 2.0]]}
+
+
+def test_odd_names_are_just_not_there(store: Store) -> None:
+    store.add(submission("a"))
+    for odd in ("\0", "a\0b", "\ud800", "a" * 10_000, "' OR 1=1 --", "ä", ""):
+        assert store.submission(odd) is None
+        assert store.plan(odd) is None
+        assert store.token(odd) is None
+        assert store.session(odd, at=1.0) is None
+        assert store.feed(experiment=odd) == []
+        assert not store.change(odd, at=2.0, state=DONE)
+        assert not store.revoke_token(odd, at=2.0)
+
+
+def test_odd_texts_are_kept_readable(store: Store) -> None:
+    store.add(dataclasses.replace(submission("a"), reason="a\0b\udcff", owner="\0", words={"k": "a\0b"}))
+    found = store.submission("a")
+    assert found is not None
+    assert found.reason[0] == "a"
+    assert found.words == {"k": "a\0b"}
+    assert "\0" not in found.reason
+    found.reason.encode()
+
+
+def test_plans_are_kept_and_the_oldest_let_go(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_rows, "KEPT_PLANS", 2)
+    plan = StoredPlan(id="p0", created_at=0.0, words={"name": "a"}, options={"seed": 1}, status=422, body=b"{\x00\xff}")
+    for number in range(4):
+        store.keep_plan(dataclasses.replace(plan, id=f"p{number}", created_at=float(number)))
+    store.keep_plan(dataclasses.replace(plan, created_at=9.0))
+    store.prune(at=10.0)
+    assert store.plan("p0") == dataclasses.replace(plan, created_at=9.0)
+    assert [store.plan(f"p{number}") is not None for number in range(4)] == [True, False, False, True]
+
+
+def test_a_token_is_kept_used_and_revoked(store: Store) -> None:
+    later = dataclasses.replace(TOKEN, id="t0", created_at=2.0, expires_at=None, scope="admin")
+    store.add_token(later, "hash0")
+    store.add_token(TOKEN, "hash1")
+    assert store.token("t1") == (TOKEN, "hash1")
+    assert store.tokens() == [TOKEN, later]
+    store.touch_token("t1", at=5.0)
+    store.touch_token("nobody", at=5.0)
+    assert store.revoke_token("t1", at=6.0)
+    assert store.revoke_token("t1", at=7.0)
+    assert not store.revoke_token("nobody", at=7.0)
+    assert store.token("t1") == (dataclasses.replace(TOKEN, last_used_at=5.0, revoked_at=6.0), "hash1")
+    with pytest.raises(JournalError):
+        store.add_token(TOKEN, "another")
+
+
+def test_a_session_lasts_as_long_as_it_may_and_its_token_does(store: Store) -> None:
+    store.add_token(TOKEN, "hash")
+    store.add_session("s1", token="t1", expires_at=50.0)
+    store.add_session("s2", token="t1", expires_at=500.0)
+    assert store.session("s1", at=49.0) == TOKEN
+    assert store.session("s1", at=50.0) is None
+    assert store.session("s2", at=99.0) == TOKEN
+    assert store.session("s2", at=100.0) is None
+    store.end_session("s1")
+    store.end_session("s1")
+    assert store.session("s1", at=1.0) is None
+    store.revoke_token("t1", at=60.0)
+    assert store.session("s2", at=61.0) is None
+
+
+def test_pruning_ends_old_sessions_only(store: Store) -> None:
+    store.add_token(TOKEN, "hash")
+    store.add_session("s1", token="t1", expires_at=50.0)
+    store.add_session("s2", token="t1", expires_at=51.0)
+    store.prune(at=50.0)
+    assert (store.session("s1", at=1.0), store.session("s2", at=1.0)) == (None, TOKEN)
+
+
+def test_a_key_is_claimed_once_and_answered_from_then_on(store: Store) -> None:
+    assert store.claim_key("k", owner="ann", request_hash="h", at=0.0) is None
+    assert store.claim_key("k", owner="ann", request_hash="h", at=1.0) == "busy"
+    assert store.claim_key("k", owner="ann", request_hash="other", at=1.0) == "reused"
+    assert store.claim_key("k", owner="bob", request_hash="other", at=1.0) is None
+    store.keep_answer("k", owner="ann", answer=ANSWER, at=2.0)
+    store.keep_answer("k", owner="ann", answer=dataclasses.replace(ANSWER, status=500), at=3.0)
+    store.free_key("k", owner="ann")
+    assert store.claim_key("k", owner="ann", request_hash="h", at=100.0) == ANSWER
+    assert store.claim_key("k", owner="ann", request_hash="other", at=100.0) == "reused"
+    assert store.claim_key("k", owner="bob", request_hash="other", at=2.0) == "busy"
+
+
+def test_a_key_is_free_again_after_failure_after_a_minute_without_answer_and_after_a_day(store: Store) -> None:
+    def claim(at: float) -> object:
+        return store.claim_key("k", owner="ann", request_hash="h", at=at)
+
+    assert claim(0.0) is None
+    store.free_key("k", owner="ann")
+    assert claim(1.0) is None
+    assert claim(60.9) == "busy"
+    assert claim(61.0) is None
+    assert claim(62.0) == "busy"
+    store.keep_answer("k", owner="ann", answer=ANSWER, at=70.0)
+    assert claim(86_400.0) == ANSWER
+    store.prune(at=86_400.0)
+    assert claim(86_400.0) == ANSWER
+    assert claim(86_470.0) is None
+
+
+def test_pruning_forgets_old_keys(store: Store) -> None:
+    assert store.claim_key("k", owner="ann", request_hash="h", at=0.0) is None
+    store.prune(at=86_400.0)
+    assert store.claim_key("k", owner="ann", request_hash="other", at=5.0) is None
+
+
+def test_another_process_finds_all_of_it(store: Store, store_url: str) -> None:
+    store.add(submission("a"))
+    store.append([entry("a", 0)])
+    again = SqlStore(store_url)
+    try:
+        again.check()
+        assert again.submission("a") == submission("a")
+        again.append([entry("a", 0), entry("a", 1)])
+        assert [event.seq for event in store.feed()] == [None, 0, 1]
+    finally:
+        again.close()
+        again.close()
