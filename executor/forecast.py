@@ -7,10 +7,11 @@ measured at the latest replan); later stages are as predicted by then.
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass
 
 from rubberband.executor.accounting import bill_usd, instance_cost_usd, market_usd_per_s, new_instance_usd
-from rubberband.executor.state import Job, Phase, State, TrialState
+from rubberband.executor.state import InstanceStatus, Job, Phase, State, TrialState
 from rubberband.offer import slots
 from rubberband.plan import total_iterations
 
@@ -30,19 +31,36 @@ def forecast(job: Job, state: State, now: float) -> Forecast:
         return Forecast(jct_s=end - state.started_at, cost_usd=bill_usd(job, state, end))
     if not state.stages:
         return Forecast(jct_s=job.prediction.jct_s, cost_usd=job.prediction.cost_usd)
-    current = state.stages[-1].stage
-    planned = state.predicted[current]
-    due_at = state.stages[-1].started_at + planned.provisioning_s
-    waiting_s = max(0.0, due_at - now) if state.phase is Phase.SCALING else 0.0
-    left_s = waiting_s + _stage_left_s(job, state, now)
-    later = state.predicted[current + 1 :]
+    current = stage_forecast(job, state, now)
+    later = state.predicted[state.stages[-1].stage + 1 :]
     return Forecast(
-        jct_s=now - state.started_at + left_s + sum(stage.provisioning_s + stage.duration_s for stage in later),
-        cost_usd=bill_usd(job, state, now)
-        + _stage_left_usd(job, state, now, left_s)
-        + job.offer.head_cost_usd(left_s)
-        + sum(stage.cost_usd for stage in later),
+        jct_s=current.jct_s + sum(stage.provisioning_s + stage.duration_s for stage in later),
+        cost_usd=current.cost_usd + sum(stage.cost_usd for stage in later),
     )
+
+
+def stage_forecast(job: Job, state: State, now: float) -> Forecast:
+    """When the current stage's SYNC is expected, from the start, and the whole bill by then; of a run that goes on."""
+    waiting_s = max(0.0, _ready_at(job, state) - now) if state.phase is Phase.SCALING else 0.0
+    left_s = waiting_s + _stage_left_s(job, state, now)
+    return Forecast(
+        jct_s=now - state.started_at + left_s,
+        cost_usd=bill_usd(job, state, now) + _stage_left_usd(job, state, now, left_s) + job.offer.head_cost_usd(left_s),
+    )
+
+
+def _ready_at(job: Job, state: State) -> float:
+    """When the stage's instances are expected to be ready: as was planned, or later where some were asked for later."""
+    stage, offer = state.stages[-1], job.offer
+    planned_at = stage.started_at + state.predicted[stage.stage].provisioning_s
+    asked_at = max((r.requested_at for r in state.live() if r.status is not InstanceStatus.READY), default=-math.inf)
+    return max(planned_at, asked_at + offer.provision_delay_s + offer.init_delay_s)
+
+
+def runs_in_s(job: Job, state: State, now: float) -> float:
+    """Seconds until what the stage still lacks is expected to run."""
+    asked_at = max((r.requested_at for r in state.live() if r.running_at is None), default=state.stages[-1].started_at)
+    return max(0.0, asked_at + job.offer.provision_delay_s - now)
 
 
 def _stage_left_usd(job: Job, state: State, now: float, left_s: float) -> float:
@@ -54,10 +72,9 @@ def _stage_left_usd(job: Job, state: State, now: float, left_s: float) -> float:
         return _functions_left_usd(job, state, now)
     held = [record for record in [*state.live(), *state.leaving()] if record.running_at is not None]
     growth_usd = sum(instance_cost_usd(record, offer, end) - instance_cost_usd(record, offer, now) for record in held)
-    stage = state.stages[-1]
     coming = max(0, state.chosen().instances - sum(record.running_at is not None for record in state.live()))
-    running_in_s = max(0.0, stage.started_at + offer.provision_delay_s - now)
-    return growth_usd + coming * new_instance_usd(offer, state.chosen().market, max(0.0, left_s - running_in_s))
+    coming_s = max(0.0, left_s - runs_in_s(job, state, now))
+    return growth_usd + coming * new_instance_usd(offer, state.chosen().market, coming_s)
 
 
 def _functions_left_usd(job: Job, state: State, now: float) -> float:

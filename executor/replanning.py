@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rubberband.errors import RubberbandError
-from rubberband.executor import rules
 from rubberband.executor.accounting import bill_usd, held_s
 from rubberband.executor.events import RestPlanned
 from rubberband.executor.forecast import forecast
 from rubberband.executor.measured import Measured, measured
 from rubberband.executor.reserve import Reserve
-from rubberband.executor.state import Job, State
+from rubberband.executor.state import Job, State, TrialStatus
 from rubberband.plan import Cohort, Constraints, Prediction, Stage, StagePrediction
 from rubberband.planner.replan import Replanned, replan
 
@@ -21,75 +20,108 @@ _MOST_TRIES = 4
 """For a plan that leaves its reserve: another plan may have another one."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where the rest of a job begins, and with what."""
+
+    done: int
+    """The first stage of the rest."""
+    stages: tuple[Stage, ...]
+    """The job's, the later ones with no more trials than are left."""
+    held: Sequence[Cohort]
+    ready: int
+    """How many of what is held trials can start on."""
+    spent_s: float
+    """Since the start."""
+    spent_usd: float
+    seen: Measured
+    because: str
+    """What differs from the plan's assumptions, in words."""
+
+
 def decide(job: Job, state: State, now: float) -> RestPlanned:
     """Plan the stages after the SYNC that has just been, as of `now`.
 
     A run goes on with the plan that it has where the planner refuses.
     """
-    done = state.stages[-1].stage + 1
-    seen = measured(job, state)
-    elapsed_s, spent_usd = now - state.started_at, bill_usd(job, state, now)
+    standing = after_sync(job, state, now)
     try:
-        found = _replan(job, state, now, seen)
+        found = best_rest(job, state, standing)
     except RubberbandError as error:
         return _as_before(job, state, now, f"the rest cannot be planned again: {error}")
     return RestPlanned(
         occurred_at=now,
-        stage=done,
+        stage=standing.done,
         plan=found.plan,
-        predicted=_from_start(found.prediction.stages, elapsed_s),
-        profile=seen.profile,
+        predicted=_from_start(found.prediction.stages, standing.spent_s),
+        profile=standing.seen.profile,
         changed=found.changed,
         reason=found.reason,
-        present_jct_s=elapsed_s + found.present.jct_s,
-        present_cost_usd=spent_usd + found.present.cost_usd,
-        jct_s=elapsed_s + found.prediction.jct_s,
-        cost_usd=spent_usd + found.prediction.cost_usd,
+        present_jct_s=standing.spent_s + found.present.jct_s,
+        present_cost_usd=standing.spent_usd + found.present.cost_usd,
+        jct_s=standing.spent_s + found.prediction.jct_s,
+        cost_usd=standing.spent_usd + found.prediction.cost_usd,
     )
 
 
-def _replan(job: Job, state: State, now: float, seen: Measured) -> Replanned:
-    """The best plan of those that leave their reserve, if there is one."""
-    found = _within(limits(job), job, state, now, seen)
+def after_sync(job: Job, state: State, now: float) -> Standing:
+    """The standing between two stages."""
+    seen = measured(job, state)
+    return Standing(
+        done=state.stages[-1].stage + 1,
+        stages=remaining(job, state),
+        held=held(state, now),
+        ready=len(state.ready()),
+        spent_s=now - state.started_at,
+        spent_usd=bill_usd(job, state, now),
+        seen=seen,
+        because=", ".join(finding for finding in (_losses(state), seen.findings) if finding),
+    )
+
+
+def best_rest(job: Job, state: State, standing: Standing) -> Replanned:
+    """The best plan of those that leave their reserve, if there is one. Raises RubberbandError if none can exist."""
+    found = _within(limits(job), job, state, standing)
     reserve = Reserve(job.release_margin_s, job.dearest_usd_per_hour)
     if job.max_cost_usd is None or not reserve.is_asked_for:
         return found
-    spent_usd, done = bill_usd(job, state, now), state.stages[-1].stage + 1
     for _ in range(_MOST_TRIES):
-        reserve_usd = reserve.of_plan(seen.offer, found.plan.stages[done:], held=len(state.ready()))
-        left_usd = max(0.0, job.max_cost_usd - reserve_usd)
-        if spent_usd + _surely_usd(found.prediction) <= left_usd:
+        rest = found.plan.stages[standing.done :]
+        left_usd = max(0.0, job.max_cost_usd - reserve.of_plan(standing.seen.offer, rest, held=standing.ready))
+        if standing.spent_usd + surely_usd(found.prediction) <= left_usd:
             break
-        other = _within(replace(limits(job), max_cost_usd=left_usd), job, state, now, seen)
+        other = _within(replace(limits(job), max_cost_usd=left_usd), job, state, standing)
         if other.plan == found.plan:
             break
         found = other
     return found
 
 
-def _surely_usd(prediction: Prediction) -> float:
+def surely_usd(prediction: Prediction) -> float:
+    """What it costs at most, as good as surely."""
     return prediction.cost_usd if prediction.cost is None else prediction.cost.p95
 
 
-def _within(terms: Constraints, job: Job, state: State, now: float, seen: Measured) -> Replanned:
+def _within(terms: Constraints, job: Job, state: State, standing: Standing) -> Replanned:
     return replan(
-        remaining(job, state),
-        seen.profile,
-        seen.offer,
+        standing.stages,
+        standing.seen.profile,
+        standing.seen.offer,
         terms,
-        done=state.stages[-1].stage + 1,
-        held=held(state, now),
-        spent_s=now - state.started_at,
-        spent_usd=bill_usd(job, state, now),
+        done=standing.done,
+        held=standing.held,
+        spent_s=standing.spent_s,
+        spent_usd=standing.spent_usd,
         current=state.plan,
         objective=job.objective,
-        because=", ".join(finding for finding in (_losses(state), seen.findings) if finding),
+        because=standing.because,
     )
 
 
 def remaining(job: Job, state: State) -> tuple[Stage, ...]:
-    """The job's stages, the later ones with no more trials than are left: some may have failed."""
-    left = len(rules.promoted(job, state.stages[-1]))
+    """The job's stages, those after the current one with no more trials than are left: some may have failed."""
+    contenders = state.stages[-1].trials
+    left = sum(state.trials[trial].status is not TrialStatus.FAILED for trial in contenders)
     done = state.stages[-1].stage + 1
     later = (replace(stage, trials=min(stage.trials, left)) for stage in job.stages[done:])
     return (*job.stages[:done], *later)

@@ -38,6 +38,8 @@ class Replanned:
     present: Prediction
     """Of the rest by the plan that was in force."""
     changed: bool
+    keeps: bool
+    """Whether `plan` keeps the constraints, as surely as they ask."""
     reason: str
     """One line."""
 
@@ -115,6 +117,7 @@ def replan(
         prediction=chosen.prediction,
         present=present.prediction,
         changed=changed,
+        keeps=rest.kept(chosen),
         reason=_reason(because, verdict, _changes(done, present, chosen) if changed else ""),
     )
 
