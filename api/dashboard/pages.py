@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, RedirectResponse, Response
 
 from rubberband.api.dashboard import assets
 from rubberband.api.dashboard.frame import render
 from rubberband.api.dashboard.listing import CHOICES, row
-from rubberband.api.security.access import Reader
+from rubberband.api.dashboard.preflight import preflight
+from rubberband.api.security.access import STRANGER, Reader, principal_of
+from rubberband.api.security.hosts import safe_next
 from rubberband.api.service import Service, Serving
 
 router = APIRouter(include_in_schema=False)
@@ -20,6 +25,7 @@ router.include_router(assets.router)
 
 Show = Annotated[str, Query(max_length=20)]
 Cursor = Annotated[str | None, Query(max_length=200)]
+Overrides = Annotated[Sequence[str], Query()]
 _PAGE_SIZE = 25
 
 
@@ -65,3 +71,21 @@ def _address(path: str, *, show: str, cursor: str | None = None) -> str:
 def plan(request: Request, _reader: Reader) -> Response:
     """The form that previews a plan."""
     return render(request, "plan.html")
+
+
+@router.get("/login")
+def login(request: Request, next: Annotated[str, Query(max_length=2000)] = "/", problem: Show = "") -> Response:
+    """The form that signs in; whoever is signed in already goes on."""
+    wanted = safe_next(next)
+    if principal_of(request) is not STRANGER and not problem:
+        return RedirectResponse(wanted, 303)
+    told = "The token is not known here, has expired or was revoked; check it, or ask for another." if problem else ""
+    return render(request, "login.html", next=wanted, problem=told)
+
+
+@router.post("/plan/check")
+async def check(request: Request, service: Serving, reader: Reader, set: Overrides = ()) -> Response:
+    """What submitting the body would do, and whether it may be, as JSON for that form."""
+    body, media_type = await request.body(), request.headers.get("content-type", "")
+    found = await run_in_threadpool(preflight, service, reader, body, media_type, set)
+    return JSONResponse(asdict(found))

@@ -1,0 +1,191 @@
+// The preview of a plan: the file, its limits, and the plan that follows them while the slider moves.
+import { byId, show } from "./dom.js";
+import { Editor } from "./plan_editor.js";
+import { reach, sure_s } from "./plan_figures.js";
+import { Frontier } from "./plan_frontier.js";
+import { frontier, preview } from "./plan_ask.js";
+import { Live } from "./plan_live.js";
+import { show_all, show_none, show_plan } from "./plan_result.js";
+import { Submitter } from "./plan_submit.js";
+import { duration, exactly, seconds_of } from "./plan_words.js";
+
+const [slider, deadline, budget] = ["slider", "deadline", "budget"].map(byId);
+const STEPS = Number(slider.max);
+const chart = new Frontier(byId("frontier"));
+
+let set = { deadline: null, budget: null };
+let shown = { question: null, answer: null };
+let limits = { deadline_s: null, max_cost_usd: null };
+let range_s = null;
+let curve = null;
+let curveAsked = null;
+let editing = 0;
+
+const question = () => ({ text: editor.text, policy: byId("policy").value, ...set });
+const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
+
+const live = new Live(preview, told);
+const editor = new Editor(() => {
+  clearTimeout(editing);
+  editing = setTimeout(() => shown.question && outdate(), 0);
+}, begin);
+const submitter = new Submitter(() => shown);
+
+// A preview from the file alone: its own limits, and a curve of its own.
+function begin() {
+  if (!editor.text.trim()) {
+    editor.tell({ title: "Nothing to plan", detail: "paste an experiment file, or load an example." });
+    byId("file").focus();
+    return;
+  }
+  set = { deadline: null, budget: null };
+  range_s = null;
+  curve = null;
+  byId("preview").textContent = "Planning…";
+  live.want(question());
+}
+
+function told(answer, asked) {
+  byId("preview").textContent = "Preview";
+  const now = same(asked, question());
+  if (asked.text !== editor.text) return;
+  const slug = String(answer.body?.type ?? "").split("/").at(-1);
+  shown = { question: asked, answer: answer.ok ? answer.body : null };
+  if (!answer.ok && slug !== "infeasible") return void wrong(answer.body, slug, asked);
+  editor.clear();
+  byId("result").classList.remove("old");
+  show(byId("result"));
+  const estimate = answer.ok ? answer.body : answer.body.estimate ?? null;
+  if (estimate && now) take(estimate.constraints);
+  speed(answer, estimate);
+  if (answer.ok) feasible(estimate);
+  else show_none(estimate, answer.body, curve, fix);
+  chart.move(limits, answer.ok ? { jct_s: sure_s(estimate), cost_usd: estimate.prediction.cost_usd.mean } : null);
+  if (now) {
+    fetchCurve(asked);
+    submitter.look(asked, answer.ok ? "" : "no plan meets the limits");
+  }
+}
+
+function feasible(estimate) {
+  show_all();
+  show_plan(estimate);
+}
+
+// What is wrong with the file or a limit; without a profile it can still be submitted.
+function wrong(problem, slug, asked) {
+  editor.tell(problem);
+  const measured = slug === "profile-missing";
+  show(byId("result"), measured || Boolean(range_s));
+  if (!measured) return void submitter.look(asked, "see what is wrong above");
+  show(byId("body"), false);
+  show(byId("fixes"), false);
+  byId("headline").replaceChildren("Without a profile there is nothing to preview; a submission measures one first.");
+  submitter.look(asked);
+}
+
+// Limits as the service read them, into the fields that are not being typed in.
+function take(read) {
+  limits = read;
+  if (document.activeElement !== deadline) deadline.value = read.deadline_s === null ? "" : words_of(read.deadline_s);
+  if (document.activeElement !== budget) budget.value = read.max_cost_usd === null ? "" : String(read.max_cost_usd);
+  deadline.removeAttribute("aria-invalid");
+  budget.removeAttribute("aria-invalid");
+  if (!range_s && read.deadline_s !== null) range_s = [0.4 * read.deadline_s, 2 * read.deadline_s];
+  place();
+}
+
+const words_of = (at_s) => (set.deadline !== null && seconds_of(set.deadline) === at_s ? set.deadline : exactly(at_s));
+
+function place() {
+  show(byId("reset"), set.deadline !== null || set.budget !== null);
+  slider.disabled = !range_s;
+  if (!range_s) return;
+  const [from_s, to_s] = range_s;
+  const at_s = limits.deadline_s ?? to_s;
+  if (document.activeElement !== slider || Math.abs(sliderDeadline_s() - at_s) > (to_s - from_s) / STEPS) {
+    slider.value = String(Math.round((STEPS * (at_s - from_s)) / (to_s - from_s)));
+  }
+  slider.setAttribute("aria-valuetext", limits.deadline_s === null ? "no deadline" : duration(limits.deadline_s));
+  byId("earliest").textContent = duration(from_s);
+  byId("latest").textContent = duration(to_s);
+}
+
+// Where the slider stands, in steps that a reader can tell apart.
+function sliderDeadline_s() {
+  const [from_s, to_s] = range_s;
+  const at_s = from_s + ((to_s - from_s) * Number(slider.value)) / STEPS;
+  const unit_s = to_s - from_s > 20 * 3600 ? 300 : to_s - from_s > 7200 ? 30 : to_s - from_s > 1200 ? 5 : to_s > 60 ? 1 : 0.1;
+  return Math.max(Math.round(at_s / unit_s) * unit_s, unit_s);
+}
+
+async function fetchCurve(asked) {
+  const key = JSON.stringify([asked.text, asked.policy]);
+  if (curveAsked?.key === key) return;
+  curveAsked?.stop.abort();
+  const stop = new AbortController();
+  curveAsked = { key, stop };
+  const answer = await frontier({ ...asked, deadline: null, budget: null }, stop.signal);
+  if (stop.signal.aborted || curveAsked.key !== key) return;
+  if (!answer.ok || answer.body.frontier.length === 0) {
+    curveAsked = null;
+    return;
+  }
+  curve = answer.body;
+  range_s = reach(curve, limits.deadline_s);
+  place();
+  const plan = shown.answer && { jct_s: sure_s(shown.answer), cost_usd: shown.answer.prediction.cost_usd.mean };
+  await chart.show(curve, limits, plan);
+  if (!shown.answer && live.known.has(JSON.stringify(question()))) live.want(question());
+}
+
+function replan() {
+  place();
+  live.want(question());
+}
+
+function fix(limit, value) {
+  if (limit === "both") set = { ...value };
+  else set = { ...set, [limit]: value };
+  if (limit !== "budget") deadline.value = set.deadline;
+  if (limit !== "deadline") budget.value = set.budget;
+  replan();
+  (limit === "budget" ? budget : deadline).focus();
+}
+
+function outdate() {
+  byId("result").classList.add("old");
+  submitter.look(question(), "the file has changed; preview it again");
+}
+
+function speed(answer, estimate) {
+  const planning = estimate?.planning_s ? `planned in ${Math.max(1, Math.round(1000 * estimate.planning_s))} ms, ` : "";
+  byId("speed").textContent = `${planning}answered in ${Math.max(1, Math.round(answer.ms))} ms`;
+}
+
+slider.addEventListener("input", () => {
+  const at_s = sliderDeadline_s();
+  set.deadline = exactly(at_s);
+  deadline.value = set.deadline;
+  limits = { ...limits, deadline_s: at_s };
+  chart.mark(limits);
+  replan();
+});
+deadline.addEventListener("input", () => {
+  set.deadline = deadline.value.trim();
+  const at_s = seconds_of(set.deadline);
+  if (at_s) limits = { ...limits, deadline_s: at_s };
+  chart.mark(limits);
+  replan();
+});
+budget.addEventListener("input", () => {
+  set.budget = budget.value.trim().replace(",", ".");
+  replan();
+});
+byId("reset").addEventListener("click", () => {
+  set = { deadline: null, budget: null };
+  slider.focus();
+  replan();
+});
+byId("policy").addEventListener("change", () => shown.question && replan());
+window.addEventListener("DOMContentLoaded", () => editor.text.trim() && begin());

@@ -1,0 +1,51 @@
+// Questions to the service about the pasted file. Answers are never thrown: { ok, status, body, ms }.
+
+// { text, policy, deadline, budget, name }: the latter are what is set over the file's; null leaves them.
+export function sets_of(question) {
+  const sets = [];
+  if (question.deadline !== null) sets.push(`constraints.deadline=${question.deadline || "null"}`);
+  if (question.budget !== null) sets.push(`constraints.max_cost=${question.budget || "null"}`);
+  if (question.name) sets.push(`name=${question.name}`);
+  return sets;
+}
+
+export function preview(question, signal) {
+  return ask("/v1/plans", question, [["policy", question.policy], ...named(sets_of(question))], { signal });
+}
+
+// All of cost against deadline, whatever the limits.
+export function frontier(question, signal) {
+  const none = ["constraints.deadline=null", "constraints.max_cost=null"];
+  return ask("/v1/plans", question, [["policy", question.policy], ["frontier", "true"], ...named(none)], { signal });
+}
+
+export function preflight(question, signal) {
+  return ask("/plan/check", question, named(sets_of(question)), { signal });
+}
+
+export function submit(question, plan, key) {
+  const asked = [["policy", question.policy], ...(plan ? [["plan", plan]] : []), ...named(sets_of(question))];
+  return ask("/v1/experiments", question, asked, { headers: { "Idempotency-Key": key } });
+}
+
+const named = (sets) => sets.map((set) => ["set", set]);
+
+async function ask(path, question, asked, { signal = null, headers = {} }) {
+  const began = performance.now();
+  const type = question.text.trimStart().startsWith("{") ? "application/json" : "application/yaml";
+  try {
+    const answer = await fetch(`${path}?${new URLSearchParams(asked)}`, {
+      method: "POST",
+      headers: { "Content-Type": type, Accept: "application/json", ...headers },
+      body: question.text,
+      signal,
+    });
+    const body = await answer.json();
+    const location = answer.headers.get("Location");
+    return { ok: answer.ok, status: answer.status, body, location, ms: performance.now() - began };
+  } catch (error) {
+    if (error.name === "AbortError") return { ok: false, status: 0, body: null, ms: 0 };
+    const detail = "the service cannot be reached; is it running?";
+    return { ok: false, status: -1, body: { title: "No answer", detail }, ms: 0 };
+  }
+}

@@ -1,0 +1,174 @@
+// What an estimate says, in words, cards and tables.
+import { draw } from "./charts.js";
+import { byId, make, show, table } from "./dom.js";
+import { allocation_figure } from "./plan_figures.js";
+import { counted, deadline_above, difference, duration, percent, usd, usd_above } from "./plan_words.js";
+
+const POLICIES = {
+  optimal: "elastic, the cheapest plan",
+  fastest: "elastic, the fastest plan",
+  static: "fixed cluster of the best size",
+  naive_elastic: "elastic, the same GPUs per trial throughout",
+  greedy: "elastic, by the paper's greedy search",
+};
+
+// Everything below the limits, for a plan that there is.
+export function show_plan(estimate) {
+  show(byId("body"));
+  show(byId("fixes"), false);
+  const { prediction, constraints } = estimate;
+  const sure = prediction.p_both === 1;
+  headline(
+    `${duration(prediction.jct_s.mean)} and ${usd(prediction.cost_usd.mean)} USD`,
+    estimate.feasible ? ["done", "within the limits"] : ["failed", "not within the limits"],
+    [slack(constraints.deadline_s, prediction.jct_s.mean), room(constraints.max_cost_usd, prediction.cost_usd.mean),
+      sure ? "" : `both kept with ${percent(prediction.p_both)}`, saving(estimate)],
+  );
+  byId("cards").replaceChildren(...cards(estimate));
+  byId("stages").replaceChildren(stages(estimate));
+  byId("options").replaceChildren(options(estimate));
+  byId("assumptions").replaceChildren(assumptions(estimate.assumptions));
+  byId("notes").replaceChildren(...estimate.notes.map((note) => make("li", {}, note)));
+  return draw(byId("allocation"), allocation_figure(estimate));
+}
+
+// No plan: why, and what to change; `curve` is cost against deadline if it is known.
+export function show_none(estimate, problem, curve, fix) {
+  show(byId("body"), Boolean(curve));
+  for (const section of byId("body").children) show(section, section.contains(byId("frontier")) && Boolean(curve));
+  headline("No plan meets these limits", ["failed", "not within the limits"], []);
+  const remedies = fixes(estimate?.constraints, problem.nearest, curve);
+  byId("fixes").replaceChildren(
+    make("p", {}, sentence(problem.detail)),
+    make("p", { class: "buttons" }, ...remedies.map(([label, limit, value]) =>
+      make("button", { type: "button", onclick: () => fix(limit, value) }, label))),
+  );
+  show(byId("fixes"));
+}
+
+export function show_all() {
+  for (const section of byId("body").children) show(section);
+}
+
+function headline(text, [kind, badge], facts) {
+  byId("headline").replaceChildren(
+    make("p", { class: "big" }, text, " ", make("span", { class: `badge ${kind}` }, badge)),
+    make("p", { class: "note" }, facts.filter(Boolean).join("; ")),
+  );
+}
+
+const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
+
+function slack(deadline_s, jct_s) {
+  if (deadline_s === null) return "no deadline";
+  return `${duration(Math.abs(deadline_s - jct_s))} ${deadline_s >= jct_s ? "before" : "after"} the deadline`;
+}
+
+function room(max_cost_usd, cost_usd) {
+  if (max_cost_usd === null) return "no budget";
+  return `${usd(Math.abs(max_cost_usd - cost_usd))} USD ${max_cost_usd >= cost_usd ? "below" : "above"} the budget`;
+}
+
+function fixed_cluster(estimate) {
+  return estimate.options.find((one) => one.policy === "static" && one.instance_type === estimate.instance_type && one.plan)
+    ?? (estimate.baselines.static?.plan ? estimate.baselines.static : null);
+}
+
+function saving(estimate) {
+  const fixed = fixed_cluster(estimate);
+  if (!fixed || estimate.policy === "static") return "";
+  const share = 1 - estimate.prediction.cost_usd.mean / fixed.prediction.cost_usd.mean;
+  return share >= 0.005 ? `elasticity saves ${percent(share)}` : "";
+}
+
+// [label, which limit, its new value], from the curve if it is known, else from the nearest plans.
+function fixes(limits, nearest, curve) {
+  const points = curve?.frontier ?? [];
+  const deadline_s = limits?.deadline_s ?? Infinity;
+  const budget = limits?.max_cost_usd ?? Infinity;
+  const affordable = points.filter((point) => point.cost_usd <= budget + 1e-9);
+  const timely = points.filter((point) => point.jct_s <= deadline_s + 1e-6);
+  const found = [];
+  if (affordable.length) found.push(["deadline", affordable[0].jct_s]);
+  if (timely.length) found.push(["budget", timely.at(-1).cost_usd]);
+  if (!found.length && points.length) found.push(["both", points[0]]);
+  if (!found.length && nearest) {
+    if (nearest.jct_s > deadline_s) found.push(["deadline", nearest.jct_s]);
+    if (nearest.cost_usd > budget) found.push(["budget", nearest.cost_usd]);
+  }
+  return found.map(([limit, value]) => {
+    if (limit === "deadline") return [`Deadline ${deadline_above(value)}`, limit, deadline_above(value)];
+    if (limit === "budget") return [`Budget ${usd_above(value)} USD`, limit, usd_above(value)];
+    const both = { deadline: deadline_above(value.jct_s), budget: usd_above(value.cost_usd) };
+    return [`Deadline ${both.deadline} and budget ${both.budget} USD`, limit, both];
+  });
+}
+
+function cards(estimate) {
+  const { prediction, constraints } = estimate;
+  const fixed = fixed_cluster(estimate);
+  const varies = prediction.num_samples > 1;
+  const card = (name, value, note) => make("div", { class: "card" }, make("span", {}, name), make("b", {}, value), make("small", {}, note));
+  const found = [
+    card("time", duration(prediction.jct_s.mean), varies ? `p95 ${duration(prediction.jct_s.p95)}` : limit("deadline", constraints.deadline_s, duration)),
+    card("cost", `${usd(prediction.cost_usd.mean)} USD`, varies ? `p95 ${usd(prediction.cost_usd.p95)} USD` : limit("budget", constraints.max_cost_usd, (value) => `${usd(value)} USD`)),
+  ];
+  if (varies) found.push(card("P(both limits kept)", percent(prediction.p_both), `${percent(constraints.confidence)} asked`));
+  if (fixed && estimate.policy !== "static") {
+    found.push(card("against a fixed cluster", difference(prediction.cost_usd.mean, fixed.prediction.cost_usd.mean), `that costs ${usd(fixed.prediction.cost_usd.mean)} USD`));
+  }
+  const most = Math.max(...estimate.plan.stages.map((stage) => stage.instances));
+  found.push(card("at most", counted(most, "instance"), estimate.instance_type));
+  return found;
+}
+
+const limit = (name, value, words) => (value === null ? `no ${name}` : `${name} ${words(value)}`);
+
+function stages(estimate) {
+  const several = Boolean(estimate.brackets);
+  const markets = estimate.plan.stages.some((stage) => stage.market !== "on_demand");
+  const columns = [["stage", ""], ...(several ? [["bracket", ""]] : []), ["trials", ""], ["iterations", ""], ["instances", ""],
+    ...(markets ? [["market", "words"]] : []), ["GPUs per trial", ""], ["starts", ""], ["start-up", ""], ["training", ""], ["cost (USD)", ""]];
+  const rows = estimate.plan.stages.map((stage) => [String(stage.stage), ...(several ? [String(stage.bracket)] : []),
+    String(stage.trials), String(stage.iterations), String(stage.instances), ...(markets ? [stage.market.replace("_", " ")] : []),
+    String(stage.gpus_per_trial), duration(stage.start_s), duration(stage.provisioning_s), duration(stage.duration_s), usd(stage.cost_usd)]);
+  return table("The plan by stage", columns, rows);
+}
+
+function options(estimate) {
+  const fixed = fixed_cluster(estimate);
+  const types = new Set([estimate.instance_type, ...estimate.options.map((one) => one.instance_type)]);
+  const spot = estimate.options.some((one) => one.spot);
+  const batches = new Set([estimate.batch, ...estimate.options.map((one) => one.batch)]).size > 1;
+  const name = (one, own) => [
+    own ? `this plan: ${words_of(estimate)}` : POLICIES[one.policy] ?? one.policy,
+    types.size > 1 ? `on ${one.instance_type}` : "", spot && !own ? (one.spot ? "spot where it pays" : "on demand only") : "",
+    batches && one.batch === "fixed" ? "fixed batch" : "",
+  ].filter(Boolean).join(", ");
+  const row = (one, own) => (one.prediction
+    ? [name(one, own), shape(one), duration(one.prediction.jct_s.mean), usd(one.prediction.cost_usd.mean),
+      fixed ? difference(one.prediction.cost_usd.mean, fixed.prediction.cost_usd.mean) : ""]
+    : [name(one, own), "none within the limits", "-", "-", "-"]);
+  const columns = [["option", "words"], ["instances", "words"], ["time", ""], ["cost (USD)", ""], ["against fixed", ""]];
+  return table("Options", columns, [row(estimate, true), ...estimate.options.map((one) => row(one, false))]);
+}
+
+function words_of(estimate) {
+  const fastest = estimate.policy === "optimal" && estimate.objective === "min_time";
+  return POLICIES[fastest ? "fastest" : estimate.policy] ?? estimate.policy;
+}
+
+function shape(one) {
+  const counts = one.plan.stages.map((stage) => stage.instances);
+  const steps = counts.filter((count, at) => at === 0 || count !== counts[at - 1]);
+  return steps.length > 8 ? `${steps.slice(0, 8).join(" > ")} > …` : steps.join(" > ");
+}
+
+function assumptions(known) {
+  const signed = (value, text) => (Math.abs(value) < 1e-9 ? "0" : `${value > 0 ? "+" : "−"}${text}`);
+  const rows = known.map((one) => [one.name, one.value, one.basis, one.change,
+    signed(one.effect_usd, usd(Math.abs(one.effect_usd))), signed(one.effect_s, duration(Math.abs(one.effect_s))),
+    one.p_kept === 1 ? "yes" : one.p_kept === 0 ? "no" : percent(one.p_kept)]);
+  return table("Assumptions", [["", "words"], ["reckoned with", "words"], ["source", "words"], ["if it is", "words"],
+    ["cost (USD)", ""], ["time", ""], ["limits kept", ""]], rows);
+}

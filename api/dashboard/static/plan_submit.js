@@ -1,0 +1,97 @@
+// Starting what was previewed: whether that is allowed, what it will do, and the asking.
+import { byId, make, show } from "./dom.js";
+import { preflight, submit } from "./plan_ask.js";
+import { duration, usd } from "./plan_words.js";
+
+const WHERE = { local: "on this service's machine", virtual: "on a simulated cloud (nothing is spent)", aws: "on AWS" };
+
+export class Submitter {
+  // `current()` gives { question, answer } of the plan that is shown.
+  constructor(current) {
+    this.current = current;
+    this.key = null;
+    byId("submit").addEventListener("click", () => this.ask());
+    byId("start").addEventListener("click", () => this.start());
+  }
+
+  // Looks whether the present file may be submitted; `reason` tells why not, whatever the service says.
+  async look(question, reason = "") {
+    this.asking?.abort();
+    this.asking = new AbortController();
+    if (reason) return this.refuse(reason);
+    const { signal } = this.asking;
+    const answer = await preflight(question, signal);
+    if (signal.aborted) return;
+    this.told = answer.ok ? answer.body : null;
+    if (!answer.ok) this.refuse(answer.body?.detail ?? "the service does not answer");
+    else if (answer.body.reason) this.refuse(answer.body.reason);
+    else {
+      byId("submit").disabled = false;
+      byId("may").textContent = `Starts ${answer.body.name} ${this.where()}. You are asked once more.`;
+    }
+  }
+
+  where() {
+    const { provider, region } = this.told;
+    return provider === "aws" ? `on AWS in ${region}` : WHERE[provider] ?? provider;
+  }
+
+  refuse(reason) {
+    byId("submit").disabled = true;
+    byId("may").textContent = `Cannot be submitted: ${reason}.`.replace(/\.\.$/, ".");
+  }
+
+  ask() {
+    const { answer } = this.current();
+    this.key = fresh_key();
+    show(byId("confirm-wrong"), false);
+    byId("start").disabled = false;
+    byId("confirm-words").textContent = words(this.told, answer);
+    byId("name").value = this.told.free_name;
+    show(byId("taken"), this.told.free_name !== this.told.name);
+    byId("taken").textContent = `There is an experiment ${this.told.name} already.`;
+    const facts = [["runs", this.told.entrypoint], ["where", this.where()], ...limits(answer)];
+    byId("confirm-facts").replaceChildren(...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
+    byId("confirm").showModal();
+  }
+
+  async start() {
+    const button = byId("start");
+    if (!byId("name").reportValidity()) return;
+    button.disabled = true;
+    button.textContent = "Starting…";
+    const { question, answer } = this.current();
+    const name = byId("name").value === this.told.name ? null : byId("name").value;
+    const made = await submit({ ...question, name }, answer?.id ?? null, this.key);
+    button.textContent = "Start it";
+    if (made.ok) {
+      window.location.assign(`/experiments/${encodeURIComponent(made.body.name)}`);
+      return;
+    }
+    button.disabled = false;
+    this.key = fresh_key();
+    byId("confirm-wrong").replaceChildren(make("p", {}, make("b", {}, `${made.body?.title ?? "Failed"}: `), made.body?.detail ?? ""));
+    show(byId("confirm-wrong"));
+  }
+}
+
+// What makes a request that is sent twice count once; the browser gives random ids on secure origins only.
+function fresh_key() {
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+function words(told, answer) {
+  if (!answer) return `RubberBand first measures a profile of ${told.entrypoint}, then plans and runs the experiment.`;
+  const { prediction, instance_type } = answer;
+  return `RubberBand rents ${instance_type} instances as planned, and gives them back when it is over: about `
+    + `${duration(prediction.jct_s.mean)} and ${usd(prediction.cost_usd.mean)} USD.`;
+}
+
+function limits(answer) {
+  if (!answer) return [];
+  const { deadline_s, max_cost_usd } = answer.constraints;
+  return [
+    ["deadline", deadline_s === null ? "none" : `${duration(deadline_s)} after the start`],
+    ["spends at most", max_cost_usd === null ? "no limit is set" : `${usd(max_cost_usd)} USD`],
+  ];
+}
