@@ -44,6 +44,11 @@ class Order:
     store: str | None = None
     """URL of the store of the journal; None: a file in the experiment's folder."""
 
+    @classmethod
+    def of(cls, **values: Any) -> Order:
+        """An order of values as the service's store keeps them. Raises ValidationError for what is none."""
+        return TypeAdapter(cls).validate_python(values)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:

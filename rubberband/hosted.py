@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ AT_WORK = 75
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the order of HOME NAME; the exit code is that of `rubberband run`. A third argument is the lock, inherited."""
+    """Run the order of HOME NAME, and exit as `rubberband run` would. A third argument is the lock, inherited."""
     folder = open_folder(arguments[1], Path(arguments[0]))
     faulthandler.enable()
     with _lock(folder, arguments[2:]) as lock:
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str]) -> int:
             order = read_order(folder)
         except RubberbandError as error:
             return _failed(error)[0]
+        folder = replace(folder, store=order.store)
         write_mark(lock, Mark(pid=os.getpid(), attempt=order.attempt, started_at=time.time()))
         exit_code, error_line = _told(folder, order)
         ending = Ending(attempt=order.attempt, exit_code=exit_code, error=error_line, at=time.time())

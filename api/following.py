@@ -1,0 +1,153 @@
+"""One experiment, followed step by step: what its process journals goes into the feed, and where it stands is kept."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from rubberband.api.observing import Observed, at_work, sight_before
+from rubberband.api.store.protocol import Store
+from rubberband.api.store.records import Entry, ExperimentState, Submission, Summary
+from rubberband.api.summaries import Sight, Standing, standing
+from rubberband.errors import JournalError, RubberbandError
+from rubberband.executor.folder import ExperimentFolder
+
+log = logging.getLogger("rubberband.api.runs")
+
+BATCH = 1000
+"""Events that are added to the feed in one write."""
+BUSY_S = 0.5
+"""A summary is kept so often while events come."""
+IDLE_S = 2.0
+"""Likewise while only its clock and its bill go on."""
+MISREADS = 5
+"""A journal that could not be read so often in a row is taken to be unreadable."""
+
+
+class Follower:
+    """Follows one experiment. For one thread; `observed` may be read by others."""
+
+    def __init__(
+        self,
+        folder: ExperimentFolder,
+        store: Store,
+        wake: Callable[[], None],
+        *,
+        patience: int = MISREADS,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`wake` is called when there is more to read in the feed; after `patience` misreads it is unreadable."""
+        self._patience = patience
+        self._folder, self._store, self._wake, self._clock = folder, store, wake, clock
+        self.observed: Observed | None = None
+        """Its journal, from when there is one."""
+        self._told = -1
+        """The last place of the journal that is in the feed."""
+        self._pending: list[Entry] = []
+        self._misreads = 0
+        self._summarised_at = 0.0
+        self._summarised_count = -1
+
+    def step(self, row: Submission) -> Submission | None:
+        """See what is new; its row as it is kept now, or None if the process that it was given was never started.
+
+        Raises JournalError if the service's store does not answer; nothing is lost then.
+        """
+        found = self._seen(row)
+        return None if found is None else self._keep(row, found)
+
+    def first_row(self) -> Submission | None:
+        """The row of an experiment that was run by hand, with its events told; None as long as it cannot be read."""
+        header_at = self._clock()
+        row = Submission(
+            name=self._folder.name, state=ExperimentState.RUNNING, created_at=header_at, changed_at=header_at
+        )
+        found = self._seen(row)
+        if found is None or (self.observed is None and found.state is not ExperimentState.UNREADABLE):
+            return None
+        created_at = header_at if self.observed is None else self.observed.header.created_at
+        summary = Summary() if self.observed is None else self.observed.summary()
+        return replace(row, created_at=created_at, state=found.state, reason=found.reason, summary=summary)
+
+    def _seen(self, row: Submission) -> Standing | None:
+        try:
+            sight = self._sight()
+        except Exception as error:
+            return self._unreadable(row, error)
+        self._misreads = 0
+        self._tell()
+        return standing(row, sight)
+
+    def _sight(self) -> Sight:
+        """Somebody at work is looked for first: what ended since is not taken to be cut off before the next look."""
+        busy = at_work(self._folder)
+        if self.observed is None:
+            if not self._folder.exists:
+                return sight_before(self._folder, busy)
+            told = self._store.last_seqs([self._folder.name]).get(self._folder.name, -1)
+            self.observed, self._told = Observed(self._folder, clock=self._clock), told
+        fresh = self.observed.refresh(live=busy)
+        self._pending += [entry for entry in fresh if entry.seq is not None and entry.seq > self._told]
+        return self.observed.sight(busy)
+
+    def _tell(self) -> None:
+        while self._pending:
+            batch = self._pending[:BATCH]
+            self._store.append(batch)
+            del self._pending[: len(batch)]
+            self._wake()
+
+    def _unreadable(self, row: Submission, error: Exception) -> Standing:
+        self._store.check()
+        self.close()
+        self._misreads += 1
+        if self._misreads < self._patience:
+            return Standing(state=row.state, reason=row.reason)
+        told = f"its journal cannot be read: {' '.join(str(error).split()) or type(error).__name__}"
+        if row.state is not ExperimentState.UNREADABLE:
+            log.error("experiment %s: %s", row.name, told, exc_info=not isinstance(error, RubberbandError))
+        return Standing(state=ExperimentState.UNREADABLE, reason=told)
+
+    def _keep(self, row: Submission, found: Standing) -> Submission:
+        """Write down what changed."""
+        moved = (found.state, found.reason) != (row.state, row.reason)
+        summary = self._summary(row, at_once=moved)
+        if not moved and summary is None:
+            return row
+        at = self._clock()
+        kept = self._store.change(
+            row.name,
+            at=at,
+            state=found.state if moved else None,
+            reason=found.reason if moved else None,
+            expected={row.state},
+            summary=summary,
+        )
+        if not kept:  # a request changed it meanwhile
+            return self._store.submission(row.name) or row
+        if moved:
+            self._wake()
+        return replace(row, state=found.state, reason=found.reason, changed_at=at, summary=summary or row.summary)
+
+    def _summary(self, row: Submission, *, at_once: bool) -> Summary | None:
+        """Its summary, if that changed and is due."""
+        if self.observed is None:
+            return None
+        now, count = time.monotonic(), self.observed.count
+        due_s = IDLE_S if count == self._summarised_count else BUSY_S
+        if not at_once and now - self._summarised_at < due_s:
+            return None
+        self._summarised_at, self._summarised_count = now, count
+        summary = self.observed.summary()
+        return None if summary == row.summary else summary
+
+    def close(self) -> None:
+        """Let go of the journal."""
+        observed, self.observed = self.observed, None
+        self._pending = []
+        if observed is not None:
+            with suppress(JournalError):
+                observed.close()

@@ -1,0 +1,132 @@
+"""One experiment's journal, followed: folded as it grows, for the watcher, and read by requests at the same time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rubberband.api.store.records import Entry, Summary
+from rubberband.api.summaries import Sight, entries, outcome_of, summary_of
+from rubberband.executor.controller import Controller
+from rubberband.executor.events import TrialFailed
+from rubberband.executor.extending import Extension, Limits, extension, limits_of
+from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.hosting import is_hosted, read_ending, read_mark
+from rubberband.executor.journal import Header
+from rubberband.executor.reading import JournalReader
+from rubberband.executor.result import Result
+
+FRESH_S = 0.25
+"""A result of a running experiment is given again for so long: only its clock went on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a trial's attempt failed, trace-back included."""
+
+    seq: int
+    trial: int
+    lines: tuple[str, ...]
+
+
+class Observed:
+    """A journal that is followed. Safe to use from several threads; what is asked between refreshes reads no file."""
+
+    def __init__(self, folder: ExperimentFolder, *, clock: Callable[[], float] = time.time) -> None:
+        """Open the journal and read it as far as it goes. Raises JournalError or InputError."""
+        self.folder, self._clock = folder, clock
+        self._lock = threading.RLock()
+        self._reader = JournalReader(folder)
+        self._live = False
+        self.failures: list[Failure] = []
+        self.count = 0
+        """How many events were read."""
+        self._latest: tuple[int, float, Result] | None = None
+
+    @property
+    def header(self) -> Header:
+        """What the experiment was before its first event."""
+        return self._reader.header
+
+    @property
+    def controller(self) -> Controller:
+        """The state as far as it was read; to be looked at by the thread that refreshes."""
+        return self._reader.controller
+
+    def refresh(self, *, live: bool) -> list[Entry]:
+        """Read what is new, as lines of the feed. `live`: a driver is at work, so that time goes on between events.
+
+        Raises JournalError.
+        """
+        with self._lock:
+            self._live = live and self.header.setup["provider"] != "virtual"
+            events = self._reader.refresh()
+            self.count += len(events)
+            for seq, event in events:
+                if isinstance(event, TrialFailed):
+                    said = f"attempt {event.attempt} {event.kind}: {event.message}\n{event.details}"
+                    self.failures.append(Failure(seq=seq, trial=event.trial, lines=tuple(said.splitlines())))
+            return entries(self.header, events)
+
+    @property
+    def now(self) -> float:
+        """The instant up to which it is reckoned, on the clock of its events."""
+        return self._clock() if self._live else self.controller.state.now
+
+    def summary(self) -> Summary:
+        """What a list shows of it."""
+        with self._lock:
+            return summary_of(self.header, self.controller, self.now)
+
+    def result(self) -> Result:
+        """What came of it so far."""
+        with self._lock:
+            now = self._clock()
+            if self._latest is not None:
+                count, at, latest = self._latest
+                if count == self.count and now - at < FRESH_S:
+                    return latest
+            result = self._reader.result(self.now)
+            self._latest = self.count, now, result
+            return result
+
+    def extension(self, *, deadline: object, max_cost_usd: float | None, driven: bool) -> tuple[Extension, Limits]:
+        """What other limits would change, and the limits as the driver counts them. Raises InputError."""
+        with self._lock:
+            job, state = self.controller.job, self.controller.state
+            limits = limits_of(self.header, job, state, deadline=deadline, max_cost_usd=max_cost_usd)
+            found = extension(
+                job, state, self.now, deadline_s=limits.deadline_s, max_cost_usd=limits.max_cost_usd, driven=driven
+            )
+            return found, limits
+
+    def sight(self, at_work: bool) -> Sight:
+        """What its folder shows; `at_work` was looked at before this was refreshed."""
+        outcome, reason = outcome_of(self.controller)
+        return Sight(
+            at_work=at_work,
+            mark=read_mark(self.folder),
+            ending=read_ending(self.folder),
+            outcome=outcome,
+            reason=reason,
+            has_begun=True,
+        )
+
+    def close(self) -> None:
+        """Let go of the journal. What was read can still be asked for."""
+        with self._lock:
+            self._reader.close()
+
+
+def at_work(folder: ExperimentFolder) -> bool:
+    """Whether a process of the service, or a driver that was started by hand, is at work on an experiment."""
+    return is_hosted(folder) or folder.driven
+
+
+def sight_before(folder: ExperimentFolder, at_work: bool) -> Sight:
+    """What the folder of an experiment shows that has no journal."""
+    return Sight(
+        at_work=at_work, mark=read_mark(folder), ending=read_ending(folder), outcome=None, reason="", has_begun=False
+    )

@@ -1,0 +1,330 @@
+"""The thread that looks after all experiments: starts those that wait, follows those that run, finds those by hand."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rubberband.api.following import Follower
+from rubberband.api.observing import Observed, at_work
+from rubberband.api.processes import NotStartedError, Processes
+from rubberband.api.store.protocol import Store
+from rubberband.api.store.records import ExperimentState, Submission
+from rubberband.errors import JournalError
+from rubberband.executor.folder import ExperimentFolder, folders
+from rubberband.executor.hosting import Order
+
+log = logging.getLogger("rubberband.api.runs")
+
+FAST_S, SLOW_S, RETRY_S = 0.1, 1.0, 1.0
+LOOK_AROUND_S = 2.0
+"""How often experiments are looked for that are run by hand, or go on by hand."""
+FOUND_AT_ONCE = 5
+"""So many of them are taken in at once, so that those that run do not wait."""
+PRUNE_S = 600.0
+WELL_S = 60.0
+"""A watcher that was not through with a round for so long is not well."""
+
+AT_WORK = frozenset({ExperimentState.STARTING, ExperimentState.RUNNING})
+IDLE = frozenset({ExperimentState.QUEUED, ExperimentState.UNREADABLE})
+"""Known, and not followed in every round."""
+
+Stamp = tuple[tuple[int, int], ...] | None
+"""When the files of a journal were written last, and their sizes; None if it is in a store."""
+
+
+class Watcher:
+    """One for each server. What requests change is told by `kick`; all else happens in its thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        processes: Processes,
+        wake: Callable[[], None],
+        *,
+        home: Path,
+        journals: str | None,
+        code: Sequence[Path],
+        max_running: int,
+    ) -> None:
+        """`journals` is the URL of the store that journals are in; None: in the experiments' folders."""
+        self._store, self._processes, self._wake = store, processes, wake
+        self._home, self._journals, self._max_running = home, journals, max_running
+        self._code = tuple(str(path) for path in code)
+        self._rows: dict[str, Submission] = {}
+        """Those that wait, run, or cannot be read."""
+        self._queue: list[str] = []
+        self._settled: dict[str, Stamp | float] = {}
+        """All others: the stamp of the journal, or, as long as it was not looked at, when the row was changed."""
+        self._followers: dict[str, Follower] = {}
+        self._spawned: set[tuple[str, int]] = set()
+        self._loaded = False
+        self._is_lost = False
+        self._looked_at = self._pruned_at = -LOOK_AROUND_S
+        self._dirty: set[str] = set()
+        self._dirty_lock = threading.Lock()
+        self._kicked = threading.Event()
+        self._closing = threading.Event()
+        self._well_at = time.monotonic()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread = threading.Thread(target=self._run, name="rubberband-watcher", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        self._closing.set()
+        self._kicked.set()
+        if self._thread is not None:
+            self._thread.join()
+        for follower in self._followers.values():
+            follower.close()
+        self._processes.let_go()
+
+    def kick(self, name: str) -> None:
+        """The row of this experiment was changed, or its folder: see to it at once."""
+        with self._dirty_lock:
+            self._dirty.add(name)
+        self._kicked.set()
+
+    def observed(self, name: str) -> Observed | None:
+        """The journal of an experiment that is followed now."""
+        follower = self._followers.get(name)
+        return None if follower is None else follower.observed
+
+    def folder(self, name: str) -> ExperimentFolder:
+        """Where an experiment lives."""
+        return ExperimentFolder(home=self._home, name=name, store=self._journals)
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it goes its rounds: the store answers, and nothing hangs."""
+        alive = self._thread is not None and self._thread.is_alive()
+        return alive and not self._is_lost and time.monotonic() - self._well_at < WELL_S
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            wait_s = RETRY_S
+            try:
+                self.round()
+                wait_s = FAST_S if self._is_busy else SLOW_S
+                if self._is_lost:
+                    log.warning("the store answers again")
+                self._is_lost, self._well_at = False, time.monotonic()
+            except JournalError as error:
+                if not self._is_lost:
+                    log.error(
+                        "the store does not answer; experiments go on, and are watched again once it does: %s", error
+                    )
+                self._is_lost = True
+            except Exception:
+                log.exception("watching the experiments failed; it is tried again")
+            self._kicked.wait(wait_s)
+            self._kicked.clear()
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._queue) or any(row.state in AT_WORK for row in self._rows.values())
+
+    def round(self) -> None:
+        """Look at everything once. Raises JournalError if the store does not answer: the next round makes it good."""
+        if not self._loaded:
+            self._load()
+        self._take_changes()
+        self._processes.reap()
+        for name in [name for name, row in self._rows.items() if row.state not in IDLE]:
+            self._follow(name)
+        self._start_queued()
+        now = time.monotonic()
+        if now - self._looked_at >= LOOK_AROUND_S:
+            self._look_around()
+            self._looked_at = now
+        if now - self._pruned_at >= PRUNE_S:
+            self._store.prune(at=time.time())
+            self._pruned_at = now
+
+    # What is known
+
+    def _load(self) -> None:
+        rows: list[Submission] = []
+        cursor = None
+        while True:
+            page = self._store.submissions(limit=500, after=cursor)
+            rows += page.items
+            cursor = page.next
+            if cursor is None:
+                break
+        for row in reversed(rows):
+            self._take(row)
+        self._loaded = True
+
+    def _take_changes(self) -> None:
+        with self._dirty_lock:
+            dirty = list(self._dirty)
+        for name in dirty:
+            row = self._store.submission(name)
+            with self._dirty_lock:
+                self._dirty.discard(name)
+            if row is not None:
+                self._take(row)
+
+    def _take(self, row: Submission) -> None:
+        """Put a row where it belongs by its state."""
+        name = row.name
+        if row.state is ExperimentState.QUEUED:
+            if name not in self._queue:
+                self._queue.append(name)
+        elif name in self._queue:
+            self._queue.remove(name)
+        if row.state in AT_WORK | IDLE:
+            self._rows[name] = row
+            self._settled.pop(name, None)
+        elif name in self._rows or name not in self._settled:
+            self._settle(row)
+
+    def _settle(self, row: Submission) -> None:
+        was_followed = self._rows.pop(row.name, None) is not None
+        follower = self._followers.pop(row.name, None)
+        if follower is not None:
+            follower.close()
+        self._settled[row.name] = _stamp(self.folder(row.name)) if was_followed else row.changed_at
+
+    # Those that run
+
+    def _follow(self, name: str) -> None:
+        row = self._rows[name]
+        follower = self._followers.get(name)
+        if follower is None:
+            follower = self._followers[name] = Follower(self.folder(name), self._store, self._wake)
+        found = follower.step(row)
+        if found is None:
+            self._spawn(row)
+        else:
+            self._take(found)
+
+    # Those that wait
+
+    def _start_queued(self) -> None:
+        running = sum(row.state in AT_WORK and row.attempt > 0 for row in self._rows.values())
+        for name in list(self._queue):
+            if running >= self._max_running:
+                break
+            running += self._begin(self._rows[name])
+
+    def _begin(self, row: Submission) -> bool:
+        """Give it a process, and write that down first; False if it must wait, or cannot begin."""
+        folder = self.folder(row.name)
+        if at_work(folder):  # an earlier process of it has not quite ended
+            return False
+        if row.attempt == 0 and folder.exists:
+            self._change(row, ExperimentState.REFUSED, "the name was taken meanwhile by an experiment run by hand")
+            return False
+        attempt = row.attempt + 1
+        if not self._change(row, ExperimentState.STARTING, "", attempt=attempt):
+            return False
+        self._spawn(self._rows[row.name])
+        return True
+
+    def _spawn(self, row: Submission) -> None:
+        """Start its process, unless that was tried already and nothing came of it."""
+        folder = self.folder(row.name)
+        try:
+            if (row.name, row.attempt) in self._spawned:
+                raise NotStartedError(f"its process ended before it began; {folder.process_log} may tell why")
+            self._spawned.add((row.name, row.attempt))
+            self._processes.start(folder, self._order(row, folder))
+        except NotStartedError as error:
+            begun = folder.exists
+            self._change(row, ExperimentState.INTERRUPTED if begun else ExperimentState.REFUSED, str(error))
+
+    def _order(self, row: Submission, folder: ExperimentFolder) -> Order:
+        return Order.of(
+            attempt=row.attempt,
+            resume=folder.exists,
+            words=row.words,
+            policy=row.policy,
+            code=self._code,
+            store=self._journals,
+        )
+
+    def _change(self, row: Submission, state: ExperimentState, reason: str, *, attempt: int | None = None) -> bool:
+        at = time.time()
+        kept = self._store.change(row.name, at=at, state=state, expected={row.state}, reason=reason, attempt=attempt)
+        if kept:
+            self._wake()
+            attempt = row.attempt if attempt is None else attempt
+            self._take(replace(row, state=state, reason=reason, changed_at=at, attempt=attempt))
+        else:
+            self.kick(row.name)
+        return kept
+
+    # Those that are run by hand
+
+    def _look_around(self) -> None:
+        for name in [name for name, row in self._rows.items() if row.state is ExperimentState.UNREADABLE]:
+            self._follow(name)
+        for name, seen in list(self._settled.items()):
+            folder = self.folder(name)
+            stamp = _stamp(folder)
+            if _is_newer(stamp, seen) or (stamp is None and at_work(folder)):
+                self._wake_up(name)
+            else:
+                self._settled[name] = stamp
+        found = [folder for folder in folders(self._home, self._journals) if folder.path.is_dir()]
+        unknown = [folder for folder in found if folder.name not in self._rows and folder.name not in self._settled]
+        for folder in unknown[:FOUND_AT_ONCE]:
+            self._take_in(folder)
+
+    def _wake_up(self, name: str) -> None:
+        """What had ended goes on, or was changed by hand: follow it again until it settles."""
+        row = self._store.submission(name)
+        if row is not None:
+            self._settled.pop(name, None)
+            self._rows[name] = row
+            self._follow(name)
+
+    def _take_in(self, folder: ExperimentFolder) -> None:
+        """Keep an experiment that was run by hand; its events are told first, so that none is lost."""
+        follower = Follower(folder, self._store, self._wake, patience=1)
+        try:
+            row = follower.first_row()
+        except JournalError:
+            follower.close()
+            raise
+        if row is None:
+            follower.close()
+            return
+        self._followers[folder.name] = follower
+        if not self._store.add(row):  # submitted at this very moment
+            row = self._store.submission(folder.name) or row
+        self._wake()
+        self._rows[folder.name] = row
+        self._take(row)
+
+
+def _stamp(folder: ExperimentFolder) -> Stamp:
+    if folder.store is not None:
+        return None
+    found = []
+    for path in (folder.journal, folder.journal.with_name("journal.db-wal")):
+        try:
+            stat = os.stat(path)
+        except OSError:
+            continue
+        if stat.st_size:
+            found.append((stat.st_mtime_ns, stat.st_size))
+    return tuple(found)
+
+
+def _is_newer(stamp: Stamp, seen: Stamp | float) -> bool:
+    """Whether a journal was written since `seen`: a stamp, or Unix time."""
+    if isinstance(seen, float):
+        return any(written_ns > seen * 1e9 for written_ns, _ in stamp or ())
+    return stamp != seen
