@@ -96,7 +96,15 @@ class ExperimentFolder:
         return self.journal.exists() if self.store is None else bool(journalled(self.store, self.name))
 
     def require_free(self) -> None:
-        """Raise NameTakenError, naming the ways out, if the experiment is here."""
+        """Raise NameTakenError, naming the ways out, if the experiment is here.
+
+        A folder whose journal is a file is not free for an experiment whose journal is in a store.
+        """
+        if self.store is not None and self.journal.exists():
+            raise NameTakenError(
+                f"{self.path} is the folder of an experiment whose journal is a file there, not in {self._place}; run "
+                f"this one under another name: -s name={self.name}-2"
+            )
         if self.exists:
             raise NameTakenError(
                 f"the name {self.name!r} is taken by another experiment ({self._place}); go on with it by "

@@ -1,0 +1,190 @@
+"""Journals in one database, SQLite or PostgreSQL: experiments are begun, driven, cut off, followed and read there."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sql
+
+from rubberband.errors import InputError, JournalError, NameTakenError
+from rubberband.executor import session
+from rubberband.executor.folder import ExperimentFolder, folders
+from rubberband.executor.journal import Journal, journalled
+from rubberband.executor.reading import JournalReader
+from tests.unit.test_journal import EVENTS, JOB
+from tests.unit.test_session import Killed, dying_after, setup
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def make(store_url: str, tmp_path: Path) -> Callable[[str], ExperimentFolder]:
+    """Begins an experiment of a name."""
+
+    def begin(name: str) -> ExperimentFolder:
+        folder = ExperimentFolder(home=tmp_path / "a home", name=name, store=store_url)
+        session.create(folder, dataclasses.replace(JOB, name=name), setup(checkpoints=str(folder.checkpoints)))
+        return folder
+
+    return begin
+
+
+def test_events_come_back_as_they_were(store_url: str) -> None:
+    journal = Journal(store_url, "test", create=True)
+    journal.create(created_at=1.5, job=JOB, setup={"configurations": [{"ü": "a\0b"}]})
+    journal.append(EVENTS[:2])
+    journal.append(EVENTS[2:])
+    journal.close()
+    again = Journal(store_url, "test")
+    header = again.header()
+    assert header is not None
+    assert (header.created_at, header.job, header.setup) == (1.5, JOB, {"configurations": [{"ü": "a\0b"}]})
+    assert list(again.events()) == list(enumerate(EVENTS))
+    assert list(again.events(after=2)) == list(enumerate(EVENTS))[3:]
+    assert again.last_event_at() == 10.0
+    again.close()
+
+
+def test_experiments_in_one_store_do_not_see_each_other(
+    make: Callable[[str], ExperimentFolder], store_url: str
+) -> None:
+    first, second = make("first"), make("second")
+    result = session.run(first)
+    assert result.outcome == "done"
+    assert session.read(first) == result
+    assert session.read(second).outcome == "unfinished"
+    assert [found.name for found in folders(first.home, store_url)] == ["first", "second"]
+    assert folders(first.home) == []
+    assert not first.journal.exists()
+
+
+@pytest.mark.parametrize("num_events", [1, 6])
+def test_a_run_that_was_cut_off_goes_on(make: Callable[[str], ExperimentFolder], num_events: int) -> None:
+    folder = make("test")
+    with contextlib.suppress(Killed):
+        session.run(folder, view=dying_after(num_events))
+    assert session.read(folder).outcome == "unfinished"
+    result = session.run(folder)
+    assert (result.outcome, result.resumes) == ("done", 1)
+
+
+def test_a_taken_name_is_refused_and_loses_nothing(make: Callable[[str], ExperimentFolder]) -> None:
+    result = session.run(make("test"))
+    with pytest.raises(NameTakenError, match="rubberband resume test"):
+        make("test")
+    assert session.read(folder_of(make, "test")) == result
+
+
+def folder_of(make: Callable[[str], ExperimentFolder], name: str) -> ExperimentFolder:
+    other = make(f"{name}-beside")
+    return dataclasses.replace(other, name=name)
+
+
+def test_a_name_that_is_taken_twice_at_once_is_given_to_one(store_url: str) -> None:
+    outcomes: list[str] = []
+    together = threading.Barrier(4)
+
+    def begin(number: int) -> None:
+        together.wait()
+        try:
+            journal = Journal(store_url, "test", create=True)
+            try:
+                journal.create(created_at=float(number), job=JOB, setup={})
+                outcomes.append("taken")
+            finally:
+                journal.close()
+        except NameTakenError:
+            outcomes.append("refused")
+
+    threads = [threading.Thread(target=begin, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert sorted(outcomes) == ["refused", "refused", "refused", "taken"]
+
+
+def test_a_folder_with_a_journal_of_its_own_is_not_free_for_one_in_a_store(store_url: str, tmp_path: Path) -> None:
+    alone = ExperimentFolder(home=tmp_path, name="test")
+    session.create(alone, JOB, setup(checkpoints=str(alone.checkpoints)))
+    with pytest.raises(NameTakenError, match=r"not in .*; run this one under another name"):
+        session.create(dataclasses.replace(alone, store=store_url), JOB, setup())
+
+
+def test_what_is_not_there_is_told_with_what_is(make: Callable[[str], ExperimentFolder]) -> None:
+    folder = make("test")
+    with pytest.raises(InputError, match=r"no experiment 'nosuch' in (sqlite|postgresql).*; there are: test$") as told:
+        session.read(dataclasses.replace(folder, name="nosuch"))
+    assert "s3cret" not in str(told.value)
+
+
+def test_looking_into_an_empty_store_makes_nothing(store_url: str, tmp_path: Path) -> None:
+    assert not ExperimentFolder(home=tmp_path, name="test", store=store_url).exists
+    assert folders(tmp_path, store_url) == []
+    engine = sql.create_engine(store_url.replace("postgresql:", "postgresql+psycopg:"))
+    assert sql.inspect(engine).get_table_names() == []
+    engine.dispose()
+
+
+def test_a_driver_that_lost_its_place_is_refused_and_loses_nothing(make: Callable[[str], ExperimentFolder]) -> None:
+    folder = make("test")
+    one, other = (Journal(folder.journal_url, "test") for _ in range(2))
+    one.append(EVENTS[:1])
+    with pytest.raises(JournalError, match=r"journal of 'test' cannot be written: .*rubberband resume test") as told:
+        other.append(EVENTS[1:])
+    assert "s3cret" not in str(told.value)
+    assert [event for _, event in one.events()] == EVENTS[:1]
+    one.close()
+    other.close()
+
+
+@pytest.mark.parametrize("in_store", [True, False])
+def test_a_reader_follows_a_run_and_tells_each_event_once(store_url: str, tmp_path: Path, in_store: bool) -> None:
+    folder = ExperimentFolder(home=tmp_path, name="test", store=store_url if in_store else None)
+    with pytest.raises(InputError, match="there is no experiment"):
+        JournalReader(folder)
+    session.create(folder, JOB, setup(checkpoints=str(folder.checkpoints)))
+    reader = JournalReader(folder)
+    assert reader.refresh() == []
+    assert reader.result(0.0).outcome == "unfinished"
+    seen = []
+    with contextlib.suppress(Killed):
+        session.run(folder, view=dying_after(5))
+    seen += reader.refresh()
+    assert seen
+    assert reader.result(reader.controller.state.now) == session.read(folder)
+    assert reader.refresh() == []
+    result = session.run(folder)
+    seen += reader.refresh()
+    assert [seq for seq, _ in seen] == list(range(len(seen)))
+    assert reader.result(reader.controller.state.now) == result
+    assert reader.header.name == "test"
+    reader.close()
+    reader.close()
+
+
+def test_a_reader_folds_nothing_of_what_it_cannot_read_whole(make: Callable[[str], ExperimentFolder]) -> None:
+    folder = make("test")
+    session.run(folder)
+    reader = JournalReader(folder)
+    engine = reader.journal._database.engine
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE events SET kind = 'FromTheFuture' WHERE seq = 3")
+    for _ in range(2):
+        with pytest.raises(JournalError, match="does not know"):
+            reader.refresh()
+    assert reader.seq == -1
+    reader.close()
+
+
+def test_the_store_tells_which_experiments_it_has(make: Callable[[str], ExperimentFolder], store_url: str) -> None:
+    make("b")
+    make("a")
+    assert journalled(store_url) == ["a", "b"]
+    assert journalled(store_url, "a") == ["a"]
+    assert journalled(store_url, "c") == []
