@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from typing import Any
 from rubberband.cases import MARKETS, Room, batch_notes
 from rubberband.cloud.catalogue import Table, offers, types_of
 from rubberband.cloud.prices import live_table
-from rubberband.errors import InputError
+from rubberband.errors import Cancelled, InputError
 from rubberband.executor.driver import Observer
 from rubberband.executor.folder import ExperimentFolder, open_folder
+from rubberband.executor.inbox import Inbox
 from rubberband.executor.result import Result
 from rubberband.executor.session import (
     cancel_on_signals,
@@ -79,9 +80,10 @@ def run_experiment(
         profiles, spent = experiment.loaded_profiles(), Spent()
         if profiles is None:
             announce("no profile yet: measuring one first")
-            measured = measure_profile(
-                experiment, entrypoint, folder, table=terms.table, announce=announce, cancelled=cancelled
-            )
+            with asked_to_end(folder, cancelled) as asked:
+                measured = measure_profile(
+                    experiment, entrypoint, folder, table=terms.table, announce=announce, cancelled=asked
+                )
             for line in measured.remark_lines():
                 announce(line)
             announce(f"the profile is kept in {_keep(measured, profile_path, folder)}")
@@ -93,6 +95,20 @@ def run_experiment(
         announce(_plan_line(job))
         create(folder, job, make_setup(experiment, entrypoint, folder, spent))
         return run(folder, view=view, cancelled=cancelled)
+
+
+@contextmanager
+def asked_to_end(folder: ExperimentFolder, cancelled: Callable[[], bool]) -> Iterator[Callable[[], bool]]:
+    """Tells whether an end is asked for, also by a request in the inbox, while there is no journal that could say so.
+
+    A request that was obeyed is let go of; another one is left to the driver.
+    """
+    inbox = Inbox(folder.inbox)
+    try:
+        yield lambda: cancelled() or any(request.kind == "cancel" for request in inbox.pending())
+    except Cancelled:
+        inbox.withdraw_cancels()
+        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rubberband.commands.estimate import Overrides, Policy, PolicyOption
+from rubberband.commands.remote import ServerOption, client_of
 
 if TYPE_CHECKING:
     from rubberband.executor.driver import Observer
@@ -30,11 +31,14 @@ def run(
     reported, and `rubberband resume` goes on with it.
     """
     from rubberband.executor.folder import open_folder
+    from rubberband.executor.inbox import Inbox
     from rubberband.files import default_profile_path, load_experiment
     from rubberband.tuning import run_experiment
 
     experiment = load_experiment(file, overrides or [])
     folder = open_folder(experiment.name)
+    if not folder.exists:
+        Inbox(folder.inbox).withdraw_cancels()
     search_path = (file.absolute().parent, Path.cwd())
     result = run_experiment(
         experiment,
@@ -50,16 +54,20 @@ def run(
 
 def resume(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The experiment's name.", show_default=False)],
+    server: ServerOption = None,
 ) -> None:
     """Go on with an experiment that was cut off.
 
-    It may have been cancelled, its driver may have died, or no instance was to be had; no reported iteration is trained
-    again.
+    It may have been cancelled, its driver may have died, no instance was to be had, or max_cost was reached and is
+    larger now (`rubberband extend`); no reported iteration is trained again.
     """
     from rubberband.executor import session
     from rubberband.executor.folder import open_folder
+    from rubberband.executor.inbox import Inbox
 
     folder = open_folder(name)
+    if not folder.driven:
+        Inbox(folder.inbox).withdraw_cancels()
     with session.cancel_on_signals() as cancelled:
         result = session.run(folder, view=live_view, cancelled=cancelled)
     _conclude(result)
