@@ -13,7 +13,22 @@ from typing import Annotated
 import typer
 
 import rubberband
-from rubberband.commands import down, estimate, plan, prices, profile, report, run, serve, sweep, token, up
+from rubberband.commands import (
+    down,
+    estimate,
+    plan,
+    prices,
+    profile,
+    report,
+    run,
+    serve,
+    status,
+    steer,
+    submit,
+    sweep,
+    token,
+    up,
+)
 from rubberband.errors import RubberbandError
 
 app = typer.Typer(
@@ -34,8 +49,12 @@ for _command in (
     run.resume,
     report.report,
     serve.serve,
+    submit.submit,
     report.ps,
+    status.status,
     report.logs,
+    steer.cancel,
+    steer.extend,
     sweep.sweep,
     up.up,
     down.down,

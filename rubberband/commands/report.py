@@ -1,4 +1,7 @@
-"""`rubberband report`, `ps` and `logs`: what an experiment did, or does. They read the journal and change nothing."""
+"""`rubberband report`, `ps` and `logs`: what an experiment did, or does. They change nothing.
+
+They read the journals of this machine, or ask a service.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rubberband.commands.remote import ServerOption, client_of
+
 if TYPE_CHECKING:
+    from rubberband.client.client import Client
+    from rubberband.client.words import ExperimentView
     from rubberband.executor.folder import ExperimentFolder
+    from rubberband.executor.result import Result
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The experiment's name.", show_default=False)]
 
@@ -29,15 +37,14 @@ def report(
         Path | None,
         typer.Option("--html", metavar="FILE", help="Write one self-contained page to FILE.", show_default=False),
     ] = None,
+    server: ServerOption = None,
 ) -> None:
     """Print an experiment's result.
 
     The best configuration, stages, time and cost planned against actual, where the paid time went, how batch sizes
     adapted, and the trials; also while it runs.
     """
-    from rubberband.executor import session
-
-    result = session.read(_folder(name))
+    result = _result(name, client_of(server))
     if html is not None:
         from rubberband.commands.show import write_text
         from rubberband.views.report_html import render_html
@@ -53,16 +60,26 @@ def report(
         print_report(result)
 
 
+def _result(name: str, client: Client | None) -> Result:
+    if client is None:
+        from rubberband.executor import session
+
+        return session.read(_folder(name))
+    from rubberband.executor.result import Result
+
+    with client:
+        return Result.from_json(client.report(name))
+
+
 def ps(
     output: Annotated[Output, typer.Option("--output", "-o", help="Print text or JSON.")] = Output.text,
+    server: ServerOption = None,
 ) -> None:
-    """List the experiments on this machine."""
+    """List the experiments on this machine, or those of a service."""
     from rubberband.commands.show import print_json, print_table
-    from rubberband.executor.folder import folders
-    from rubberband.tuning import default_home
     from rubberband.units import format_duration, format_usd
 
-    listed = [_listed(folder) for folder in folders(default_home())]
+    listed = _all_listed(client_of(server))
     if output is Output.json:
         print_json({"schema": "rubberband.ps/1", "experiments": [asdict(row) for row in listed]})
         return
@@ -82,13 +99,24 @@ def ps(
     print_table(header, rows)
 
 
+def _all_listed(client: Client | None) -> list[Listed]:
+    if client is None:
+        from rubberband.executor.folder import folders
+        from rubberband.home import default_home, default_store
+
+        return [_listed(folder) for folder in folders(default_home(), default_store())]
+    with client:
+        return sorted((_listed_there(view) for view in client.experiments()), key=lambda row: row.name)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
     """One line of `rubberband ps`."""
 
     name: str
     state: str
-    """running, interrupted (its driver died), done, cancelled, budget, failed, or unreadable."""
+    """running, interrupted (its driver died), done, cancelled, budget, failed, or unreadable; at a service also queued,
+    starting, or refused."""
     trials: int = 0
     iterations: int = 0
     """Done in all, over all trials."""
@@ -120,31 +148,55 @@ def _listed(folder: ExperimentFolder) -> Listed:
     )
 
 
+def _listed_there(view: ExperimentView) -> Listed:
+    summary = view["summary"]
+    best = summary["best_value"]
+    return Listed(
+        name=view["name"],
+        state=view["state"],
+        trials=summary["trials"],
+        iterations=summary["iterations"],
+        jct_s=summary["jct_s"],
+        cost_usd=summary["cost_usd"],
+        best=view["reason"]
+        if view["state"] in ("refused", "unreadable")
+        else ("" if best is None else f"{summary['metric']}={best:.6g} (trial {summary['best_trial']})"),
+    )
+
+
 def logs(
     name: Name,
     trial: Annotated[int | None, typer.Argument(metavar="[TRIAL]", help="One trial only.", show_default=False)] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on printing what comes, until it is over.")
+    ] = False,
+    process: Annotated[
+        bool, typer.Option("--process", help="What its process printed, if a service started it.")
+    ] = False,
+    server: ServerOption = None,
 ) -> None:
     """Print what the trials printed, and why some failed."""
-    from rubberband.errors import InputError
-    from rubberband.executor import session
+    client = client_of(server)
+    if client is None:
+        from rubberband.commands.standing import local_experiment
 
-    folder = _folder(name)
-    events = session.failures(folder)
-    num_trials = len(session.read(folder).trials)
-    if trial is not None and not 0 <= trial < num_trials:
-        raise InputError(f"experiment {name!r} has no trial {trial}; it has 0 to {num_trials - 1}")
-    for number in range(num_trials) if trial is None else [trial]:
-        path = folder.logs / f"trial-{number:03d}.log"
-        printed = path.read_text(errors="replace").splitlines() if path.exists() else []
-        failed = [line for failure in events.get(number, []) for line in failure.splitlines()]
-        for line in printed + failed:
-            print(line if trial is not None else f"[trial {number}] {line}")
+        with local_experiment(name) as experiment:
+            for line in experiment.lines(trial, process=process, follow=follow):
+                _print_line(line.trial, line.text, trial)
+        return
+    with client:
+        source = "process" if process else "trials"
+        for told in client.logs(name, trial=trial, source=source, follow=follow):
+            _print_line(told["trial"], told["text"], trial)
+
+
+def _print_line(of: int | None, text: str, asked: int | None) -> None:
+    print(text if asked is not None or of is None else f"[trial {of}] {text}", flush=True)
 
 
 def _folder(name: str) -> ExperimentFolder:
-    from rubberband.executor.folder import ExperimentFolder
-    from rubberband.tuning import default_home
+    from rubberband.executor.folder import open_folder
 
-    folder = ExperimentFolder(home=default_home(), name=name)
+    folder = open_folder(name)
     folder.require()
     return folder

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import typer
 
@@ -9,6 +12,8 @@ import rubberband
 from rubberband.cli import app
 
 NAMES = [
+    "AsyncClient",
+    "Client",
     "CheckpointError",
     "EntrypointError",
     "Experiment",
@@ -20,6 +25,7 @@ NAMES = [
     "ProviderError",
     "Result",
     "RubberbandError",
+    "ServiceError",
     "TorchTrial",
     "Trial",
     "TrialContext",
@@ -72,11 +78,49 @@ COMMANDS = {
     "prices": {"types", "--output", "-o", "--refresh", "--region", "-r"},
     "profile": {"file", "--iterations", "--output", "-o", "--set", "-s"},
     "run": {"file", "--policy", "--set", "-s"},
-    "resume": {"name"},
-    "report": {"name", "--html", "--output", "-o"},
-    "ps": {"--output", "-o"},
-    "logs": {"name", "trial"},
+    "resume": {"name", "--server"},
+    "report": {"name", "--html", "--output", "-o", "--server"},
+    "submit": {"file", "--policy", "--set", "-s", "--server", "--watch", "-w"},
+    "ps": {"--output", "-o", "--server"},
+    "status": {"name", "--output", "-o", "--server", "--watch", "-w"},
+    "logs": {"name", "trial", "--follow", "-f", "--process", "--server"},
+    "cancel": {"name", "--server"},
+    "extend": {
+        "name",
+        "--deadline",
+        "--dry-run",
+        "-n",
+        "--max-cost",
+        "--output",
+        "-o",
+        "--server",
+        "--yes",
+        "-y",
+    },
+    "serve": {
+        "--allow",
+        "--auth",
+        "--body-limit",
+        "--checkpoints",
+        "--code",
+        "--host",
+        "--host-name",
+        "--max-cost",
+        "--max-running",
+        "--planners",
+        "--planning-limit",
+        "--port",
+        "--provider",
+        "--proxy",
+        "--rate",
+        "--ssl-certfile",
+        "--ssl-keyfile",
+        "--store",
+    },
     "sweep": {"name"},
+    "token create": {"name", "--expires", "--scope", "--store"},
+    "token list": {"--store"},
+    "token revoke": {"id", "--store"},
     "up": {"file", "--set", "-s"},
     "down": {"file", "--owner", "--region", "-r", "--yes", "-y"},
 }
@@ -99,9 +143,12 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_commands_and_flags() -> None:
-    group = typer.main.get_command(app)
-    commands = {
-        name: {word for parameter in command.params for word in parameter.opts}
-        for name, command in group.commands.items()  # type: ignore[attr-defined]
-    }
-    assert commands == COMMANDS
+    assert dict(_commands(typer.main.get_command(app))) == COMMANDS
+
+
+def _commands(group: Any, above: str = "") -> Iterator[tuple[str, set[str]]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{above}{name} ")
+        else:
+            yield f"{above}{name}", {word for parameter in command.params for word in parameter.opts}

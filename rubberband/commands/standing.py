@@ -1,0 +1,104 @@
+"""What commands tell and ask of this machine's own experiments: the same as a service would, from the journal."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from rubberband.api.observing import Observed, at_work
+from rubberband.api.run_logs import LogLine, page, trial_files
+from rubberband.api.store.records import ExperimentState, Submission
+from rubberband.api.summaries import outcome_of
+from rubberband.api.views_json import experiment_detail, extension_view
+from rubberband.errors import InputError
+from rubberband.executor.folder import ExperimentFolder, open_folder
+from rubberband.executor.inbox import DriverRequest, Inbox
+
+PAGE_LINES = 10_000
+FOLLOW_EVERY_S = 0.5
+
+
+class LocalExperiment:
+    """One experiment of this machine, as often as it is looked at."""
+
+    def __init__(self, folder: ExperimentFolder, observed: Observed) -> None:
+        self._folder, self._observed = folder, observed
+
+    def look(self) -> dict[str, Any]:
+        """What `GET /v1/experiments/NAME` would answer. Raises JournalError."""
+        observed, busy = self._observed, at_work(self._folder)
+        observed.refresh(live=busy)
+        header = observed.header
+        outcome, reason = outcome_of(observed.controller)
+        row = Submission(
+            name=header.name,
+            state=outcome or (ExperimentState.RUNNING if busy else ExperimentState.INTERRUPTED),
+            created_at=header.created_at,
+            changed_at=header.created_at,
+            words=header.setup["experiment"],
+            reason=reason,
+            summary=observed.summary(),
+        )
+        return experiment_detail(row, observed.result())
+
+    def extension(self, deadline: str | None, max_cost_usd: float | None, *, granted: bool) -> dict[str, Any]:
+        """What other limits would change; asked of the driver if they are `granted`. Raises InputError."""
+        busy = at_work(self._folder)
+        self._observed.refresh(live=busy)
+        found, limits = self._observed.extension(deadline=deadline, max_cost_usd=max_cost_usd, driven=busy)
+        if granted:
+            self._ask("extend", deadline_s=limits.deadline_s, max_cost_usd=limits.max_cost_usd)
+        return extension_view(found) | {"applied": granted}
+
+    def cancel(self) -> str:
+        """Ask its driver for a clean end; what was done, in one line."""
+        view = self.look()
+        if view["state"] != ExperimentState.RUNNING:
+            return f"{view['name']} does not run: it is {view['state']}"
+        self._ask("cancel")
+        return f"{view['name']}: asked to end"
+
+    def lines(self, trial: int | None, *, process: bool, follow: bool) -> Iterator[LogLine]:
+        """What its trials (or one, or its process) printed, and why some failed; to `follow` is to wait for more.
+
+        Raises InputError if there is no such trial.
+        """
+        view = self.look()
+        num_trials = view["summary"]["trials"]
+        if trial is not None and not 0 <= trial < num_trials:
+            raise InputError(f"experiment {view['name']!r} has no trial {trial}; it has 0 to {num_trials - 1}")
+        cursor: str | None = None
+        while True:
+            is_whole = not follow or view["state"] != ExperimentState.RUNNING
+            found, cursor = self._page(trial, process, cursor, is_whole)
+            yield from found
+            if not found and is_whole:
+                return
+            if not found:
+                time.sleep(FOLLOW_EVERY_S)
+                view = self.look()
+
+    def _page(self, trial: int | None, process: bool, cursor: str | None, is_whole: bool) -> tuple[list[LogLine], str]:
+        if process:
+            files: dict[int | None, Path] = {None: self._folder.process_log}
+            return page(files, (), cursor=cursor, limit=PAGE_LINES, is_whole=is_whole)
+        failures = [failure for failure in self._observed.failures if trial in (None, failure.trial)]
+        files = trial_files(self._folder.logs, trial)
+        return page(files, failures, cursor=cursor, limit=PAGE_LINES, is_whole=is_whole)
+
+    def _ask(self, kind: Any, **limits: float | None) -> None:
+        request = DriverRequest(id=f"{kind}-{uuid.uuid4()}", kind=kind, asked_at=time.time(), **limits)
+        Inbox(self._folder.inbox).put(request)
+
+
+@contextmanager
+def local_experiment(name: str) -> Iterator[LocalExperiment]:
+    """An experiment of this machine. Raises InputError, naming those that there are, if it is not here."""
+    folder = open_folder(name)
+    folder.require()
+    with closing(Observed(folder)) as observed:
+        yield LocalExperiment(folder, observed)

@@ -1,0 +1,140 @@
+"""How an experiment stands, in a few lines and a table: what `rubberband status` shows, here and of a service. Pure.
+
+It is given what `GET /v1/experiments/NAME` answers, so that both tell the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rubberband.views.tables import Table
+from rubberband.views.words import counted, duration, number, printable, usd, usd_decimals
+
+STATES = {
+    "queued": "waits for its turn",
+    "starting": "measures its profile, or plans",
+    "running": "runs",
+    "interrupted": "its process is gone; `resume` goes on with it",
+    "done": "done",
+    "cancelled": "cancelled; `resume` goes on with it",
+    "budget": "max_cost ended it; `extend --max-cost` and `resume` go on with it",
+    "failed": "failed",
+    "refused": "never began",
+    "unreadable": "its journal cannot be read",
+}
+EXIT_CODES = {"done": 0, "cancelled": 130}
+"""State -> that of the command that waited for it; 4 if it is done after its deadline, 1 for all else."""
+
+
+def exit_code(view: Mapping[str, Any]) -> int:
+    """What a command that waited for an experiment exits with."""
+    summary = view["summary"]
+    late = summary["deadline_s"] is not None and summary["jct_s"] > summary["deadline_s"]
+    return 4 if view["state"] == "done" and late else EXIT_CODES.get(view["state"], 1)
+
+
+def headline(view: Mapping[str, Any]) -> str:
+    """The state in one line, with the reason where there is one."""
+    state, summary = str(view["state"]), view["summary"]
+    told = STATES.get(state, state)
+    if state == "running" and summary["stages"]:
+        told = f"runs, stage {summary['stage'] + 1} of {summary['stages']}"
+    reason = printable(view.get("reason") or "")
+    return f"{view['name']}: {told}" + (f" ({reason})" if reason and reason not in told else "")
+
+
+def lines(view: Mapping[str, Any]) -> list[str]:
+    """The headline, then time and money against their limits, progress, and the best so far."""
+    summary = view["summary"]
+    if summary["started_at"] is None:
+        return [headline(view)]
+    found = [headline(view), _time(view), _cost(summary), _progress(summary)]
+    if summary["best_value"] is not None:
+        best = f"{printable(summary['metric'])}={number(summary['best_value'])} (trial {summary['best_trial']})"
+        found.append(f"best      {best}")
+    return found
+
+
+def _time(view: Mapping[str, Any]) -> str:
+    summary, slack_s = view["summary"], view.get("slack_s")
+    parts = [f"time      {duration(summary['jct_s'])}"]
+    if summary["deadline_s"] is not None:
+        parts.append(f" of {duration(summary['deadline_s'])} (deadline)")
+    if view["state"] == "running" and summary["forecast_jct_s"] is not None:
+        parts.append(f"; forecast {duration(summary['forecast_jct_s'])}")
+    if slack_s is not None:
+        parts.append(f", {duration(abs(slack_s))} {'to spare' if slack_s >= 0 else 'late'}")
+    if summary["planned_jct_s"] is not None:
+        parts.append(f"; planned {duration(summary['planned_jct_s'])}")
+    return "".join(parts)
+
+
+def _cost(summary: Mapping[str, Any]) -> str:
+    amounts = [summary[name] for name in ("cost_usd", "forecast_cost_usd", "planned_cost_usd")]
+    decimals = usd_decimals(max(amount for amount in amounts if amount is not None))
+    parts = [f"cost      {usd(summary['cost_usd'], decimals)}"]
+    if summary["max_cost_usd"] is not None:
+        parts.append(f" of {usd(summary['max_cost_usd'], decimals)} (max_cost)")
+    parts.append(" USD")
+    if summary["ended_at"] is None and summary["forecast_cost_usd"] is not None:
+        parts.append(f"; forecast {usd(summary['forecast_cost_usd'], decimals)}")
+    if summary["planned_cost_usd"] is not None:
+        parts.append(f"; planned {usd(summary['planned_cost_usd'], decimals)}")
+    return "".join(parts)
+
+
+def _progress(summary: Mapping[str, Any]) -> str:
+    held = f"; {counted(summary['instances'], 'instance')} held" if summary["ended_at"] is None else ""
+    return (
+        f"progress  {summary['iterations']} of {summary['target_iterations']} iterations, "
+        f"{counted(summary['trials'], 'trial')}{held}"
+    )
+
+
+def stage_table(stages: Sequence[Mapping[str, Any]]) -> Table:
+    """One row a stage, planned against actual."""
+    decimals = usd_decimals(sum(stage["planned_cost_usd"] for stage in stages))
+    return Table(
+        title="Stages, planned and actual",
+        header=("stage", "trials", "iterations", "instances", "GPUs per trial", "time plan", "time", "USD plan", "USD"),
+        rows=tuple(_stage(stage, decimals) for stage in stages),
+    )
+
+
+def _stage(stage: Mapping[str, Any], decimals: int) -> tuple[str, ...]:
+    begun = stage["actual_s"] is not None
+    return (
+        str(stage["stage"]),
+        str(stage["trials"]),
+        str(stage["iterations"]),
+        f"{stage['instances'] if begun else '-'} / {stage['planned_instances']}",
+        str(stage["gpus_per_trial"]),
+        duration(stage["planned_s"]),
+        duration(stage["actual_s"]) if begun else "",
+        usd(stage["planned_cost_usd"], decimals),
+        usd(stage["actual_cost_usd"], decimals) if begun else "",
+    )
+
+
+def extension_lines(found: Mapping[str, Any]) -> list[str]:
+    """What other limits would change, for someone who decides whether to grant them."""
+    before, after = found["before"], found["after"]
+    return [
+        f"now:  {_outlook(before)}",
+        f"then: {_outlook(after)}",
+        f"that is {_more(found['added_s'], duration, 'later', 'earlier')} and "
+        f"{_more(found['added_usd'], lambda amount: f'{usd(amount)} USD', 'more', 'less')}",
+    ]
+
+
+def _outlook(outlook: Mapping[str, Any]) -> str:
+    deadline_s, max_cost_usd = outlook["deadline_s"], outlook["max_cost_usd"]
+    within = "no deadline" if deadline_s is None else f"deadline {duration(deadline_s)}"
+    cap = "no max_cost" if max_cost_usd is None else f"max_cost {usd(max_cost_usd)} USD"
+    expected = f"{duration(outlook['jct_s'])} and {usd(outlook['cost_usd'])} USD expected"
+    return f"{within}, {cap}: {expected}; {printable(outlook['reason'])}"
+
+
+def _more(value: float, shown: Any, more: str, less: str) -> str:
+    return f"{shown(abs(value))} {more if value >= 0 else less}"
