@@ -1,0 +1,166 @@
+"""Tokens and sessions: what opens the door, what no longer does, and what is kept of them."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rubberband.api.security.tokens import REMEMBERED_S, SESSION_S, Bearer, Cookie, Tokens
+from rubberband.api.store.sql import SqlStore, open_store
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqlStore]:
+    opened = open_store(None, tmp_path)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def tokens(store: SqlStore, clock: Clock) -> Tokens:
+    return Tokens(store, clock=clock)
+
+
+def test_a_token_says_who_asks(tokens: Tokens) -> None:
+    record, text = tokens.create("ci", "submit")
+    found = tokens.look_up(Bearer(text))
+    assert found is not None
+    assert (found.token, found.name, found.scope) == (record.id, "ci", "submit")
+    assert tokens.recall(Bearer(text)) == found
+
+
+@pytest.mark.parametrize(
+    "text", ["", "rb_", "rb_0123456789ab_", "rb_0123456789ab_" + "0" * 64, "é\udc80", "x" * 10_000]
+)
+def test_what_is_no_token_opens_nothing(tokens: Tokens, text: str) -> None:
+    tokens.create("ci", "submit")
+    assert tokens.look_up(Bearer(text)) is None
+    assert tokens.look_up(Cookie(text)) is None
+
+
+def test_a_wrong_secret_opens_nothing_though_the_token_is_remembered(tokens: Tokens) -> None:
+    _, text = tokens.create("ci", "submit")
+    tokens.look_up(Bearer(text))
+    wrong = text[:-1] + ("0" if text[-1] != "0" else "1")
+    assert tokens.recall(Bearer(wrong)) is None
+    assert tokens.look_up(Bearer(wrong)) is None
+
+
+def test_only_hashes_are_on_disk(tokens: Tokens, store: SqlStore, tmp_path: Path) -> None:
+    _, text = tokens.create("ci", "submit")
+    session = tokens.sign_in(text)
+    assert session is not None
+    store.close()
+    kept = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"ci" in kept
+    assert text.rpartition("_")[2].encode() not in kept
+    assert session.encode() not in kept
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_secrets_are_compared_in_constant_time(tokens: Tokens, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, text = tokens.create("ci", "read")
+    compared = []
+
+    def compare(a: str, b: str) -> bool:
+        compared.append((len(a), len(b)))
+        return False
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    shown = text if known else "rb_0123456789ab_" + "0" * 64
+    assert tokens.look_up(Bearer(shown)) is None
+    assert compared == [(64, 64)]
+
+
+def test_an_expired_token_opens_nothing(tokens: Tokens, clock: Clock) -> None:
+    _, text = tokens.create("ci", "read", lasts_s=60)
+    session = tokens.sign_in(text)
+    assert session is not None
+    clock.now += 59
+    assert tokens.look_up(Bearer(text)) is not None
+    clock.now += 1
+    assert tokens.recall(Bearer(text)) is None
+    assert tokens.look_up(Bearer(text)) is None
+    assert tokens.look_up(Cookie(session)) is None
+
+
+def test_a_revoked_token_opens_nothing_from_then_on(tokens: Tokens) -> None:
+    record, text = tokens.create("ci", "read")
+    session = tokens.sign_in(text)
+    assert session is not None
+    assert tokens.look_up(Bearer(text)) == tokens.look_up(Cookie(session)) is not None
+    assert tokens.revoke(record.id)
+    for credential in (Bearer(text), Cookie(session)):
+        assert tokens.recall(credential) is None
+        assert tokens.look_up(credential) is None
+    assert tokens.revoke("0123456789ab") is False
+
+
+def test_a_look_that_a_revocation_overtakes_is_not_remembered(store: SqlStore, clock: Clock) -> None:
+    class Overtaken(Tokens):
+        def _read_token(self, id: str, now: float) -> object:  # type: ignore[override]
+            found = super()._read_token(id, now)
+            self.revoke(id)
+            return found
+
+    tokens = Overtaken(store, clock=clock)
+    _, text = tokens.create("ci", "read")
+    tokens.look_up(Bearer(text))
+    assert tokens.recall(Bearer(text)) is None
+
+
+def test_what_another_process_revokes_is_known_within_seconds(store: SqlStore, tokens: Tokens, clock: Clock) -> None:
+    record, text = tokens.create("ci", "read")
+    tokens.look_up(Bearer(text))
+    Tokens(store, clock=clock).revoke(record.id)
+    clock.now += REMEMBERED_S
+    assert tokens.recall(Bearer(text)) is None
+    assert tokens.look_up(Bearer(text)) is None
+
+
+def test_a_use_is_noted_once_a_minute(tokens: Tokens, clock: Clock) -> None:
+    _, text = tokens.create("ci", "read")
+    used = []
+    for _ in range(13):
+        tokens.look_up(Bearer(text))
+        used.append(tokens.records()[0].last_used_at)
+        clock.now += 10
+    assert sorted(set(used), key=str) == [1_000_000.0, 1_000_060.0, 1_000_120.0]
+
+
+def test_a_session_ends_when_its_time_is_over_or_its_user_says_so(tokens: Tokens, clock: Clock) -> None:
+    _, text = tokens.create("me", "admin")
+    first, second = tokens.sign_in(text), tokens.sign_in(text)
+    assert first is not None
+    assert second is not None
+    tokens.look_up(Cookie(first))
+    tokens.sign_out(first)
+    tokens.sign_out(first)
+    assert tokens.recall(Cookie(first)) is None
+    assert tokens.look_up(Cookie(first)) is None
+    assert tokens.look_up(Cookie(second)) is not None
+    clock.now += SESSION_S
+    assert tokens.look_up(Cookie(second)) is None
+    assert tokens.sign_in("rb_nonsense") is None
+
+
+def test_credentials_do_not_show_themselves() -> None:
+    assert "secret" not in repr([Bearer("secret"), Cookie("secret")])
