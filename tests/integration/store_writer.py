@@ -1,0 +1,32 @@
+"""A process that writes to a store: `python -m tests.integration.store_writer URL append|die EXPERIMENT COUNT`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from rubberband.api.store.records import Entry
+from rubberband.api.store.schema import FEED
+from rubberband.api.store.sql import SqlStore
+
+
+def entry(experiment: str, seq: int) -> Entry:
+    return Entry(experiment=experiment, seq=seq, kind="Tick", occurred_at=1.0, data={"seq": seq})
+
+
+def main(url: str, what: str, experiment: str, count: int) -> None:
+    store = SqlStore(url)
+    if what == "append":
+        for seq in range(0, count, 2):
+            store.append([entry(experiment, seq), entry(experiment, seq + 1)])
+    else:
+        with store._database.writing() as connection:
+            store._extend(connection, [entry(experiment, seq) for seq in range(count)])
+            assert connection.execute(FEED.select()).all()
+            os.kill(os.getpid(), signal.SIGKILL)
+    store.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))

@@ -1,0 +1,261 @@
+"""The store among many writers, writers that die, servers that go away: nothing is lost, doubled or reordered."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sql
+
+from rubberband.api.settings import Settings
+from rubberband.api.store.records import Entry, ExperimentState, Submission
+from rubberband.api.store.schema import NUMBERS
+from rubberband.api.store.sql import SqlStore, open_store
+from rubberband.errors import InputError, JournalError
+from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.journal import Journal
+from tests.unit.test_journal import EVENTS, JOB
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 120.0
+
+
+def entry(experiment: str, seq: int | None) -> Entry:
+    return Entry(experiment=experiment, seq=seq, kind="Tick", occurred_at=1.0, data={})
+
+
+def submission(name: str, state: ExperimentState = ExperimentState.QUEUED) -> Submission:
+    return Submission(name=name, state=state, created_at=1.0, changed_at=1.0)
+
+
+def writer(url: str, what: str, experiment: str, count: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.integration.store_writer", url, what, experiment, str(count)]
+    return subprocess.Popen(command, cwd=ROOT)
+
+
+def at_once(url: str, number: int, ask: Callable[[SqlStore, int], object]) -> list[object]:
+    """What `ask` answers to so many, each with a store of its own, all at once."""
+    answers: list[object] = []
+    together = threading.Barrier(number)
+
+    def work(place: int) -> None:
+        store = SqlStore(url)
+        try:
+            together.wait(PATIENCE_S)
+            answers.append(ask(store, place))
+        finally:
+            store.close()
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert len(answers) == number
+    return answers
+
+
+def test_who_tails_the_feed_misses_nothing_and_sees_nothing_twice_whatever_is_written_meanwhile(store_url: str) -> None:
+    count, names = 60, ("a", "b", "same")
+    store = SqlStore(store_url)
+    writers = [writer(store_url, "append", name, count) for name in (*names, "same")]
+    told: list[tuple[int, str, int | None]] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while len(told) < count * len(names) and time.monotonic() < deadline:
+        told += [(event.id, event.experiment, event.seq) for event in store.feed(after=told[-1][0] if told else 0)]
+    assert [process.wait(PATIENCE_S) for process in writers] == [0, 0, 0, 0]
+    assert all(a[0] < b[0] for a, b in pairwise(told))
+    for name in names:
+        assert [seq for _, experiment, seq in told if experiment == name] == list(range(count))
+    assert [(event.id, event.experiment, event.seq) for event in store.feed()] == told
+    store.close()
+
+
+def test_an_event_with_a_smaller_id_never_appears_later(store_url: str) -> None:
+    """The one who took the smaller id is slow to commit; the other one must not be visible before it."""
+    slow, fast = SqlStore(store_url), SqlStore(store_url)
+    second = threading.Thread(target=fast.append, args=([entry("b", 0)],))
+    with slow._database.writing() as connection:
+        slow._extend(connection, [entry("a", 0)])
+        second.start()
+        second.join(0.3)
+        assert SqlStore.feed(slow) == []
+    second.join(PATIENCE_S)
+    assert [event.experiment for event in slow.feed()] == ["a", "b"]
+    slow.close()
+    fast.close()
+
+
+def test_a_key_is_claimed_by_one_of_many(store_url: str) -> None:
+    answers = at_once(store_url, 6, lambda store, _: store.claim_key("k", owner="a", request_hash="h", at=1.0))
+    assert sorted(map(str, answers)) == ["None", *["busy"] * 5]
+
+
+def test_a_name_is_given_to_one_of_many(store_url: str) -> None:
+    answers = at_once(store_url, 6, lambda store, _: store.add(submission("a")))
+    assert sorted(map(str, answers)) == [*["False"] * 5, "True"]
+    store = SqlStore(store_url)
+    assert len(store.feed()) == 1
+    store.close()
+
+
+def test_a_state_is_left_by_one_of_many(store_url: str) -> None:
+    store = SqlStore(store_url)
+    store.add(submission("a"))
+    queued, starting = ExperimentState.QUEUED, ExperimentState.STARTING
+    answers = at_once(store_url, 6, lambda one, at: one.change("a", at=at, state=starting, expected=[queued]))
+    assert sorted(map(str, answers)) == [*["False"] * 5, "True"]
+    assert [event.data["state"] for event in store.feed()] == ["queued", "starting"]
+    store.close()
+
+
+def test_threads_may_share_a_store(store_url: str) -> None:
+    store = SqlStore(store_url)
+
+    def work(name: str) -> None:
+        for seq in range(20):
+            store.append([entry(name, seq)])
+            assert store.last_seqs([name]) == {name: seq}
+
+    threads = [threading.Thread(target=work, args=(f"x{number}",)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert store.last_seqs() == {f"x{number}": 19 for number in range(6)}
+    store.close()
+
+
+def test_of_a_writer_that_is_killed_nothing_is_seen_and_nobody_waits_for_it(store_url: str) -> None:
+    store = SqlStore(store_url)
+    store.append([entry("a", 0)])
+    dead = writer(store_url, "die", "a", 100)
+    assert dead.wait(PATIENCE_S) == -signal.SIGKILL
+    store.append([entry("a", 1)])
+    assert [event.seq for event in store.feed()] == [0, 1]
+    store.close()
+
+
+def test_a_store_of_a_newer_version_is_refused_and_left_as_it_is(store_url: str) -> None:
+    store = SqlStore(store_url)
+    with store._database.writing() as connection:
+        connection.execute(NUMBERS.update().where(NUMBERS.c.name == "version").values(value=99))
+    with pytest.raises(InputError, match=r"newer version of rubberband .* 99") as told:
+        SqlStore(store_url)
+    assert "s3cret" not in str(told.value)
+    store.close()
+
+
+def test_without_a_url_the_store_is_a_private_file_in_the_home(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path / "new home")
+    store.add(submission("a"))
+    kept = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new home").iterdir()}
+    assert kept == {"server.db": 0o600, "server.db-shm": 0o600, "server.db-wal": 0o600}
+    store.close()
+
+
+def test_a_place_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JournalError, match=r"cannot be made .*; make room or give access"):
+        open_store(None, tmp_path / "file")
+    (tmp_path / "server.db").write_bytes(b"no store " * 1000)
+    with pytest.raises(JournalError, match="not a database"):
+        open_store(None, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("sqlite://", "in memory forgets"),
+        ("sqlite:///:memory:", "in memory forgets"),
+        ("mysql://ann:s3cret@host/x", r"mysql://ann:\*\*\*@host/x is of a kind that is not known; use sqlite"),
+        ("s3cret", "cannot be read; write it as sqlite"),
+        ("postgresql://ann:s3cret@host:port/x", "cannot be read; write it as sqlite"),
+        ("postgresql+nosuch://ann:s3cret@host/x", r"ann:\*\*\*@host/x cannot be used"),
+        ("postgresql+psycopg2://ann:s3cret@host/x?password=s3cret", r"pip install 'rubberband\[postgres\]'"),
+    ],
+)
+def test_a_url_of_no_use_is_one_clear_line_without_the_password(url: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said) as told:
+        SqlStore(url)
+    assert "s3cret" not in str(told.value)
+    folder = ExperimentFolder(home=tmp_path, name="test", store=url)
+    settings = Settings(home=tmp_path, store=url)
+    assert "s3cret" not in repr(folder) + repr(settings)
+
+
+def test_a_server_that_is_not_there_is_one_clear_line_without_the_password(tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"postgresql://ann:s3cret@127.0.0.1:{closed.getsockname()[1]}/x"
+        with pytest.raises(JournalError, match="see that the server runs") as told:
+            SqlStore(url)
+        with pytest.raises(JournalError, match="see that the server runs") as read:
+            ExperimentFolder(home=tmp_path, name="test", store=url).require()
+    assert "s3cret" not in str(told.value) + str(read.value)
+
+
+def cut_off(url: str) -> None:
+    """End all other connections to the database, as a restart of the server does."""
+    engine = sql.create_engine(url, poolclass=sql.NullPool)
+    with engine.connect() as connection:
+        connection.exec_driver_sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+
+def test_a_server_that_was_restarted_is_connected_to_again(postgresql_url: str) -> None:
+    store = SqlStore(postgresql_url)
+    journal = Journal(postgresql_url, "test", create=True)
+    journal.create(created_at=1.0, job=JOB, setup={})
+    for seq in range(2):
+        cut_off(postgresql_url)
+        store.append([entry("a", seq)])
+        cut_off(postgresql_url)
+        assert store.last_seqs() == {"a": seq}
+        cut_off(postgresql_url)
+        journal.append([EVENTS[seq]])
+    assert [event for _, event in journal.events()] == EVENTS[:2]
+    journal.close()
+    store.close()
+
+
+def test_what_is_cut_off_half_way_is_told_and_leaves_nothing(postgresql_url: str) -> None:
+    store = SqlStore(postgresql_url)
+
+    def write() -> None:
+        with store._database.writing() as connection:
+            store._extend(connection, [entry("a", 0)])
+            cut_off(postgresql_url)
+            store._extend(connection, [entry("a", 1)])
+
+    with pytest.raises(JournalError, match=r"cannot be written: .*see that the server runs") as told:
+        write()
+    assert "s3cret" not in str(told.value)
+    assert store.feed() == []
+    store.close()
+
+
+def test_one_pool_of_connections_serves_all_that_is_open_in_a_process(postgresql_url: str) -> None:
+    store = SqlStore(postgresql_url)
+    journals = [Journal(postgresql_url, f"x{number}", create=True) for number in range(20)]
+    for journal in journals:
+        journal.create(created_at=1.0, job=JOB, setup={})
+        assert list(journal.events()) == []
+    with store._database.reading() as connection:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        assert connection.exec_driver_sql(query).scalar_one() == 1
+    store.close()
+    assert journals[0].header() is not None
+    for journal in journals:
+        journal.close()
