@@ -220,11 +220,12 @@ def _require_true_prices(experiment: Experiment) -> None:
 
 
 def _require_entrypoint(experiment: Experiment, settings: Settings) -> None:
-    allowed = ", ".join(settings.entrypoints) or "nothing; ask the operator to list it (rubberband serve --entrypoint)"
-    if experiment.entrypoint is None:
+    allowed = ", ".join(settings.entrypoints) or "nothing; ask the operator to list it (rubberband serve --allow)"
+    if experiment.entrypoint is None and experiment.resources.provider != "virtual":
         raise _refused("entrypoint", f"is required to run an experiment; allowed is {allowed}")
-    if not isinstance(experiment.entrypoint, str) or not allows_code(experiment.entrypoint, settings.entrypoints):
-        raise _refused("entrypoint", f"{shown(experiment.entrypoint)} is not allowed here; allowed is {allowed}")
+    named = experiment.entrypoint
+    if named is not None and not (isinstance(named, str) and allows_code(named, settings.entrypoints)):
+        raise _refused("entrypoint", f"{shown(named)} is not allowed here; allowed is {allowed}")
     scaling = experiment.batch.lr_scaling
     if scaling is not None and scaling not in LR_SCALINGS and not allows_code(scaling, settings.entrypoints):
         raise _refused("batch.lr_scaling", f"{shown(scaling)} is not allowed here; use one of {', '.join(LR_SCALINGS)}")
