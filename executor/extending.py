@@ -129,12 +129,18 @@ def _deadline_s(header: Header, job: Job, state: State, asked: float | datetime)
         return asked - used_s
     created_at = header.created_at
     asked_s = asked.timestamp() - created_at
-    _require_later(
-        asked_s, job.deadline_s, lambda s: format_instant(datetime.fromtimestamp(round(created_at + s), UTC))
-    )
+    _require_later(asked_s, job.deadline_s, lambda seconds: _instant(created_at + seconds))
     has_clock = header.setup["provider"] != "virtual" and state.phase is not Phase.NEW
     waited_s = state.started_at - created_at if has_clock else 0.0
     return rules.raised(job.deadline_s, asked_s - waited_s)
+
+
+def _instant(at: float) -> str:
+    """Unix time for people."""
+    try:
+        return format_instant(datetime.fromtimestamp(round(at), UTC))
+    except (OverflowError, ValueError, OSError):
+        return "end of the calendar"
 
 
 _SAME_S = 1.0

@@ -118,8 +118,8 @@ def run(
     """Drive an experiment to its end, from its beginning or from where its journal stops.
 
     `view` is given the job, the clock and a stack that is left at the end, and returns observers. Every instance is
-    released before this returns or raises. One that has ended is only read, unless it was cancelled, found no instances,
-    or was stopped by a cap that has been raised since. What lies in the folder's inbox is taken in.
+    released before this returns or raises. One that has ended is only read, unless it was cancelled, found no
+    instances, or was stopped by a cap that has been raised since. What lies in the folder's inbox is taken in.
 
     Raises EntrypointError, before anything is started or journalled, if what is trained does not load any more.
     """

@@ -87,7 +87,7 @@ class TerminalView:
 
     def __call__(self, event: Event, controller: Controller) -> None:
         """Take a picture of the state, and say what there is to say."""
-        self._progress = observe(self._job, controller.state)
+        self._progress = observe(controller.job, controller.state)
         for line in self._narrator.lines(event, controller):
             self._console.print(Text(_stamped(line, controller), style="dim"))
 

@@ -15,6 +15,7 @@ from rubberband.executor.events import (
     InstanceReady,
     InstanceRefused,
     InstanceReleased,
+    LimitsChanged,
 )
 from rubberband.executor.forecast import forecast
 from rubberband.executor.ranking import best_trial
@@ -31,7 +32,7 @@ from rubberband.executor.state import (
 from rubberband.offer import slots
 from rubberband.units import format_usd
 from rubberband.views.batch_words import change
-from rubberband.views.words import counted, decided, duration, listed, number, printable
+from rubberband.views.words import counted, decided, duration, extended, listed, number, printable
 
 
 class Narrator:
@@ -52,7 +53,9 @@ class Narrator:
 
     def lines(self, event: Event, controller: Controller) -> list[str]:
         """What to say about `event`, in order; often nothing."""
-        state = controller.state
+        self._job, state = controller.job, controller.state
+        if isinstance(event, LimitsChanged):
+            return _extended(event, state)
         said: list[str] = []
         if not self._begun:
             self._begun = True
@@ -256,6 +259,14 @@ class Narrator:
             how = "stopped to keep the budget" if state.outcome == "budget" else state.outcome
             said.append(f"{how}: {found}{which}; {duration(state.ended_at - state.started_at)}, {cost}")
         return said
+
+
+def _extended(event: LimitsChanged, state: State) -> list[str]:
+    """What it grants that was not granted before."""
+    granted = state.granted[-1] if state.granted else None
+    if granted is None or granted.at != event.occurred_at:
+        return []
+    return [f"extended: {extended(granted)}"]
 
 
 def _held(state: State) -> str:

@@ -14,6 +14,7 @@ from rubberband.views.words import (
     counted,
     difference,
     duration,
+    extended,
     listed,
     number,
     printable,
@@ -96,6 +97,7 @@ def comparison(result: Result) -> Table:
     if result.profiling_s or result.profiling_cost_usd:
         took = f"{duration(result.profiling_s)} and {usd(result.profiling_cost_usd)} USD"
         notes.append(f"Profiling before the start took {took} more; the limits here are what it left.")
+    notes += [f"After {duration(granted.at_s)} it was extended: {extended(granted)}." for granted in result.extensions]
     if result.resumes:
         notes.append(f"The run was resumed {counted(result.resumes, 'time')}.")
     return Table(

@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rubberband.executor.result import ExtensionResult
+from rubberband.executor.state import Granted
 from rubberband.units import format_duration
 
 
@@ -44,6 +46,20 @@ def time_unit_s(largest_s: float) -> float:
 def duration(seconds: float) -> str:
     """A duration rounded as a reader wants it: whole seconds from ten on."""
     return format_duration(round(seconds) if seconds >= 9.5 else seconds)
+
+
+def extended(granted: Granted | ExtensionResult) -> str:
+    """Limits that were raised, such as `deadline 1h instead of 40m, max_cost 5.00 USD instead of 3.00 USD`."""
+    parts = []
+    before_s, deadline_s = granted.deadline_before_s, granted.deadline_s
+    if before_s is not None and before_s != deadline_s:
+        deadline = "no deadline" if deadline_s is None else f"deadline {duration(deadline_s)}"
+        parts.append(f"{deadline} instead of {duration(before_s)}")
+    before_usd, max_cost_usd = granted.max_cost_before_usd, granted.max_cost_usd
+    if before_usd is not None and before_usd != max_cost_usd:
+        max_cost = "no max_cost" if max_cost_usd is None else f"max_cost {usd(max_cost_usd)} USD"
+        parts.append(f"{max_cost} instead of {usd(before_usd)} USD")
+    return ", ".join(parts)
 
 
 def difference(actual: float, planned: float) -> str:
