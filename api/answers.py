@@ -150,7 +150,7 @@ class Failures:
             problem = unforeseen(error)
             if begun:
                 raise
-            await _told(Request(scope), problem)(scope, receive, send)
+            await problem_answer(problem)(scope, receive, send)
 
 
 class Heads:

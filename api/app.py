@@ -52,13 +52,19 @@ _ROUTERS = (
 def create_app(settings: Settings, *, store: Store) -> FastAPI:
     """The service as an ASGI app. Its parts start with the app's lifespan, and end with it; experiments go on."""
     feed = Feed()
-    service = Service(
-        settings=settings,
-        store=store,
-        plans=Plans(settings, store),
-        runs=Runs(settings, store, feed.wake),
-        feed=feed,
+    return app_of(
+        Service(
+            settings=settings,
+            store=store,
+            plans=Plans(settings, store),
+            runs=Runs(settings, store, feed.wake),
+            feed=feed,
+        )
     )
+
+
+def app_of(service: Service) -> FastAPI:
+    """The app around given parts."""
     app = DocumentedApp(
         title="RubberBand",
         version=rubberband.__version__,
@@ -69,7 +75,7 @@ def create_app(settings: Settings, *, store: Store) -> FastAPI:
     )
     app.state.service = service
     app.state.registry = registry = CollectorRegistry(auto_describe=False)
-    registry.register(ExperimentMeasures(store, service.runs.result))
+    registry.register(ExperimentMeasures(service.store, service.runs.result))
     for router in _ROUTERS:
         app.include_router(router)
     answer_errors(app, app.methods_of)

@@ -68,6 +68,7 @@ def _details() -> Mapping[str, str]:
         "forbidden": "this needs the scope submit; the token 'ci' has read",
         "foreign-host": "this service does not answer for the host 'example.org'",
         "not-found": "there is no experiment 'digits-sha'",
+        "too-slow": "the body was not there within 30 s; send it faster",
         "too-large": "the body has more than 1,048,576 bytes",
         "unsupported-media-type": "Content-Type 'text/csv' is not read here; send application/json",
         "invalid": "constraints.deadline: '20 bananas' is not a duration; write 90s, 20m, 1h30m or seconds",

@@ -31,7 +31,8 @@ def render(request: Request, template: str, *, status: int = 200, **values: Any)
     """A page (or a part of one) from one of the templates; `path`, `who` and `now` are given to all of them."""
     who = principal_of(request)
     page = _templates.get_template(template).render(
-        {"path": request.url.path, "who": who, "now": time.time(), "version": rubberband.__version__} | values
+        {"path": request.url.path, "who": who, "now": time.time(), "version": rubberband.__version__, "status": status}
+        | values
     )
     headers = {"Content-Security-Policy": CONTENT_POLICY, "Cache-Control": "no-store"}
     return HTMLResponse(page, status, headers)

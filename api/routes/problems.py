@@ -30,6 +30,7 @@ EXPLANATIONS: Mapping[str, str] = {
     "not-found": "There is no experiment, plan, token or page of this name. Plans are forgotten in time: ask for the "
     "preview again.",
     "method-not-allowed": "The path is right and the method is not; the Allow header lists those that are.",
+    "too-slow": "The request's body was not there in time. Send it faster, or less of it.",
     "too-large": "The body is larger than the service reads. Shorten it, or ask whoever runs the service.",
     "unsupported-media-type": "The Content-Type is not one that is read here. Send application/json, or "
     "application/yaml for an experiment file.",

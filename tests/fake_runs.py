@@ -1,0 +1,183 @@
+"""Experiments that no process runs: what the service keeps of them is what a test says."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from rubberband.api.app import app_of
+from rubberband.api.feed import Feed
+from rubberband.api.plans import Plans
+from rubberband.api.problems import CONFLICT, NAME_TAKEN, Problem
+from rubberband.api.runs import LogLine, Runs
+from rubberband.api.service import Service
+from rubberband.api.settings import Settings
+from rubberband.api.store.protocol import Store
+from rubberband.api.store.records import ACTIVE, ExperimentState, Submission
+from rubberband.api.store.sql import open_store
+from rubberband.executor.extending import Extension, Outlook
+from rubberband.executor.result import Result, summarise
+from rubberband.experiment import Experiment
+from rubberband.plan import Plan, StagePlan
+from tests.service_client import Client, served
+from tests.unit.test_journal import JOB
+from tests.unit.virtual_runs import run_virtual
+
+
+@dataclass(kw_only=True)
+class FakeRuns:
+    """In the place of Runs."""
+
+    store: Store
+    results: dict[str, Result] = field(default_factory=dict)
+    printed: list[LogLine] = field(default_factory=list)
+    extended: list[str] = field(default_factory=list)
+    """The ids of requests that changed limits."""
+    alive: bool = True
+    failure: Exception | None = None
+    """Raised by whatever is asked next."""
+
+    def start(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def submit(self, experiment: Experiment, **options: Any) -> Submission:
+        self._fail()
+        now = time.time()
+        words, queued = experiment.to_words(), ExperimentState.QUEUED
+        made = Submission(name=experiment.name, state=queued, created_at=now, changed_at=now, words=words, **options)
+        if self.store.add(made):
+            return made
+        there = self._known(experiment.name)
+        if there.request and there.request == made.request:
+            return there
+        raise Problem(NAME_TAKEN, f"the name {experiment.name!r} is taken")
+
+    def cancel(self, name: str) -> Submission:
+        self._fail()
+        self.store.change(name, at=time.time(), state=ExperimentState.CANCELLED, reason="cancelled")
+        return self._known(name)
+
+    def resume(self, name: str) -> Submission:
+        if self._known(name).state in ACTIVE:
+            raise Problem(CONFLICT, f"experiment {name!r} is at work; there is nothing to resume")
+        self.store.change(name, at=time.time(), state=ExperimentState.QUEUED)
+        return self._known(name)
+
+    def extension(self, name: str, *, deadline: object = None, max_cost_usd: float | None = None) -> Extension:
+        before = outlook(deadline_s=100.0, max_cost_usd=1.0)
+        after = outlook(deadline_s=200.0, max_cost_usd=max_cost_usd or 1.0)
+        return Extension(before=before, after=after, stage=1)
+
+    def extend(self, name: str, *, request: str, **limits: Any) -> Extension:
+        if request not in self.extended:
+            self.extended.append(request)
+        found = self.extension(name, **limits)
+        return Extension(before=found.before, after=found.after, stage=found.stage, applied=True)
+
+    def result(self, name: str) -> Result | None:
+        self._fail()
+        return self.results.get(name)
+
+    def lines(self, name: str, **options: Any) -> tuple[Sequence[LogLine], str]:
+        begin = int(options.get("cursor") or 0)
+        found = self.printed[begin : begin + options["limit"]]
+        return found, str(begin + len(found))
+
+    def _known(self, name: str) -> Submission:
+        found = self.store.submission(name)
+        assert found is not None
+        return found
+
+    def _fail(self) -> None:
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+
+
+def outlook(*, deadline_s: float, max_cost_usd: float) -> Outlook:
+    """What is expected under limits."""
+    plan = Plan(stages=(StagePlan(instances=1, gpus_per_trial=1),))
+    return Outlook(
+        jct_s=90.0,
+        cost_usd=0.5,
+        deadline_s=deadline_s,
+        max_cost_usd=max_cost_usd,
+        plan=plan,
+        feasible=True,
+        reason="",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeService:
+    """The service over a real store, without processes of experiments."""
+
+    client: Client
+    store: Store
+    runs: FakeRuns
+    feed: Feed
+
+    def add(self, name: str, **changes: Any) -> Submission:
+        """An experiment that the store knows."""
+        made = Submission(
+            **{"name": name, "state": ExperimentState.RUNNING, "created_at": 1000.0, "changed_at": 1000.0} | changes
+        )
+        assert self.store.add(made)
+        return made
+
+
+@contextmanager
+def fake_service(home: Path, **settings: Any) -> Iterator[FakeService]:
+    """A service in this process; whatever host is asked for, without tokens."""
+    chosen = Settings(**{"home": home, "hosts": ("*",), "entrypoints": ("examples.digits:*",)} | settings)
+    store, feed = open_store(None, home), Feed()
+    runs = FakeRuns(store=store)
+    plans = Plans(chosen, store)
+    app = app_of(Service(settings=chosen, store=store, plans=plans, runs=cast("Runs", runs), feed=feed))
+    with served(app) as client:
+        yield FakeService(client=client, store=store, runs=runs, feed=feed)
+
+
+WORDS: dict[str, Any] = {
+    "name": "small",
+    "search": {
+        "space": {"lr": {"type": "loguniform", "lower": 1e-4, "upper": 1e-1}},
+        "scheduler": {"type": "sha", "num_samples": 8, "max_t": 9},
+        "metric": "loss",
+        "mode": "min",
+    },
+    "constraints": {"deadline": "20m"},
+    "resources": {"provider": "virtual", "instance_type": "p3.2xlarge", "price_per_hour": 3.6},
+    "profile": {"seconds_per_iteration": {"1": 10}},
+}
+"""A small experiment on the virtual provider."""
+
+
+def words(**changes: Any) -> dict[str, Any]:
+    """It, with changes; `constraints__deadline=...` reaches below, and None takes a key away."""
+    document = copy.deepcopy(WORDS)
+    for path, value in changes.items():
+        *above, last = path.split("__")
+        target = document
+        for key in above:
+            target = target.setdefault(key, {})
+        if value is None:
+            target.pop(last, None)
+        else:
+            target[last] = value
+    return document
+
+
+def virtual_result() -> Result:
+    """What came of a small experiment."""
+    controller, backend, _ = run_virtual(JOB)
+    setup = {"configurations": [{"x": trial} for trial in range(len(controller.state.trials))]}
+    return summarise(JOB, controller.state, setup, backend.now())
