@@ -34,6 +34,11 @@ class Planner:
         self._settings = settings
         self._process: asyncio.subprocess.Process | None = None
 
+    @property
+    def pid(self) -> int | None:
+        """Of the process; None if there is none."""
+        return None if self._process is None else self._process.pid
+
     async def ask(self, question: Mapping[str, Any]) -> Json:
         """What identifies a question: `id` and `good_s`. Raises Problem, and _Ended."""
         return await self._exchange(json.dumps(question).encode())
@@ -136,6 +141,11 @@ class Pool:
             if not whole:
                 await planner.end()
             self._free.put_nowait(planner)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that there are."""
+        return [planner.pid for planner in self._planners if planner.pid is not None]
 
     async def close(self) -> None:
         """End all processes."""

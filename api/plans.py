@@ -73,6 +73,11 @@ class Plans:
         if self._keeper is not None:
             await self._keeper
 
+    @property
+    def pids(self) -> list[int]:
+        """The processes that plan, as far as they were started."""
+        return self._pool.pids
+
     async def preview(
         self, experiment: Experiment, *, policy: Policy = "optimal", frontier: bool = False, seed: int = 0
     ) -> PlanAnswer:

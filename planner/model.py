@@ -52,16 +52,22 @@ def least_instances(num_slots: int, gpus_per_instance: int, gpus_per_trial: int)
 
 def check_plan(stages: Sequence[Stage], plan: Plan, offer: Offer) -> None:
     """Raise InputError unless `plan` fits `stages` and can be carried out on `offer`."""
-    if len(plan.stages) != len(stages):
+    check_length(len(stages), plan)
+    for index, choice in enumerate(plan.stages):
+        check_choice(index, choice, offer)
+
+
+def check_length(num_stages: int, plan: Plan) -> None:
+    """Raise InputError unless `plan` has a choice for each stage."""
+    if len(plan.stages) != num_stages:
         raise InputError(
-            f"the plan has {len(plan.stages)} stages and the job {len(stages)}; give instances and gpus_per_trial "
+            f"the plan has {len(plan.stages)} stages and the job {num_stages}; give instances and gpus_per_trial "
             "for each stage of the job"
         )
-    for index, choice in enumerate(plan.stages):
-        _check_choice(index, choice, offer)
 
 
-def _check_choice(index: int, choice: StagePlan, offer: Offer) -> None:
+def check_choice(index: int, choice: StagePlan, offer: Offer) -> None:
+    """Raise InputError unless the choice of stage `index` can be carried out on `offer`."""
     where = f"stage {index} of the plan"
     gpus = choice.gpus_per_trial
     if choice.instances < 1 or gpus < 1:

@@ -29,6 +29,8 @@ class _Allocation:
 
     gpus: int
     choice: StagePlan
+    key: tuple[int, int]
+    """Of the choice: cheaper to look up than the choice itself."""
 
 
 _Allocations = tuple[_Allocation, ...]
@@ -94,7 +96,8 @@ class _Fair:
     def allocation(self, gpus: int, trials: int) -> _Allocation:
         """What `gpus` GPUs make of a stage, on as many whole instances as that takes."""
         instances = -(-gpus // self.offer.gpus)
-        return _Allocation(gpus, StagePlan(instances=instances, gpus_per_trial=self._share(gpus, instances, trials)))
+        share = self._share(gpus, instances, trials)
+        return _Allocation(gpus, StagePlan(instances=instances, gpus_per_trial=share), (instances, share))
 
     def allocations(self, trials: int) -> list[_Allocation]:
         """Those of a factor or a multiple of the number of trials, in units of the smallest gang, fewest GPUs first.
@@ -130,7 +133,7 @@ class _Search:
     fair: _Fair
     ladders: Sequence[Sequence[_Allocation]]
     """Of each stage: its fair allocations, fewest GPUs first."""
-    known: dict[Plan, tuple[float, float]] = field(default_factory=dict)
+    known: dict[tuple[tuple[int, int], ...], tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, stages: Sequence[Stage], fair: _Fair, constraints: Constraints, evaluate: Evaluate) -> _Search:
@@ -165,10 +168,11 @@ class _Search:
 
     def cost_and_time(self, allocations: _Allocations) -> tuple[float, float]:
         """What the allocations are predicted to cost and take: ties on cost go to the shorter time."""
-        plan = _plan(allocations)
-        if plan not in self.known:
-            self.known[plan] = self.evaluate(plan)
-        jct_s, cost_usd = self.known[plan]
+        key = tuple([allocation.key for allocation in allocations])
+        known = self.known.get(key)
+        if known is None:
+            known = self.known[key] = self.evaluate(_plan(allocations))
+        jct_s, cost_usd = known
         return cost_usd, jct_s
 
     def _candidates(self, allocations: _Allocations) -> list[_Allocations]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -23,6 +24,8 @@ CHUNK = 1000
 """Samples in a chunk, fewer for very many trials."""
 MOST_SAMPLES = 20_000
 _MOST_NUMBERS = 4_000_000
+_FEW_NUMBERS = 100_000
+"""So many are remembered from one job to the next."""
 _FEW_SLOTS = 16
 _MOST_SCHEDULED = 2048
 """Stages with more trials are not scheduled one by one: that would take minutes."""
@@ -205,9 +208,9 @@ class Chunk:
         if index in self._factors:
             return self._factors[index]
         stage = self.stages[index]
-        drawn = _noise(
-            self.profile.stage_cv(stage.iterations), self.profile.law, self._rng(index, 0), (stage.trials, self.rows)
-        )
+        shape = (stage.trials, self.rows)
+        noise = _few_noises if stage.trials * self.rows <= _FEW_NUMBERS else _noise
+        drawn = noise(self.profile.stage_cv(stage.iterations), self.profile.law, (*self.seed, index, 0), shape)
         if self.keep:
             self._factors[index] = drawn
         return drawn
@@ -227,12 +230,17 @@ class Chunk:
         return np.random.default_rng((*self.seed, index, what))
 
 
-def _noise(cv: float, law: Law, rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
+def _noise(cv: float, law: Law, seed: tuple[int, ...], shape: tuple[int, int]) -> Floats:
     if cv == 0.0:
         return np.ones(shape)
-    if law == "normal":
-        return np.maximum(0.0, 1.0 + cv * rng.standard_normal(shape))
-    return _lognormal(cv, rng.standard_normal(shape))
+    normals = np.random.default_rng(seed).standard_normal(shape)
+    drawn: Floats = np.maximum(0.0, 1.0 + cv * normals) if law == "normal" else _lognormal(cv, normals)
+    drawn.flags.writeable = False
+    return drawn
+
+
+# Plans that are asked for one after another are of jobs that are alike, and their samples begin with the same seed.
+_few_noises = lru_cache(maxsize=64)(_noise)
 
 
 def _lognormal(cv: float, normals: Floats) -> Floats:

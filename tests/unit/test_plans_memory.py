@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from rubberband.api.plan_memory import Known, Memory, PlanAnswer
+from rubberband.api.problems import INVALID, Problem
+
+
+def answer(id: str, size: int = 10) -> PlanAnswer:
+    return PlanAnswer(id=id, status=200, body=b"x" * size)
+
+
+def test_a_request_is_recalled_by_what_it_asks() -> None:
+    memory = Memory(100, 10)
+    memory.keep_answer(answer("a"))
+    memory.keep_request("first", Known(meaning="a"))
+    memory.keep_request("second", Known(meaning="a"))
+    assert memory.recall("first", 0.0) == memory.recall("second", 0.0) == memory.answer("a") == answer("a")
+    assert memory.recall("third", 0.0) is None
+
+
+def test_what_was_wrong_is_recalled_too() -> None:
+    memory, problem = Memory(100, 10), Problem(INVALID, "name: is required; add it")
+    memory.keep_request("first", Known(meaning=problem))
+    assert memory.recall("first", 0.0) is problem
+
+
+def test_what_held_for_a_time_is_asked_again() -> None:
+    memory = Memory(100, 10)
+    memory.keep_answer(answer("a"))
+    memory.keep_request("first", Known(meaning="a", until=11.0))
+    assert memory.recall("first", 10.5) == answer("a")
+    assert memory.recall("first", 11.0) is None
+    assert memory.answer("a") == answer("a")
+
+
+def test_the_answers_that_were_not_asked_for_longest_are_forgotten_first() -> None:
+    memory = Memory(30, 10)
+    for id in "abc":
+        memory.keep_answer(answer(id))
+    memory.answer("a")
+    memory.keep_answer(answer("d", 20))
+    assert [id for id in "abcd" if memory.answer(id)] == ["a", "d"]
+    memory.keep_answer(answer("a", 15))
+    assert [id for id in "abcd" if memory.answer(id)] == ["a"]
+    memory.keep_answer(answer("e", 31))
+    assert [id for id in "abcde" if memory.answer(id)] == ["a"]
+
+
+def test_requests_are_forgotten_without_their_answers() -> None:
+    memory = Memory(100, 2)
+    memory.keep_answer(answer("a"))
+    for request in ("first", "second", "third"):
+        memory.keep_request(request, Known(meaning="a"))
+    assert [memory.recall(request, 0.0) is None for request in ("first", "second", "third")] == [True, False, False]

@@ -1,0 +1,126 @@
+"""What the process that plans makes of a question: its identity, and its answer."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rubberband.api.planner_process import Question, planned, question_of, serve
+from rubberband.api.problems import PROFILE_MISSING, REFUSED, Problem
+from rubberband.estimating import Terms, answer
+from rubberband.experiment import Experiment
+from tests.unit.experiment_words import words
+
+NOWHERE = Path("/nowhere")
+
+
+def asked(document: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    plain = {"media_type": "application/json", "overrides": [], "policy": "optimal", "frontier": False, "seed": 0}
+    return {"body": json.dumps(document), "now": 1000.0, "planning_s": 60.0} | plain | changes
+
+
+def question(document: dict[str, Any], **changes: Any) -> Question:
+    return question_of(asked(document, **changes), NOWHERE, live=False)
+
+
+def test_the_same_question_has_the_same_id_however_it_is_written() -> None:
+    known = question(words()).id
+    text = yaml.safe_dump(words(constraints__deadline=1200))
+    assert question({}, body=text, media_type="text/yaml").id == known
+    assert question(words(constraints__deadline="99h"), overrides=["constraints.deadline=1200s"]).id == known
+    assert question(words(), now=5000.0).id == known
+
+
+@pytest.mark.parametrize(
+    ("document", "changes"),
+    [
+        (words(constraints__deadline="21m"), {}),
+        (words(name="other"), {}),
+        (words(), {"policy": "static"}),
+        (words(), {"frontier": True}),
+        (words(), {"seed": 1}),
+    ],
+)
+def test_another_question_has_another_id(document: dict[str, Any], changes: dict[str, Any]) -> None:
+    assert question(document, **changes).id != question(words()).id
+
+
+def test_a_table_of_prices_is_part_of_the_question(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    document = words(resources={"instance_type": "p3.2xlarge", "provider": "virtual"})
+    known = question(document).id
+    table = tmp_path / "types.csv"
+    table.write_text("instance_type,gpus,us-east-1\np3.2xlarge,1,1.0\n")
+    monkeypatch.setenv("RUBBERBAND_CATALOGUE", str(table))
+    assert question(document).id != known
+
+
+def test_with_an_absolute_deadline_the_answer_holds_for_a_second() -> None:
+    document = words(constraints__deadline="2030-01-01T00:00:00Z")
+    now, later = question(document), question(document, now=1001.0)
+    assert now.good_s == 1.0
+    assert now.id == question(document).id != later.id
+    assert question(words()).good_s is None
+
+
+def test_a_feasible_answer_is_the_estimate_and_its_id() -> None:
+    asking = question(words())
+    status, body = planned(asking)
+    experiment = Experiment(**words())
+    profiles = experiment.loaded_profiles()
+    assert profiles is not None
+    expected = answer(experiment, profiles, Terms(), now=0.0, clock=lambda: 0.0).to_json()
+    assert status == 200
+    told = json.loads(body)
+    assert told | {"planning_s": 0.0} == json.loads(json.dumps(expected)) | {"id": asking.id}
+
+
+@pytest.mark.parametrize("changes", [{"constraints__deadline": "10s"}, {"constraints__max_cost": 0.001}])
+def test_what_is_told_where_no_plan_keeps_the_limits_is_enough_for_one(changes: dict[str, Any]) -> None:
+    status, body = planned(question(words(**changes)))
+    problem = json.loads(body)
+    assert status == problem["status"] == 422
+    assert problem["type"] == "/problems/infeasible"
+    assert problem["estimate"]["feasible"] is False
+    assert set(problem["nearest"]) == {"jct_s", "cost_usd"}
+    key = next(iter(changes)).removeprefix("constraints__")
+    granted = words(**{f"constraints__{key}": problem["nearest_words"][key]})
+    assert planned(question(granted))[0] == 200
+
+
+def test_a_question_without_a_profile_or_with_a_file_of_the_server_is_refused() -> None:
+    with pytest.raises(Problem) as missing:
+        planned(question(words(profile=None)))
+    assert missing.value.kind is PROFILE_MISSING
+    with pytest.raises(Problem) as refused:
+        question(words(profile="/etc/passwd"))
+    assert refused.value.kind is REFUSED
+
+
+def conversation(*lines: str) -> list[dict[str, Any]]:
+    """What is answered, without the bodies."""
+    questions, answers = io.BytesIO("".join(f"{line}\n" for line in lines).encode()), io.BytesIO()
+    serve(questions, answers, NOWHERE, live=False)
+    answers.seek(0)
+    told = []
+    while line := answers.readline():
+        told.append(json.loads(line))
+        answers.read(told[-1].get("length", 0))
+    return told
+
+
+def test_questions_are_answered_in_turn_until_there_are_none() -> None:
+    good, bad = json.dumps(asked(words())), json.dumps(asked(words(), body="{"))
+    without = json.dumps(asked(words(profile=None)))
+    told = conversation(good, "plan", good, "skip", bad, without, "plan", good, "plan")
+    known = {"id": told[0]["id"], "good_s": None}
+    assert [each.get("problem") or each.get("status") or each for each in told] == [
+        *(known, 200, known, "malformed"),
+        *({"id": told[4]["id"], "good_s": None}, "profile-missing"),
+        *(known, 200),
+    ]
+    assert Experiment(**told[1]["words"]) == Experiment(**words())
