@@ -204,9 +204,10 @@ def _postgresql(url: sql.URL) -> sql.Engine:
     try:
         return sql.create_engine(url, pool_pre_ping=True, connect_args=told)
     except ImportError as error:
+        ours = url.drivername == "postgresql+psycopg"
+        remedy = "install it: pip install 'rubberband[postgres]'" if ours else "install it, or begin with postgresql://"
         raise InputError(
-            f"the store {shown_url(url)} needs a driver that is not installed ({error.name}); install it: "
-            f"pip install 'rubberband[postgres]'"
+            f"the store {shown_url(url)} needs a driver that is not installed ({error.name}); {remedy}"
         ) from None
     except SQLAlchemyError as error:
         raise InputError(

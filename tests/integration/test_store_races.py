@@ -181,7 +181,7 @@ def test_a_place_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> Non
         ("s3cret", "cannot be read; write it as sqlite"),
         ("postgresql://ann:s3cret@host:port/x", "cannot be read; write it as sqlite"),
         ("postgresql+nosuch://ann:s3cret@host/x", r"ann:\*\*\*@host/x cannot be used"),
-        ("postgresql+psycopg2://ann:s3cret@host/x?password=s3cret", r"pip install 'rubberband\[postgres\]'"),
+        ("postgresql+psycopg2://ann:s3cret@host/x?password=s3cret", "install it, or begin with postgresql://"),
     ],
 )
 def test_a_url_of_no_use_is_one_clear_line_without_the_password(url: str, said: str, tmp_path: Path) -> None:
@@ -191,6 +191,13 @@ def test_a_url_of_no_use_is_one_clear_line_without_the_password(url: str, said: 
     folder = ExperimentFolder(home=tmp_path, name="test", store=url)
     settings = Settings(home=tmp_path, store=url)
     assert "s3cret" not in repr(folder) + repr(settings)
+
+
+def test_a_driver_that_is_not_installed_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(InputError, match=r"psycopg.*pip install 'rubberband\[postgres\]'") as told:
+        SqlStore("postgres://ann:s3cret@host/x")
+    assert "s3cret" not in str(told.value)
 
 
 def test_a_server_that_is_not_there_is_one_clear_line_without_the_password(tmp_path: Path) -> None:
