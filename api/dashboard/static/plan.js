@@ -54,7 +54,8 @@ function told(answer, asked) {
   if (!answer.ok && slug !== "infeasible") return void wrong(answer.body, slug, asked);
   editor.clear();
   byId("result").classList.remove("old");
-  show(byId("result"));
+  opened();
+  show(byId("limit-wrong"), false);
   const estimate = answer.ok ? answer.body : answer.body.estimate ?? null;
   if (estimate && now) take(estimate.constraints);
   speed(answer, estimate);
@@ -74,14 +75,36 @@ function feasible(estimate) {
 
 // What is wrong with the file or a limit; without a profile it can still be submitted.
 function wrong(problem, slug, asked) {
+  if (ours(problem, asked)) {
+    byId("limit-wrong").replaceChildren(problem.detail);
+    show(byId("limit-wrong"));
+    byId("result").classList.add("old");
+    return void submitter.look(asked, "see what is wrong with its limits");
+  }
   editor.tell(problem);
   const measured = slug === "profile-missing";
-  show(byId("result"), measured || Boolean(range_s));
+  show(byId("result"), measured);
+  show(byId("hello"), !measured);
   if (!measured) return void submitter.look(asked, "see what is wrong above");
   show(byId("body"), false);
   show(byId("fixes"), false);
   byId("headline").replaceChildren("Without a profile there is nothing to preview; a submission measures one first.");
   submitter.look(asked);
+}
+
+function opened() {
+  show(byId("result"));
+  show(byId("hello"), false);
+}
+
+// Whether it is a limit in a field that is wrong, not the file; the field is marked.
+function ours(problem, asked) {
+  const wrong_one = (field, value, key) => {
+    const yes = value !== null && problem.detail.includes(key);
+    if (yes) field.setAttribute("aria-invalid", "true");
+    return yes;
+  };
+  return wrong_one(deadline, asked.deadline, "constraints.deadline") || wrong_one(budget, asked.budget, "constraints.max_cost");
 }
 
 // Limits as the service read them, into the fields that are not being typed in.

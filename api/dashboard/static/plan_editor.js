@@ -49,8 +49,10 @@ export class Editor {
     this.marked = line;
     this.field.setAttribute("aria-invalid", "true");
     this.number();
-    this.gutter.querySelector(".marked")?.scrollIntoView({ block: "nearest" });
-    if (line) this.field.scrollTop = Math.max(0, (line - 6) * this.lineHeight());
+    const top = line * this.lineHeight();
+    if (line && (top < this.field.scrollTop || top > this.field.scrollTop + this.field.clientHeight)) {
+      this.field.scrollTop = Math.max(0, top - this.field.clientHeight / 2);
+    }
   }
 
   clear() {

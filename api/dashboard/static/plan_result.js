@@ -61,6 +61,7 @@ const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?
 
 function slack(deadline_s, jct_s) {
   if (deadline_s === null) return "no deadline";
+  if (Math.abs(deadline_s - jct_s) < 0.01 * deadline_s) return "just in time";
   return `${duration(Math.abs(deadline_s - jct_s))} ${deadline_s >= jct_s ? "before" : "after"} the deadline`;
 }
 
@@ -97,10 +98,10 @@ function fixes(limits, nearest, curve) {
     if (nearest.cost_usd > budget) found.push(["budget", nearest.cost_usd]);
   }
   return found.map(([limit, value]) => {
-    if (limit === "deadline") return [`Deadline ${deadline_above(value)}`, limit, deadline_above(value)];
-    if (limit === "budget") return [`Budget ${usd_above(value)} USD`, limit, usd_above(value)];
+    if (limit === "deadline") return [`Move the deadline to ${deadline_above(value)}`, limit, deadline_above(value)];
+    if (limit === "budget") return [`Raise the budget to ${usd_above(value)} USD`, limit, usd_above(value)];
     const both = { deadline: deadline_above(value.jct_s), budget: usd_above(value.cost_usd) };
-    return [`Deadline ${both.deadline} and budget ${both.budget} USD`, limit, both];
+    return [`Deadline ${both.deadline}, budget ${both.budget} USD`, limit, both];
   });
 }
 

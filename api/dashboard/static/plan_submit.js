@@ -27,7 +27,7 @@ export class Submitter {
     else if (answer.body.reason) this.refuse(answer.body.reason);
     else {
       byId("submit").disabled = false;
-      byId("may").textContent = `Starts ${answer.body.name} ${this.where()}. You are asked once more.`;
+      byId("may").textContent = `Starts ${answer.body.name} ${this.where()}, after asking once more.`;
     }
   }
 
@@ -91,7 +91,7 @@ function limits(answer) {
   if (!answer) return [];
   const { deadline_s, max_cost_usd } = answer.constraints;
   return [
-    ["deadline", deadline_s === null ? "none" : `${duration(deadline_s)} after the start`],
+    ["deadline", deadline_s === null ? "none" : `${duration(deadline_s)} from now`],
     ["spends at most", max_cost_usd === null ? "no limit is set" : `${usd(max_cost_usd)} USD`],
   ];
 }

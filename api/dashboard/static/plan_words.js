@@ -44,7 +44,7 @@ export function usd_above(amount) {
 
 // A deadline that a plan of so many seconds keeps, in words.
 export function deadline_above(seconds) {
-  return seconds >= 59.95 ? duration(Math.ceil(seconds - 1e-6)) : `${Math.ceil(seconds * 10 - 1e-6) / 10}s`;
+  return seconds >= 9.5 ? duration(Math.ceil(seconds - 1e-6)) : `${Math.ceil(seconds * 10 - 1e-6) / 10}s`;
 }
 
 export function difference(actual, planned) {
