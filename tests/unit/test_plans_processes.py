@@ -44,9 +44,7 @@ def of(asked: Preview) -> bytes:
     return fingerprint(asked.body)
 
 
-def test_a_question_is_planned_once_and_known_after_a_restart(tmp_path: Path) -> None:
-    ids, bodies = set[str](), set[bytes]()
-
+def test_a_question_is_planned_once(tmp_path: Path) -> None:
     async def ask(plans: Plans) -> None:
         asked = preview()
         answers = await asyncio.gather(
@@ -55,26 +53,42 @@ def test_a_question_is_planned_once_and_known_after_a_restart(tmp_path: Path) ->
             *(plans.answer(Preview(body=asked.body + b" " * at), b"%d" % at) for at in range(1, 5)),
             plans.preview(Experiment(**words())),
         )
+        assert len({answer.body for answer in answers}) == 1
+        assert len({answer.id for answer in answers}) == 1
         assert plans.recall(of(asked)) == answers[0]
         assert await plans.find(answers[0].id) == answers[0]
         assert await plans.find("unknown") is None
-        ids.update(answer.id for answer in answers)
-        bodies.update(answer.body for answer in answers)
+
+    served(tmp_path, ask, planners=2)
+
+
+def test_what_was_answered_is_known_after_a_restart_and_no_process_stays(tmp_path: Path) -> None:
+    bodies: list[bytes] = []
+    pids: list[int] = []
+
+    async def ask(plans: Plans) -> None:
+        bodies.append((await plans.answer(preview(), of(preview()))).body)
+        await ask_what_is_wrong(plans)
+        pids.extend(plans.pids)
+        left = asyncio.create_task(plans.answer(preview(name="other"), b"other"))
+        await asyncio.sleep(0)
+        left.cancel()
+
+    async def ask_what_is_wrong(plans: Plans) -> None:
+        asked = Preview(body=b"{")
+        for _ in range(2):
+            with pytest.raises(Problem) as caught:
+                await plans.answer(asked, of(asked))
+            assert caught.value.kind is MALFORMED
+        with pytest.raises(Problem):
+            plans.recall(of(asked))
 
     for _ in range(2):
-        served(tmp_path, ask, planners=2)
-    assert len(ids) == len(bodies) == 1
-
-
-def test_what_is_wrong_is_told_again_without_asking(tmp_path: Path) -> None:
-    async def ask(plans: Plans) -> None:
-        asked = Preview(body=b"{")
-        for raise_again in (lambda: plans.answer(asked, of(asked)), lambda: asyncio.to_thread(plans.recall, of(asked))):
-            with pytest.raises(Problem) as caught:
-                await raise_again()
-            assert caught.value.kind is MALFORMED
-
-    served(tmp_path, ask)
+        served(tmp_path, ask)
+    assert bodies[0] == bodies[1]
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 def test_a_plan_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
@@ -102,19 +116,3 @@ def test_a_process_that_dies_is_replaced(tmp_path: Path) -> None:
         assert plans.pids != [pid]
 
     served(tmp_path, ask)
-
-
-def test_the_service_ends_what_it_asked(tmp_path: Path) -> None:
-    pids: list[int] = []
-
-    async def ask(plans: Plans) -> None:
-        await plans.answer(preview(), of(preview()))
-        pids.extend(plans.pids)
-        busy = asyncio.create_task(plans.answer(preview(name="b"), b"b"))
-        await asyncio.sleep(0)
-        busy.cancel()
-
-    served(tmp_path, ask)
-    (pid,) = pids
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
