@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 
-from rubberband.api.dashboard import assets
+from rubberband.api.dashboard import assets, experiment
 from rubberband.api.dashboard.frame import render
 from rubberband.api.dashboard.listing import CHOICES, row
 from rubberband.api.dashboard.preflight import preflight
@@ -22,6 +22,7 @@ from rubberband.api.service import Service, Serving
 
 router = APIRouter(include_in_schema=False)
 router.include_router(assets.router)
+router.include_router(experiment.router)
 
 Show = Annotated[str, Query(max_length=20)]
 Cursor = Annotated[str | None, Query(max_length=200)]

@@ -14,7 +14,7 @@ from typing import Any
 from rubberband.errors import InputError
 from rubberband.executor.result import Result
 from rubberband.views.allocation_chart import ALLOCATION_NOTE, allocation
-from rubberband.views.batch_charts import batches_over_time
+from rubberband.views.batch_charts import BATCHES_NOTE, batches_over_time
 from rubberband.views.batch_gpus_chart import batches_by_gpus
 from rubberband.views.batch_tables import batch_sizes
 from rubberband.views.learning_chart import CURVES_NOTE, learning_curves
@@ -57,7 +57,7 @@ def render_html(result: Result) -> str:
             chart_section("parallel", "Configurations", PARALLEL_NOTE, drawn),
             chart_section("spend", "Spend over time", SPEND_NOTE, drawn),
             chart_section("allocation", "Instances and GPUs over time", ALLOCATION_NOTE, drawn),
-            chart_section("batches", "Batch sizes", _BATCHES, drawn),
+            chart_section("batches", "Batch sizes", BATCHES_NOTE, drawn),
             chart_section("batches-by-gpus", "Batch sizes by GPUs and stage", by_gpus, drawn),
             table_section(batch_sizes(result, None), sortable=True),
             table_section(comparison(result)),
@@ -72,11 +72,6 @@ def render_html(result: Result) -> str:
     return page(f"{result.name} - RubberBand report", body, drawn)
 
 
-_BATCHES = (
-    "Each line is a trial, coloured as its learning curve; gaps are waits for the next stage. Efficiency: how much a "
-    "sample counts, against one at the initial batch size. Noise scale: the larger, the larger a batch pays off. "
-    "Dotted lines are the ends of stages (SYNC)."
-)
 _BATCHES_BY_GPUS = (
     "What trials came to in each stage: their median, with bars from the smallest to the largest. Larger batches pay "
     "off where gradients are noisier, as later in training, and where more GPUs share them."

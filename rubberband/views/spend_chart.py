@@ -12,9 +12,7 @@ from rubberband.views.spending import spending
 from rubberband.views.words import duration, usd
 
 _HEIGHT_PX = 340
-SPEND_NOTE = (
-    "The bill as it grew, against what the run was planned to cost. Dotted lines are the ends of stages."
-)
+SPEND_NOTE = "The bill as it grew, against what the run was planned to cost. Dotted lines are the ends of stages."
 
 
 def spend(result: Result, forecast: Forecast | None = None) -> Figure | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from rubberband.executor.result import Busy, InstanceResult, Result, TrialResult
+from rubberband.executor.result import Busy, InstanceResult, Result
 from rubberband.offer import SECONDS_PER_HOUR
 from rubberband.views.charts import beyond_s, end_s
 
@@ -97,23 +97,27 @@ def _grown(parts: Iterable[_Part]) -> Growth:
     return Growth(at_s=tuple(at_s), amount=tuple(amounts))
 
 
-def shares(result: Result) -> Mapping[int, tuple[float, ...]]:
-    """Trial -> what it had cost by each point of its curve, in US dollars.
+def trial_growth(result: Result) -> Mapping[int, Growth]:
+    """Trial -> what it has cost over time, in US dollars.
 
     The whole bill so far (idle and starting instances included) is shared out among the trials by the GPU time that
-    each has held, at its instances' prices; so the shares of all trials, up to now, add up to the bill.
+    each has held, at its instances' prices; so the last amounts of all trials add up to the bill, if any has trained.
     """
     prices = {instance.instance: instance.price_usd_per_hour for instance in result.instances}
-    held: dict[int, list[Busy]] = {}
+    held: dict[int, list[Busy]] = {trial.trial: [] for trial in result.trials}
     for use in result.busy:
-        held.setdefault(use.trial, []).append(use)
-    total = sum(prices.get(use.instance, 0.0) * (use.end_s - use.start_s) for use in result.busy)
-    rate = result.actual_cost_usd / total if total > 0 else 0.0
-    return {trial.trial: _share(trial, held.get(trial.trial, ()), prices, rate) for trial in result.trials}
+        held[use.trial].append(use)
+    total = sum(prices[use.instance] * (use.end_s - use.start_s) for use in result.busy)
+    usd_each = result.actual_cost_usd / total if total > 0 else 0.0
+    return {
+        trial: _grown(
+            _Part(start_s=use.start_s, end_s=use.end_s, usd_per_s=prices[use.instance] * usd_each) for use in uses
+        )
+        for trial, uses in held.items()
+    }
 
 
-def _share(trial: TrialResult, uses: Iterable[Busy], prices: Mapping[str, float], usd_each: float) -> tuple[float, ...]:
-    grown = _grown(
-        _Part(start_s=use.start_s, end_s=use.end_s, usd_per_s=prices.get(use.instance, 0.0) * usd_each) for use in uses
-    )
-    return tuple(grown.at(at_s) for at_s, *_ in trial.curve)
+def shares(result: Result) -> Mapping[int, tuple[float, ...]]:
+    """Trial -> what it had cost by each point of its curve, in US dollars."""
+    grown = trial_growth(result)
+    return {trial.trial: tuple(grown[trial.trial].at(at_s) for at_s, *_ in trial.curve) for trial in result.trials}

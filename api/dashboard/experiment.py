@@ -1,0 +1,146 @@
+"""One experiment's page, the parts of it that are fetched again, its figures, and its report."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import HTMLResponse, Response
+from markupsafe import Markup
+
+from rubberband.api.dashboard import experiment_words as words
+from rubberband.api.dashboard.experiment_trials import Asked, trial_page
+from rubberband.api.dashboard.frame import render
+from rubberband.api.names import Known
+from rubberband.api.problems import NOT_FOUND, Problem
+from rubberband.api.security.access import Reader
+from rubberband.api.service import Serving
+from rubberband.api.store.records import ACTIVE, Submission
+from rubberband.executor.forecast import Forecast
+from rubberband.executor.result import Result
+from rubberband.views.allocation_chart import ALLOCATION_NOTE, allocation
+from rubberband.views.batch_charts import BATCHES_NOTE, batches_over_time
+from rubberband.views.charts import Figure
+from rubberband.views.learning_chart import CURVES_NOTE, learning_curves
+from rubberband.views.parallel_coordinates import PARALLEL_NOTE, parallel_coordinates
+from rubberband.views.report_html import CONTENT_POLICY, render_html, script_json
+from rubberband.views.spend_chart import SPEND_NOTE, spend
+from rubberband.views.tables import failures, incidents
+
+router = APIRouter(include_in_schema=False)
+
+CHARTS = {
+    "curves": ("Learning curves", CURVES_NOTE),
+    "spend": ("Spend", SPEND_NOTE),
+    "allocation": ("Instances and GPUs", ALLOCATION_NOTE),
+    "batches": ("Batch sizes", BATCHES_NOTE),
+    "parallel": ("Configurations", PARALLEL_NOTE),
+}
+"""Charts of the page: their titles, and what is to be known to read them."""
+
+_MANY_BYTES = 8192
+
+
+def asked_trials(
+    sort: Annotated[str, Query(max_length=200)] = "",
+    down: Annotated[str, Query(max_length=10)] = "",
+    status: Annotated[str, Query(max_length=40)] = "",
+    page: Annotated[str, Query(max_length=10)] = "",
+) -> Asked:
+    """A dependency: which trials are to be seen."""
+    number = int(page) if page.isascii() and page.isdigit() else 1
+    return Asked(sort=sort, down=down == "1", status=status, page=number)
+
+
+Trials = Annotated[Asked, Depends(asked_trials)]
+
+
+@router.get("/experiments/{name}")
+def experiment_page(request: Request, service: Serving, _reader: Reader, experiment: Known, asked: Trials) -> Response:
+    """The page of an experiment."""
+    after = service.store.last_feed_id()
+    result = service.runs.result(experiment.name)
+    data = Markup(script_json(figures(experiment, result)))
+    values = _shown(experiment, result, asked)
+    return render(request, "experiment.html", **values, after=after, figures=data)
+
+
+@router.get("/fragments/experiments/{name}")
+def experiment_live(request: Request, service: Serving, _reader: Reader, experiment: Known, asked: Trials) -> Response:
+    """What changes of the page of an experiment."""
+    return render(request, "experiment_live.html", **_shown(experiment, service.runs.result(experiment.name), asked))
+
+
+@router.get("/experiments/{name}/figures")
+def experiment_figures(request: Request, service: Serving, _reader: Reader, experiment: Known) -> Response:
+    """The page's charts as JSON: chart -> Plotly figure. A chart that has nothing to show yet is missing."""
+    body = script_json(figures(experiment, service.runs.result(experiment.name))).encode()
+    version = f'"{hashlib.sha256(body).hexdigest()[:20]}"'
+    headers = {"ETag": version, "Cache-Control": "private, no-cache", "Vary": "Accept-Encoding"}
+    if request.headers.get("if-none-match") == version:
+        return Response(status_code=304, headers=headers)
+    if len(body) > _MANY_BYTES and "gzip" in request.headers.get("accept-encoding", ""):
+        body, headers["Content-Encoding"] = gzip.compress(body, compresslevel=1, mtime=0), "gzip"
+    return Response(body, headers=headers, media_type="application/json")
+
+
+@router.get("/experiments/{name}/report")
+def experiment_report(service: Serving, _reader: Reader, experiment: Known) -> Response:
+    """The report as one page, which may be kept as a file. Raises Problem if nothing is journalled yet."""
+    result = service.runs.result(experiment.name)
+    if result is None:
+        raise Problem(NOT_FOUND, f"there is no report of {experiment.name!r} yet: it has not begun")
+    headers = {"Content-Security-Policy": f"{CONTENT_POLICY}; frame-ancestors 'none'", "Cache-Control": "no-store"}
+    return HTMLResponse(render_html(result), headers=headers)
+
+
+def figures(experiment: Submission, result: Result | None) -> dict[str, Figure]:
+    """The charts that there are."""
+    if result is None:
+        return {}
+    search = experiment.words.get("search")
+    space = search.get("space") if isinstance(search, dict) else None
+    drawn = {
+        "curves": learning_curves(result),
+        "spend": spend(result, _forecast(experiment)),
+        "allocation": allocation(result),
+        "batches": batches_over_time(result),
+        "parallel": parallel_coordinates(result, space if isinstance(space, dict) else None),
+    }
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def _forecast(experiment: Submission) -> Forecast | None:
+    summary = experiment.summary
+    if experiment.state not in ACTIVE or summary.forecast_jct_s is None or summary.forecast_cost_usd is None:
+        return None
+    return Forecast(jct_s=summary.forecast_jct_s, cost_usd=summary.forecast_cost_usd)
+
+
+def _shown(experiment: Submission, result: Result | None, asked: Asked) -> dict[str, Any]:
+    kind, state = words.badge(experiment, result)
+    begun = result is not None and experiment.summary.started_at is not None
+    return {
+        "experiment": experiment,
+        "result": result if begun else None,
+        "kind": kind,
+        "state": state,
+        "is_active": experiment.state in ACTIVE,
+        "sentence": words.sentence(experiment, result),
+        "actions": words.actions(experiment),
+        "charts": CHARTS,
+        "address": f"/fragments/experiments/{experiment.name}",
+        **(_told(experiment, result, asked) if begun and result is not None else {}),
+    }
+
+
+def _told(experiment: Submission, result: Result, asked: Asked) -> dict[str, Any]:
+    return {
+        "cards": words.cards(experiment, result),
+        "stages": words.stage_rows(result),
+        "happenings": words.happenings(result),
+        "trials": trial_page(result, asked),
+        "tables": [table for table in (failures(result), incidents(result)) if table.rows],
+    }

@@ -1,0 +1,122 @@
+// Cancel, resume and extend: each in a dialog, and what an extension changes is shown before it is asked for.
+import { make } from "./dom.js";
+import { say } from "./live.js";
+import { duration, usd } from "./plan_words.js";
+
+const dialog = (id) => document.getElementById(id);
+
+export function offerActions(name, changed) {
+  const address = `/v1/experiments/${name}`;
+  document.addEventListener("click", (event) => {
+    const opener = event.target.closest("[data-dialog]");
+    if (opener) open(dialog(opener.dataset.dialog));
+    if (event.target.closest("[data-close]")) event.target.closest("dialog").close();
+  });
+  for (const button of document.querySelectorAll("[data-do]")) {
+    button.addEventListener("click", () => act(button, `${address}/${button.dataset.do}`, changed));
+  }
+  offerExtension(address, changed);
+}
+
+function open(element) {
+  complain(element, null);
+  element.dispatchEvent(new Event("opened"));
+  element.showModal();
+}
+
+async function act(button, address, changed) {
+  const element = button.closest("dialog");
+  const answer = await busy(button, () => post(address, null, crypto.randomUUID()));
+  if (!answer.ok) return complain(element, answer.body);
+  element.close();
+  say(button.dataset.do === "cancel" ? "It is asked to end." : "It goes on as soon as it may.");
+  changed();
+}
+
+function offerExtension(address, changed) {
+  const element = dialog("extend");
+  const form = document.getElementById("extend-form");
+  const told = document.getElementById("extend-told");
+  const apply = document.getElementById("extend-apply");
+  let wanted = null; // what was looked at, and the key of asking for it
+  const forget = () => {
+    wanted = null;
+    apply.disabled = true;
+    told.replaceChildren();
+    complain(element, null);
+  };
+  element.addEventListener("opened", () => {
+    form.reset();
+    forget();
+  });
+  form.addEventListener("input", forget);
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    forget();
+    const limits = limitsOf(form);
+    if (!limits) return complain(element, { detail: "Give a deadline, a max_cost, or both." });
+    const answer = await busy(form.querySelector("#extend-look"), () => post(`${address}/extend`, { ...limits, dry_run: true }));
+    if (!answer.ok) return complain(element, answer.body);
+    told.replaceChildren(...extension(answer.body));
+    wanted = { limits, key: crypto.randomUUID() };
+    apply.disabled = false;
+  });
+  apply.addEventListener("click", async () => {
+    const { limits, key } = wanted;
+    const answer = await busy(apply, () => post(`${address}/extend`, { ...limits, dry_run: false }, key));
+    if (!answer.ok) return complain(element, answer.body);
+    element.close();
+    say("Its limits are changed.");
+    changed();
+  });
+}
+
+// null if nothing is asked for. An amount that is no number is left to the service to refuse.
+function limitsOf(form) {
+  const deadline = form.elements.deadline.value.trim();
+  const cost = form.elements.max_cost.value.trim();
+  if (!deadline && !cost) return null;
+  const amount = Number(cost);
+  return { ...(deadline ? { deadline } : {}), ...(cost ? { max_cost: Number.isFinite(amount) ? amount : cost } : {}) };
+}
+
+function extension({ before, after, added_s, added_usd }) {
+  const time = Math.abs(added_s) < 0.5 ? "no later" : `${duration(Math.abs(added_s))} ${added_s > 0 ? "later" : "earlier"}`;
+  const money = Math.abs(added_usd) < 5e-7 ? "no dearer" : `${usd(Math.abs(added_usd))} USD ${added_usd > 0 ? "more" : "less"}`;
+  const line = (label, outlook) => make("p", { class: outlook.feasible ? null : "warn" },
+    make("b", {}, `${label}: `), `${duration(outlook.jct_s)} and ${usd(outlook.cost_usd)} USD expected`,
+    make("small", { class: "faint" }, ` (${limit(outlook)}) ${outlook.reason}`));
+  return [make("strong", {}, `${time}, ${money}`), line("now", before), line("then", after)];
+}
+
+function limit({ deadline_s, max_cost_usd }) {
+  const time = deadline_s === null ? "no deadline" : `deadline ${duration(deadline_s)}`;
+  return `${time}, ${max_cost_usd === null ? "no max_cost" : `max_cost ${usd(max_cost_usd)} USD`}`;
+}
+
+async function post(address, body, key = null) {
+  const headers = { Accept: "application/json", ...(key ? { "Idempotency-Key": key } : {}) };
+  if (body) headers["Content-Type"] = "application/json";
+  try {
+    const answer = await fetch(address, { method: "POST", headers, body: body ? JSON.stringify(body) : null });
+    return { ok: answer.ok, body: await answer.json() };
+  } catch {
+    return { ok: false, body: { detail: "The service cannot be reached; is it running?" } };
+  }
+}
+
+async function busy(button, work) {
+  button.disabled = true;
+  try {
+    return await work();
+  } finally {
+    button.disabled = false;
+  }
+}
+
+function complain(element, problem) {
+  const line = element.querySelector("[data-problem]");
+  line.hidden = !problem;
+  line.textContent = problem ? (problem.detail ?? problem.title) : "";
+  if (problem) line.setAttribute("role", "alert");
+}
