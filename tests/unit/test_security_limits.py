@@ -104,7 +104,7 @@ async def _read(body: Body) -> bytes:
     read = b""
     while True:
         message = await body.receive()
-        read += message["body"]
+        read += bytes(message["body"])
         if not message["more_body"]:
             return read
 
