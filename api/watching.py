@@ -66,7 +66,8 @@ class Watcher:
         self._loaded = False
         self._is_lost = False
         self._looked_at = self._pruned_at = -LOOK_AROUND_S
-        self._dirty: set[str] = set()
+        self._dirty: dict[str, None] = {}
+        """Those whose rows requests changed, in that order."""
         self._dirty_lock = threading.Lock()
         self._kicked = threading.Event()
         self._closing = threading.Event()
@@ -91,7 +92,7 @@ class Watcher:
     def kick(self, name: str) -> None:
         """The row of this experiment was changed, or its folder: see to it at once."""
         with self._dirty_lock:
-            self._dirty.add(name)
+            self._dirty[name] = None
         self._kicked.set()
 
     def observed(self, name: str) -> Observed | None:
@@ -169,9 +170,13 @@ class Watcher:
         with self._dirty_lock:
             dirty = list(self._dirty)
         for name in dirty:
-            row = self._store.submission(name)
             with self._dirty_lock:
-                self._dirty.discard(name)
+                self._dirty.pop(name, None)
+            try:
+                row = self._store.submission(name)
+            except JournalError:
+                self.kick(name)
+                raise
             if row is not None:
                 self._take(row)
 
@@ -229,7 +234,7 @@ class Watcher:
         attempt = row.attempt + 1
         if not self._change(row, ExperimentState.STARTING, "", attempt=attempt):
             return False
-        self._spawn(self._rows[row.name])
+        self._spawn(self._store.submission(row.name) or row)  # its words may have been changed as long as it waited
         return True
 
     def _spawn(self, row: Submission) -> None:

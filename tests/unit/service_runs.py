@@ -1,0 +1,124 @@
+"""A service's runs over processes that stand in for those of experiments: they journal what another run journalled."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rubberband.api.runs import Runs
+from rubberband.api.settings import Limits, Settings
+from rubberband.api.store.records import ExperimentState, FeedEvent, Submission
+from rubberband.api.store.sql import SqlStore, open_store
+from rubberband.executor.folder import ExperimentFolder
+from rubberband.experiment import Experiment
+from rubberband.tuning import run_experiment
+
+STAND_IN = (sys.executable, "-S", str(Path(__file__).parent.parent / "integration" / "stand_in.py"))
+PATIENCE_S = 60.0
+Found = TypeVar("Found")
+DONE = ExperimentState.DONE
+
+
+def experiment(name: str = "one", *, profile: dict[str, Any] | None = None, **constraints: Any) -> Experiment:
+    """Eight trials in three stages on a virtual clock: 10 s an iteration, an instance for 3.06 USD an hour."""
+    return Experiment(
+        name=name,
+        search={
+            "space": {"x": {"type": "uniform", "lower": 0, "upper": 1}},
+            "scheduler": {"type": "sha", "num_samples": 8, "grace_period": 1, "max_t": 4, "reduction_factor": 2},
+            "metric": "loss",
+            "mode": "min",
+        },
+        constraints={"deadline": "1h", **constraints},
+        resources={"provider": "virtual", "instance_type": "p3.2xlarge", "max_instances": 4},
+        profile=profile or {"seconds_per_iteration": {1: 10}},
+    )
+
+
+def template(home: Path) -> Path:
+    """The journal of a whole run."""
+    folder = ExperimentFolder(home=home, name="template")
+    run_experiment(experiment("template"), folder)
+    return folder.journal
+
+
+def count_of(journal: Path) -> int:
+    """How many events a SQLite journal holds."""
+    connection = sqlite3.connect(journal)
+    try:
+        return int(connection.execute("SELECT count(*) FROM events").fetchone()[0])
+    finally:
+        connection.close()
+
+
+class House:
+    """A home, its store, and the runs in it."""
+
+    def __init__(self, home: Path, journal: Path, *, max_running: int = 4, pause_s: float = 0.0) -> None:
+        self.home, self.journal, self.pause_s = home, journal, pause_s
+        self.ways: dict[str, str] = {}
+        self.settings = Settings(home=home, limits=Limits(max_running=max_running))
+        self.store: SqlStore = open_store(None, home)
+        self.tell()
+
+    def tell(self, **ways: str) -> None:
+        """Say how processes of these experiments go."""
+        self.ways |= {name.replace("_", "-"): way for name, way in ways.items()}
+        told = {"template": str(self.journal), "pause_s": self.pause_s, "ways": self.ways}
+        (self.home / "stand-in.json").write_text(json.dumps(told))
+
+    def go(self) -> None:
+        """Let those go on that hold."""
+        (self.home / "go").touch()
+
+    @contextmanager
+    def open(self, command: tuple[str, ...] = STAND_IN) -> Iterator[Runs]:
+        """The runs, watched."""
+        runs = Runs(self.settings, self.store, lambda: None, command=command)
+        runs.start()
+        try:
+            yield runs
+        finally:
+            runs.close()
+
+    def row(self, name: str) -> Submission:
+        """What is kept of an experiment."""
+        found = self.store.submission(name)
+        assert found is not None, name
+        return found
+
+    def wait(self, name: str, *states: ExperimentState) -> Submission:
+        """Its row once it is in one of the states."""
+        return until(lambda: row if (row := self.store.submission(name)) and row.state in states else None)
+
+    def starts(self) -> list[list[str]]:
+        """[name, pid, attempt] of every process that began."""
+        path = self.home / "starts.log"
+        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+    def seqs(self, name: str) -> list[int]:
+        """The places in its journal that the feed tells, in the feed's order."""
+        return [event.seq for event in self.feed(name) if event.seq is not None]
+
+    def feed(self, name: str) -> list[FeedEvent]:
+        """All that the feed tells of an experiment."""
+        return list(self.store.feed(experiment=name, limit=100_000))
+
+    def states(self, name: str) -> list[str]:
+        """The states that the feed tells of, in order."""
+        return [event.data["state"] for event in self.feed(name) if event.kind == "state"]
+
+
+def until(look: Callable[[], Found | None]) -> Found:
+    """What `look` finds, as soon as it finds something."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (found := look()) is None or found is False:
+        assert time.monotonic() < deadline, "this took too long"
+        time.sleep(0.01)
+    return found

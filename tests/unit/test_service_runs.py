@@ -1,0 +1,303 @@
+"""The experiments of the service, their processes stood in for: started in turn, followed, adopted, ended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubberband.api.problems import Problem
+from rubberband.api.store.records import ExperimentState
+from rubberband.errors import JournalError
+from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.hosting import read_order
+from rubberband.executor.inbox import Inbox
+from tests.unit.service_runs import DONE, House, count_of, experiment, template, until
+
+QUEUED, STARTING, RUNNING = ExperimentState.QUEUED, ExperimentState.STARTING, ExperimentState.RUNNING
+INTERRUPTED, REFUSED, CANCELLED = ExperimentState.INTERRUPTED, ExperimentState.REFUSED, ExperimentState.CANCELLED
+UNREADABLE = ExperimentState.UNREADABLE
+
+
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return template(tmp_path_factory.mktemp("template"))
+
+
+@pytest.fixture
+def house(tmp_path: Path, journal: Path) -> Any:
+    made = House(tmp_path, journal)
+    yield made
+    made.store.close()
+
+
+def test_a_submission_runs_in_a_process_and_all_its_events_are_in_the_feed(house: House) -> None:
+    with house.open() as runs:
+        accepted = runs.submit(experiment(), owner="ada", policy="greedy", plan="p1")
+        row = house.wait("one", DONE)
+    assert (accepted.state, row.owner, row.policy, row.plan, row.attempt) == (QUEUED, "ada", "greedy", "p1", 1)
+    assert house.seqs("one") == list(range(count_of(house.journal)))
+    assert house.states("one")[0] == "queued"
+    assert house.states("one")[-1] == "done"
+    assert (row.summary.trials, row.summary.stages, row.summary.iterations) == (8, 3, row.summary.target_iterations)
+    assert row.summary.best_trial is not None
+
+
+def test_a_deadline_counts_from_the_submission(house: House) -> None:
+    with house.open() as runs:
+        accepted = runs.submit(experiment(deadline="20m"))
+    deadline_at = experiment(**accepted.words["constraints"]).constraints.deadline_at
+    assert deadline_at == pytest.approx(accepted.created_at + 1200.0, abs=0.001)
+
+
+def test_events_of_a_virtual_run_are_told_in_unix_time(house: House) -> None:
+    with house.open() as runs:
+        accepted = runs.submit(experiment())
+        house.wait("one", DONE)
+    assert all(event.occurred_at >= accepted.created_at for event in house.feed("one"))
+
+
+def test_no_more_run_at_once_than_may_and_the_others_follow_in_turn(tmp_path: Path, journal: Path) -> None:
+    house = House(tmp_path, journal, max_running=2)
+    house.tell(a="hold", b="hold", c="hold", d="hold")
+    with house.open() as runs:
+        for name in "abcd":
+            runs.submit(experiment(name))
+        house.wait("a", RUNNING)
+        house.wait("b", RUNNING)
+        assert [house.row(name).state for name in "cd"] == [QUEUED, QUEUED]
+        house.go()
+        for name in "abcd":
+            house.wait(name, DONE)
+    assert {start[0] for start in house.starts()[:2]} == {"a", "b"}
+    house.store.close()
+
+
+@pytest.mark.parametrize(
+    ("way", "state", "told"),
+    [
+        ("refuse", REFUSED, "no plan meets the deadline of 1s"),
+        ("vanish", REFUSED, "ended before it began"),
+        ("silent", INTERRUPTED, "gone without a word"),
+        ("cut", INTERRUPTED, "resume it to go on"),
+    ],
+)
+def test_how_a_process_ends_that_does_not_finish(house: House, way: str, state: ExperimentState, told: str) -> None:
+    house.tell(one=way)
+    with house.open() as runs:
+        runs.submit(experiment())
+        row = house.wait("one", state)
+    assert told in row.reason
+    assert len(house.starts()) == (way != "vanish")
+
+
+def test_what_was_interrupted_goes_on_where_it_was(house: House) -> None:
+    house.tell(one="cut")
+    with house.open() as runs:
+        runs.submit(experiment())
+        house.wait("one", INTERRUPTED)
+        assert runs.resume("one").state in (QUEUED, STARTING, RUNNING, DONE)
+        row = house.wait("one", DONE)
+    assert row.attempt == 2
+    assert read_order(ExperimentFolder(home=house.home, name="one")).resume
+    assert house.seqs("one") == list(range(count_of(house.journal)))
+
+
+def test_a_name_is_taken_once(house: House) -> None:
+    with house.open() as runs:
+        runs.submit(experiment(), request="r1")
+        assert runs.submit(experiment(), request="r1").name == "one"
+        with pytest.raises(Problem, match="taken") as told:
+            runs.submit(experiment(), request="r2")
+        with pytest.raises(Problem, match="taken"):
+            runs.submit(experiment())
+        house.wait("one", DONE)
+    assert told.value.kind.status == 409
+    assert len(house.starts()) == 1
+
+
+def test_a_name_that_was_run_by_hand_is_taken(house: House) -> None:
+    template(house.home)
+    with house.open() as runs, pytest.raises(Problem, match="taken"):
+        runs.submit(experiment("template"))
+
+
+def test_what_was_run_by_hand_is_taken_in_with_its_events(house: House) -> None:
+    count = count_of(template(house.home))
+    with house.open() as runs:
+        row = house.wait("template", DONE)
+        result = runs.result("template")
+    assert (row.owner, row.words, row.attempt) == ("", {}, 0)
+    assert house.seqs("template") == list(range(count))
+    assert result is not None
+    assert result.outcome == "done"
+
+
+def test_a_server_that_restarts_finds_all_as_it_is_and_repeats_nothing(house: House) -> None:
+    house.tell(held="hold", ended="hold", waiting="hold")
+    house.settings = type(house.settings)(home=house.home, limits=type(house.settings.limits)(max_running=2))
+    with house.open() as runs:
+        for name in ("held", "ended", "waiting"):
+            runs.submit(experiment(name))
+        house.wait("held", RUNNING)
+        house.wait("ended", RUNNING)
+    begun = house.starts()
+    house.go()
+    until(lambda: count_of(ExperimentFolder(home=house.home, name="ended").journal) == count_of(house.journal))
+    with house.open():
+        for name in ("held", "ended", "waiting"):
+            house.wait(name, DONE)
+    assert house.starts()[:2] == begun
+    assert sorted(start[0] for start in house.starts()) == ["ended", "held", "waiting"]
+    for name in ("held", "ended", "waiting"):
+        assert house.seqs(name) == list(range(count_of(house.journal)))
+
+
+def test_a_process_that_was_ordered_and_never_started_is_started_after_a_restart(house: House) -> None:
+    with house.open(("/nonexistent/command",)) as runs:
+        runs.submit(experiment())
+        assert "could not be started" in house.wait("one", REFUSED).reason
+    assert house.store.change("one", at=0.0, state=STARTING, attempt=1)
+    with house.open():
+        house.wait("one", DONE)
+    assert [start[2] for start in house.starts()] == ["1"]
+
+
+def test_cancelling_what_waits_takes_it_from_the_queue(tmp_path: Path, journal: Path) -> None:
+    house = House(tmp_path, journal, max_running=1)
+    house.tell(a="hold")
+    with house.open() as runs:
+        runs.submit(experiment("a"))
+        house.wait("a", RUNNING)
+        runs.submit(experiment("b"))
+        assert runs.cancel("b").state is CANCELLED
+        assert runs.cancel("b").state is CANCELLED
+        assert runs.resume("b").state is QUEUED
+        assert runs.cancel("b").state is CANCELLED
+        house.go()
+        house.wait("a", DONE)
+    assert [start[0] for start in house.starts()] == ["a"]
+    house.store.close()
+
+
+def test_cancelling_what_runs_is_asked_of_its_driver_once(house: House) -> None:
+    house.tell(one="hold")
+    with house.open() as runs:
+        runs.submit(experiment())
+        house.wait("one", RUNNING)
+        assert runs.cancel("one").state is RUNNING
+        runs.cancel("one")
+        asked = Inbox(ExperimentFolder(home=house.home, name="one").inbox).pending()
+        house.go()
+        house.wait("one", DONE)
+    assert [request.kind for request in asked] == ["cancel"]
+
+
+def test_what_cannot_be_done_in_a_state_is_a_conflict_with_a_remedy(house: House) -> None:
+    house.tell(cut="cut", no="refuse")
+    with house.open() as runs:
+        for name in ("done", "cut", "no"):
+            runs.submit(experiment(name))
+        house.wait("done", DONE)
+        house.wait("cut", INTERRUPTED)
+        house.wait("no", REFUSED)
+        asked = [
+            (runs.cancel, "done", "it is over"),
+            (runs.resume, "done", "it is over"),
+            (runs.cancel, "cut", "resume it"),
+            (runs.resume, "no", "another name"),
+        ]
+        for act, name, remedy in asked:
+            with pytest.raises(Problem, match=remedy) as told:
+                act(name)
+            assert told.value.kind.status == 409
+        for act in (runs.cancel, runs.resume, runs.result, runs.lines):
+            with pytest.raises(Problem, match="no experiment") as told:
+                act("nobody")
+            assert told.value.kind.status == 404
+
+
+def test_a_result_can_be_had_before_while_and_after_it_runs(house: House) -> None:
+    house.tell(one="hold")
+    with house.open() as runs:
+        runs.submit(experiment())
+        house.wait("one", RUNNING)
+        half = until(lambda: (found := runs.result("one")) and found.trials and found)
+        assert half.outcome == "unfinished"
+        house.go()
+        house.wait("one", DONE)
+        whole = runs.result("one")
+    assert whole is not None
+    assert whole.outcome == "done"
+    assert sum(trial.iterations for trial in half.trials) < sum(trial.iterations for trial in whole.trials)
+
+
+def test_an_unreadable_journal_is_told_once_and_harms_no_other(house: House) -> None:
+    folder = ExperimentFolder(home=house.home, name="broken")
+    folder.path.mkdir(parents=True)
+    folder.journal.write_bytes(b"no database" * 1000)
+    with house.open() as runs:
+        row = house.wait("broken", UNREADABLE)
+        runs.submit(experiment())
+        house.wait("one", DONE)
+        with pytest.raises(Problem, match="cannot be read"):
+            runs.result("broken")
+        shutil.copy(ExperimentFolder(home=house.home, name="one").journal, folder.journal)
+    assert "cannot be read" in row.reason
+    assert house.states("broken") == ["unreadable"]
+
+
+def test_a_store_that_is_away_for_a_while_loses_nothing(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.tell(one="hold")
+    away = False
+
+    def or_away(method: Any) -> Any:
+        def ask(*args: Any, **options: Any) -> Any:
+            if away:
+                raise JournalError("the store is away")
+            return method(*args, **options)
+
+        return ask
+
+    for name in ("append", "change", "submission", "submissions", "last_seqs", "check"):
+        monkeypatch.setattr(house.store, name, or_away(getattr(house.store, name)))
+    with house.open() as runs:
+        runs.submit(experiment())
+        house.wait("one", RUNNING)
+        away = True
+        house.go()
+        journal = ExperimentFolder(home=house.home, name="one").journal
+        until(lambda: count_of(journal) == count_of(house.journal))
+        until(lambda: not runs.alive)
+        away = False
+        house.wait("one", DONE)
+        until(lambda: runs.alive)
+    assert house.seqs("one") == list(range(count_of(house.journal)))
+
+
+def test_processes_leave_no_zombies_and_no_open_files(house: House) -> None:
+    def of_the_house() -> list[str]:
+        links = [Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd")]
+        return [target for link in links if str(house.home) in (target := os.path.realpath(link))]
+
+    with house.open() as runs:
+        for name in ("a", "b", "c"):
+            runs.submit(experiment(name))
+        for name in ("a", "b", "c"):
+            house.wait(name, DONE)
+        pids = [int(start[1]) for start in house.starts()]
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+        assert all(Path(path).name.startswith("server.db") for path in of_the_house())
+
+
+def test_a_process_that_sleeps_keeps_nobody_from_closing(house: House) -> None:
+    house.tell(one="hold")
+    with house.open() as runs:
+        runs.submit(experiment())
+        house.wait("one", RUNNING)
+    house.go()
+    folder = ExperimentFolder(home=house.home, name="one")
+    until(lambda: count_of(folder.journal) == count_of(house.journal))
