@@ -19,7 +19,7 @@ def main(url: str, what: str, experiment: str, count: int) -> None:
     store = SqlStore(url)
     if what == "append":
         for seq in range(0, count, 2):
-            store.append([entry(experiment, seq), entry(experiment, seq + 1)])
+            store.append([entry(name, one) for one in (seq, seq + 1) for name in (experiment, "common")])
     else:
         with store._database.writing() as connection:
             store._extend(connection, [entry(experiment, seq) for seq in range(count)])

@@ -35,7 +35,7 @@ QUEUED, STARTING, RUNNING, DONE = (
 ANSWER = KeptAnswer(status=201, headers={"location": "/v1/experiments/a"}, body=b'{"name":"a"}\x00\xff')
 TOKEN = TokenRecord(id="t1", name="ann's", scope="submit", created_at=1.0, expires_at=100.0)
 on_one_store = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 
