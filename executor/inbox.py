@@ -185,7 +185,8 @@ def _read(path: Path) -> bytes:
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return b""
-        return file.read(_MOST_BYTES + 1)[:_MOST_BYTES]
+        data = file.read(_MOST_BYTES + 1)
+    return data if len(data) <= _MOST_BYTES else b""
 
 
 def _write(path: Path, data: bytes) -> None:
