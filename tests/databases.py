@@ -28,7 +28,7 @@ def programs() -> Path | None:
     """The folder with PostgreSQL's programs, the newest that is installed; None if there is none."""
     found = shutil.which("initdb")
     if found is not None:
-        return Path(found).parent
+        return Path(found).resolve().parent
     debian = Path("/usr/lib/postgresql").glob("*/bin/initdb")
     return max((path.parent for path in debian), key=lambda path: int(path.parent.name), default=None)
 
