@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable
@@ -10,10 +11,13 @@ from dataclasses import dataclass
 from rubberband.api.store.records import Entry, Summary
 from rubberband.api.summaries import Sight, entries, outcome_of, summary_of
 from rubberband.executor.controller import Controller
+from rubberband.executor.desk import asked_limits
 from rubberband.executor.events import TrialFailed
-from rubberband.executor.extending import Extension, Limits, extension, limits_of
+from rubberband.executor.extending import Extension, Limits, Outlook, extension, limits_of
 from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.forecast import forecast
 from rubberband.executor.hosting import is_hosted, read_ending, read_mark
+from rubberband.executor.inbox import Inbox
 from rubberband.executor.journal import Header
 from rubberband.executor.reading import JournalReader
 from rubberband.executor.result import Result
@@ -95,12 +99,47 @@ class Observed:
     def extension(self, *, deadline: object, max_cost_usd: float | None, driven: bool) -> tuple[Extension, Limits]:
         """What other limits would change, and the limits as the driver counts them. Raises InputError."""
         with self._lock:
-            job, state = self.controller.job, self.controller.state
+            controller = self._as_asked()
+            job, state = controller.job, controller.state
             limits = limits_of(self.header, job, state, deadline=deadline, max_cost_usd=max_cost_usd)
             found = extension(
                 job, state, self.now, deadline_s=limits.deadline_s, max_cost_usd=limits.max_cost_usd, driven=driven
             )
             return found, limits
+
+    def granted(self, request: str) -> Extension | None:
+        """The limits in force, if `request` changed them already, or is about to; None otherwise."""
+        with self._lock:
+            controller = self._as_asked()
+            job, state = controller.job, controller.state
+            if request not in state.requests:
+                return None
+            expected = forecast(job, state, max(self.now, state.now))
+            outlook = Outlook(
+                jct_s=expected.jct_s,
+                cost_usd=expected.cost_usd,
+                deadline_s=job.deadline_s,
+                max_cost_usd=job.max_cost_usd,
+                plan=state.plan,
+                feasible=job.deadline_s is None or expected.jct_s <= job.deadline_s,
+                reason="these limits are granted already",
+            )
+            return Extension(before=outlook, after=outlook, stage=len(state.stages), applied=True)
+
+    def goes_on(self) -> bool:
+        """Whether a resume goes on with it, other limits that were asked for meanwhile included."""
+        with self._lock:
+            return not self._as_asked().is_over
+
+    def _as_asked(self) -> Controller:
+        """The controller once the limits are taken in that lie in the inbox."""
+        events = asked_limits(Inbox(self.folder.inbox), self.controller, self.controller.state.now)
+        if not events:
+            return self.controller
+        asked = copy.deepcopy(self.controller)
+        for event in events:
+            asked.handle(event)
+        return asked
 
     def sight(self, at_work: bool) -> Sight:
         """What its folder shows; `at_work` was looked at before this was refreshed."""

@@ -159,23 +159,20 @@ class Runs:
         if row.state not in _RESUMED:
             raise _conflict(row, _NOT_RESUMED)
         folder = self._watcher.folder(name)
-        inbox = Inbox(folder.inbox)
         if row.state in (ExperimentState.BUDGET, ExperimentState.FAILED):
-            self._require_open(row, inbox)
+            self._require_open(row)
         self._require_allowed(row, folder)
-        inbox.withdraw_cancels()
+        Inbox(folder.inbox).withdraw_cancels()
         queued = self._store.change(name, at=time.time(), state=ExperimentState.QUEUED, reason="", expected={row.state})
         if not queued:
             raise _conflict(self._row(name), _NOT_RESUMED)
         self._watcher.kick(name)
         return self._row(name)
 
-    def _require_open(self, row: Submission, inbox: Inbox) -> None:
+    def _require_open(self, row: Submission) -> None:
         """What its budget ended goes on once that is raised; what failed, if instances were all that it lacked."""
-        if any(request.kind == "extend" for request in inbox.pending()):
-            return
         with self._opened(row.name) as observed:
-            if observed.controller.is_over:
+            if not observed.goes_on():
                 raise _conflict(row, _NOT_RESUMED)
 
     def _require_allowed(self, row: Submission, folder: ExperimentFolder) -> None:
@@ -204,6 +201,8 @@ class Runs:
         What nobody is at work on has them from when it is resumed.
         """
         row = self._row(name)
+        if (granted := self._granted(row, request)) is not None:
+            return granted
         found, limits, words = self._extension(row, deadline, max_cost_usd)
         if words is not None:
             if not self._store.change(name, at=time.time(), words=words, expected={ExperimentState.QUEUED}):
@@ -220,6 +219,13 @@ class Runs:
                 Inbox(self._watcher.folder(name).inbox).put(asked)
         self._watcher.kick(name)
         return replace(found, applied=True)
+
+    def _granted(self, row: Submission, request: str) -> Extension | None:
+        """What came of the request, if it was made before."""
+        if row.state is ExperimentState.QUEUED or not self._watcher.folder(row.name).exists:
+            return None
+        with self._opened(row.name) as observed:
+            return observed.granted(request)
 
     def _extension(
         self, row: Submission, deadline: object, max_cost_usd: float | None

@@ -240,14 +240,15 @@ class Watcher:
     def _spawn(self, row: Submission) -> None:
         """Start its process, unless that was tried already and nothing came of it."""
         folder = self.folder(row.name)
+        order = self._order(row, folder)
         try:
             if (row.name, row.attempt) in self._spawned:
                 raise NotStartedError(f"its process ended before it began; {folder.process_log} may tell why")
             self._spawned.add((row.name, row.attempt))
-            self._processes.start(folder, self._order(row, folder))
+            self._processes.start(folder, order)
         except NotStartedError as error:
-            begun = folder.exists
-            self._change(row, ExperimentState.INTERRUPTED if begun else ExperimentState.REFUSED, str(error))
+            state = ExperimentState.INTERRUPTED if order.resume else ExperimentState.REFUSED
+            self._change(row, state, str(error))
 
     def _order(self, row: Submission, folder: ExperimentFolder) -> Order:
         return Order.of(

@@ -1,0 +1,129 @@
+"""Experiments of the service in their real processes, on a virtual clock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rubberband.api.problems import Problem
+from rubberband.api.runs import Runs
+from rubberband.api.store.records import ExperimentState
+from rubberband.api.store.sql import open_store
+from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.hosting import holding, is_hosted, read_ending, read_mark
+from tests.unit.service_runs import DONE, House, experiment, until
+
+SLOW = (sys.executable, "-P", str(Path(__file__).parent / "slow_hosted.py"))
+HOSTED = (sys.executable, "-P", "-m", "rubberband.hosted")
+RUNNING, INTERRUPTED = ExperimentState.RUNNING, ExperimentState.INTERRUPTED
+CANCELLED, REFUSED = ExperimentState.CANCELLED, ExperimentState.REFUSED
+
+
+@pytest.fixture(autouse=True)
+def from_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes import rubberband from where the tests do."""
+    root = str(Path(__file__).parents[2])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
+
+
+def folder_of(house: House, name: str = "one") -> ExperimentFolder:
+    return ExperimentFolder(home=house.home, name=name, store=house.settings.store)
+
+
+def wait_for_reports(house: House, runs: Runs, count: int) -> None:
+    """Until so many iterations were reported."""
+    until(lambda: (found := runs.result("one")) and sum(trial.iterations for trial in found.trials) >= count)
+
+
+def test_a_run_that_is_killed_resumed_cancelled_and_resumed_trains_nothing_twice(tmp_path: Path) -> None:
+    house = House(tmp_path, tmp_path)
+    with house.open(SLOW) as runs:
+        runs.submit(experiment())
+        wait_for_reports(house, runs, 1)
+        mark = read_mark(folder_of(house))
+        assert mark is not None
+        os.kill(mark.pid, signal.SIGKILL)
+        assert "resume it" in house.wait("one", INTERRUPTED).reason
+        runs.resume("one")
+        house.wait("one", RUNNING)
+        runs.cancel("one")
+        assert house.wait("one", CANCELLED).reason == "cancelled by the user"
+        house.go()
+        runs.resume("one")
+        row = house.wait("one", DONE)
+        result = runs.result("one")
+        said, _ = runs.lines("one", source="process")
+    assert row.attempt == 3
+    assert result is not None
+    for trial in result.trials:
+        assert [iterations for _, iterations, _ in trial.curve] == list(range(1, trial.iterations + 1))
+    assert house.seqs("one") == list(range(len(house.seqs("one"))))
+    assert any("SYNC 2" in line.text for line in said)
+    house.store.close()
+
+
+def test_limits_are_raised_while_it_runs_and_a_signal_ends_it_cleanly(tmp_path: Path) -> None:
+    house = House(tmp_path, tmp_path)
+    with house.open(SLOW) as runs:
+        runs.submit(experiment(max_cost=5.0))
+        wait_for_reports(house, runs, 1)
+        seen = runs.extension("one", deadline="2h", max_cost_usd=6.0)
+        assert not seen.applied
+        assert runs.extend("one", deadline="2h", max_cost_usd=6.0, request="more").applied
+        until(lambda: any(event.kind == "LimitsChanged" for event in house.feed("one")))
+        assert runs.extend("one", deadline="2h", max_cost_usd=6.0, request="more").applied
+        with pytest.raises(Problem, match="less than"):
+            runs.extension("one", max_cost_usd=1.0)
+        folder = folder_of(house)
+        assert is_hosted(folder)
+        mark = read_mark(folder)
+        assert mark is not None
+        os.kill(mark.pid, signal.SIGTERM)
+        house.wait("one", CANCELLED)
+        until(lambda: not is_hosted(folder))
+        result = runs.result("one")
+        with holding(folder):
+            second = subprocess.run([*HOSTED, str(house.home), "one"], capture_output=True, text=True, check=False)
+    assert (second.returncode, second.stderr) == (75, "another process is at work on experiment 'one'\n")
+    ending = read_ending(folder)
+    assert ending is not None
+    assert ending.exit_code == 130
+    assert result is not None
+    assert result.max_cost_usd == 6.0
+    assert [event.kind for event in house.feed("one")].count("LimitsChanged") == 1
+    house.store.close()
+
+
+def test_what_has_no_plan_is_refused_with_the_reason_that_the_command_line_gives(tmp_path: Path) -> None:
+    house = House(tmp_path, tmp_path)
+    with house.open(HOSTED) as runs:
+        runs.submit(experiment(max_cost=0.01))
+        row = house.wait("one", REFUSED)
+        assert runs.result("one") is None
+    assert "raise max_cost" in row.reason
+    ending = read_ending(folder_of(house))
+    assert ending is not None
+    assert (ending.exit_code, ending.error) == (3, row.reason)
+    house.store.close()
+
+
+def test_journals_are_in_the_store_where_one_is_given(tmp_path: Path) -> None:
+    house = House(tmp_path, tmp_path)
+    house.store.close()
+    url = f"sqlite:///{tmp_path}/all.db"
+    house.settings, house.store = replace(house.settings, store=url), open_store(url, tmp_path)
+    with house.open(HOSTED) as runs:
+        runs.submit(experiment())
+        house.wait("one", DONE)
+        result = runs.result("one")
+    assert result is not None
+    assert result.outcome == "done"
+    assert not folder_of(house).journal.exists()
+    assert house.seqs("one") == list(range(len(house.seqs("one"))))
+    house.store.close()
