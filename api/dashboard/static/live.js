@@ -41,6 +41,7 @@ export function patch(old, fresh) {
   const known = new Map([...old.children].filter(key).map((child) => [key(child), child]));
   let at = old.firstChild;
   for (const node of [...fresh.childNodes]) {
+    if (!key(node) && node.nodeType === Node.ELEMENT_NODE) at = pastBlanks(at);
     const same = key(node) ? known.get(key(node)) : at && alike(at, node) ? at : null;
     if (!same) {
       old.insertBefore(node, at);
@@ -55,6 +56,15 @@ export function patch(old, fresh) {
     at.remove();
     at = next;
   }
+}
+
+// Blanks between elements differ where a part was rendered inside of a page.
+function pastBlanks(node) {
+  while (node?.nodeType === Node.TEXT_NODE && !node.nodeValue.trim() && node.nextSibling) {
+    node = node.nextSibling;
+    node.previousSibling.remove();
+  }
+  return node;
 }
 
 function key(node) {

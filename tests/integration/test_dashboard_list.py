@@ -1,0 +1,179 @@
+"""The page of experiments and the frame of all pages, in a real browser."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from rubberband.api.app import app_of
+from rubberband.api.feed import Feed
+from rubberband.api.plans import Plans
+from rubberband.api.runs import Runs
+from rubberband.api.service import Service
+from rubberband.api.settings import Settings
+from rubberband.api.store.protocol import Store
+from rubberband.api.store.records import ExperimentState, Submission, Summary
+from rubberband.api.store.sql import open_store
+from tests.browser import chromium, served, visiting
+from tests.fake_runs import FakeRuns
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
+expect = playwright.expect
+BEGUN = Summary(
+    trials=36,
+    stages=3,
+    stage=1,
+    iterations=45,
+    target_iterations=90,
+    instances=3,
+    started_at=time.time() - 200,
+    planned_jct_s=300.0,
+    forecast_jct_s=310.0,
+    deadline_s=360.0,
+    cost_usd=0.41,
+    max_cost_usd=1.0,
+    metric="accuracy",
+    best_value=0.947,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A service whose experiments are what a test says."""
+
+    address: str
+    store: Store
+    feed: Feed
+
+    def add(self, name: str, state: str = "running", **changes: Any) -> None:
+        now = time.time()
+        begun: dict[str, Any] = {"summary": BEGUN} if state not in ("queued", "starting", "refused") else {}
+        chosen = {"created_at": now, "changed_at": now, **begun, **changes}
+        self.store.add(Submission(name=name, state=ExperimentState(state), **chosen))
+
+    def change(self, name: str, **changes: Any) -> None:
+        self.store.change(name, at=time.time(), **changes)
+        self.feed.wake()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+class NoPlans(Plans):
+    """Starts no process: nothing is planned here."""
+
+    async def start(self) -> None:
+        pass
+
+
+@contextmanager
+def service(home: Path) -> Iterator[Site]:
+    settings = Settings(home=home)
+    store, feed = open_store(None, home), Feed()
+    runs = cast("Runs", FakeRuns(store=store))
+    parts = Service(settings=settings, store=store, plans=NoPlans(settings, store), runs=runs, feed=feed)
+    with served(app_of(parts)) as address:
+        yield Site(address=address, store=store, feed=feed)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with service(tmp_path_factory.mktemp("home")) as found:
+        fill(found)
+        yield found
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Iterator[Site]:
+    with service(tmp_path) as found:
+        yield found
+
+
+def fill(site: Site) -> None:
+    done = Summary(**{**_words(BEGUN), "jct_s": 290.0, "stage": 2, "iterations": 90, "cost_usd": 0.77})
+    site.add("a-name-that-is-as-long-as-names-may-be-and-does-not-fit-a-line", "done", summary=done, owner="ci")
+    site.add("resnet-sweep", "failed", reason="trial 3 failed 4 times: <b>CUDA</b> out of memory; lower batch_size")
+    site.add("digits-late", summary=Summary(**{**_words(BEGUN), "forecast_jct_s": 500.0, "cost_usd": 0.97}))
+    site.add("bert-base", "budget", reason="max_cost 1.00 USD is spent; extend it and resume")
+    site.add("digits", owner="anna")
+    site.add("digits-next", "queued", words={"constraints": {"max_cost": 3.0}})
+
+
+def _words(summary: Summary) -> dict[str, Any]:
+    return {name: getattr(summary, name) for name in Summary.__dataclass_fields__}
+
+
+@pytest.mark.parametrize(("phone", "dark"), [(False, False), (True, True)])
+def test_the_list_fits_desks_and_phones(browser: Any, site: Site, phone: bool, dark: bool) -> None:
+    with visiting(browser, site.address, phone=phone, dark=dark) as visit:
+        page = visit.open("/")
+        expect(page.get_by_role("row", name=re.compile("bert-base"))).to_contain_text("max_cost 1.00 USD is spent")
+        expect(page.get_by_role("row", name=re.compile("resnet"))).to_contain_text("<b>CUDA</b> out of memory")
+        assert page.locator("#rows b").count() == 0, "names and reasons are text"
+        assert visit.overflow_px() <= 0
+        visit.shot(f"list-{'phone' if phone else 'desk'}-{'dark' if dark else 'light'}")
+
+
+def test_the_list_follows_what_happens_and_keeps_the_focus(browser: Any, site: Site) -> None:
+    site.add("followed")
+    with visiting(browser, site.address) as visit:
+        page = visit.open("/")
+        link = page.get_by_role("link", name="followed")
+        link.focus()
+        site.add("another", "queued")
+        site.feed.wake()
+        expect(page.get_by_role("link", name="another")).to_be_visible()
+        site.change("followed", state=ExperimentState.DONE)
+        expect(page.get_by_role("row", name=re.compile("followed"))).to_contain_text("done")
+        expect(link).to_be_focused()
+
+
+def test_a_list_may_be_of_some_states_and_has_pages_also_without_javascript(browser: Any, site: Site) -> None:
+    for at in range(30):
+        site.add(f"many-{at:02}", "cancelled", created_at=1000.0 + at)
+    with visiting(browser, site.address, java_script_enabled=False) as visit:
+        page = visit.open("/")
+        page.get_by_role("link", name="Stopped").click()
+        expect(page.locator("#rows tr")).to_have_count(25)
+        page.get_by_role("link", name="Older").click()
+        expect(page.locator("#rows tr")).to_have_count(6)
+        page.get_by_role("link", name="Newest").click()
+        expect(page.locator("#rows tr")).to_have_count(25)
+        page.get_by_role("link", name="Needs attention").click()
+        expect(page.locator("#rows tr")).to_have_count(1)
+
+
+def test_a_new_user_is_told_what_to_do(browser: Any, empty: Site) -> None:
+    with visiting(browser, empty.address, permissions=["clipboard-read", "clipboard-write"]) as visit:
+        page = visit.open("/")
+        visit.shot("list-empty")
+        page.get_by_role("button", name="Copy").click()
+        expect(page.get_by_role("status")).to_contain_text("Copied")
+        command = page.evaluate("navigator.clipboard.readText()")
+        assert command == f"rubberband submit experiment.yaml --server {empty.address}"
+        page.get_by_role("link", name="Preview a plan").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Preview a plan")
+
+
+def test_what_is_not_there_is_a_page_that_leads_back(browser: Any, site: Site) -> None:
+    with visiting(browser, site.address) as visit:
+        page = visit.open("/nowhere")
+        expect(page.get_by_role("heading", level=1)).to_have_text("There is no such thing")
+        visit.errors.clear()
+        visit.shot("problem")
+        page.keyboard.press("Tab")
+        expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(page.locator("#main")).to_be_focused()
+        page.get_by_role("link", name="All experiments").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Experiments")
