@@ -1,4 +1,4 @@
-"""Answers as they may look, for the OpenAPI document."""
+"""Answers as they may look, for the OpenAPI document. None holds a null: FastAPI would leave those out."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def example(description: str, value: Any) -> dict[str, Any]:
 SUMMARY: dict[str, Any] = {
     "trials": 8,
     "stages": 3,
-    "stage": 1,
-    "iterations": 14,
+    "stage": 2,
+    "iterations": 26,
     "target_iterations": 26,
-    "instances": 2,
+    "instances": 0,
     "started_at": 1795291210.0,
-    "ended_at": None,
-    "jct_s": 65.0,
-    "cost_usd": 0.13,
+    "ended_at": 1795291340.0,
+    "jct_s": 124.0,
+    "cost_usd": 0.22,
     "planned_jct_s": 120.0,
     "planned_cost_usd": 0.21,
     "forecast_jct_s": 124.0,
@@ -34,10 +34,10 @@ SUMMARY: dict[str, Any] = {
 }
 VIEW: dict[str, Any] = {
     "name": "digits-sha",
-    "state": "running",
+    "state": "done",
     "owner": "ci",
     "created_at": 1795291200.0,
-    "changed_at": 1795291275.0,
+    "changed_at": 1795291341.0,
     "reason": "",
     "policy": "optimal",
     "plan": "3q2-7wAAAAA",
@@ -47,7 +47,7 @@ VIEW: dict[str, Any] = {
     "slack_s": 1066.0,
     "summary": SUMMARY,
 }
-PAGE: dict[str, Any] = {"items": [VIEW], "next": None}
+PAGE: dict[str, Any] = {"items": [VIEW], "next": "WzE3OTUyOTEyMDAuMCwgImRpZ2l0cy1zaGEiXQ"}
 _STAGE: dict[str, Any] = {
     "stage": 0,
     "trials": 8,
@@ -86,31 +86,31 @@ TRIALS: dict[str, Any] = {
     "items": [
         {
             "trial": 3,
-            "status": "running",
+            "status": "completed",
             "configuration": {"lr": 0.01},
             "iterations": 3,
             "metrics": {"accuracy": 0.94, "loss": 0.2},
-            "failures": 0,
-            "failure": None,
+            "failures": 1,
+            "failure": "raised: CUDA out of memory",
             "checkpoint": {"url": "checkpoints/trial-003/3", "digest": "9f86d081", "size_bytes": 20480},
         }
     ],
-    "next": None,
+    "next": "4",
 }
 _INSTANCE: dict[str, Any] = {
     "instance": "i-1",
     "requested_s": 0.0,
     "running_s": 8.0,
     "ready_s": 11.0,
-    "ended_s": None,
+    "ended_s": 48.0,
     "cost_usd": 0.06,
-    "reason": "",
-    "market": "on_demand",
+    "reason": "the stage needs it no more",
+    "market": "spot",
     "instance_type": "local",
     "zone": "",
     "price_usd_per_hour": 3.6,
-    "interrupted_s": None,
-    "preempted": False,
+    "interrupted_s": 46.0,
+    "preempted": True,
 }
 ALLOCATIONS: dict[str, Any] = {
     "instances": [_INSTANCE],
@@ -145,7 +145,7 @@ DECISIONS: dict[str, Any] = {
     "extensions": [_EXTENDED],
 }
 LOGS: dict[str, Any] = {
-    "lines": [{"trial": 3, "text": "epoch 3: accuracy 0.94"}, {"trial": None, "text": "stage 1 of 3"}],
+    "lines": [{"trial": 3, "text": "epoch 3: accuracy 0.94"}, {"trial": 5, "text": "epoch 3: accuracy 0.91"}],
     "next": "eyIzIjo0MTJ9",
 }
 _OUTLOOK: dict[str, Any] = {
@@ -178,7 +178,7 @@ PRICES: dict[str, Any] = {
             "memory_gib": 16.0,
             "on_demand_usd_per_hour": 0.526,
             "on_demand_source": "catalogue",
-            "spot_usd_per_hour": None,
+            "spot_usd_per_hour": 0.158,
         }
     ],
     "notes": [],

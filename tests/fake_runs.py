@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from rubberband.api.app import app_of
 from rubberband.api.feed import Feed
-from rubberband.api.plans import Plans
+from rubberband.api.planner_process import planned, question_of
+from rubberband.api.plans import PlanAnswer, Plans, Preview
 from rubberband.api.problems import CONFLICT, NAME_TAKEN, Problem
 from rubberband.api.runs import LogLine, Runs
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import ACTIVE, ExperimentState, Submission
+from rubberband.api.store.records import ACTIVE, ExperimentState, StoredPlan, Submission
 from rubberband.api.store.sql import open_store
 from rubberband.executor.extending import Extension, Outlook
 from rubberband.executor.result import Result, summarise
@@ -116,6 +118,23 @@ def outlook(*, deadline_s: float, max_cost_usd: float) -> Outlook:
     )
 
 
+class NearPlans(Plans):
+    """Plans in this process: nothing is to be started first."""
+
+    async def answer(self, preview: Preview, fingerprint: bytes) -> PlanAnswer:
+        asked = asdict(preview) | {"body": preview.body.decode("latin-1"), "now": float(int(time.time()))}
+        return await asyncio.to_thread(self._near, asked)
+
+    def _near(self, asked: dict[str, Any]) -> PlanAnswer:
+        question = question_of(asked, self._settings.home, live=False)
+        status, body = planned(question)
+        made = StoredPlan(
+            id=question.id, created_at=time.time(), words=question.words, options={}, status=status, body=body
+        )
+        self._store.keep_plan(made)
+        return PlanAnswer(id=question.id, status=status, body=body)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FakeService:
     """The service over a real store, without processes of experiments."""
@@ -136,11 +155,11 @@ class FakeService:
 
 @contextmanager
 def fake_service(home: Path, **settings: Any) -> Iterator[FakeService]:
-    """A service in this process; whatever host is asked for, without tokens."""
+    """A service in this process, whatever host is asked for, without tokens."""
     chosen = Settings(**{"home": home, "hosts": ("*",), "entrypoints": ("examples.digits:*",)} | settings)
     store, feed = open_store(None, home), Feed()
     runs = FakeRuns(store=store)
-    plans = Plans(chosen, store)
+    plans = NearPlans(chosen, store)
     app = app_of(Service(settings=chosen, store=store, plans=plans, runs=cast("Runs", runs), feed=feed))
     with served(app) as client:
         yield FakeService(client=client, store=store, runs=runs, feed=feed)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import Response, StreamingResponse
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from rubberband.api.answers import HEAD
@@ -59,8 +60,8 @@ async def stream_events(
         str | None, Query(pattern=NAME_PATTERN, description="Only of this experiment.", examples=["digits-sha"])
     ] = None,
     after: Annotated[
-        int | Literal["latest"],
-        Query(ge=0, le=MAX_ID, description="Only events past this id; `latest` for none of those that there are."),
+        Annotated[int, Field(ge=0, le=MAX_ID)] | Literal["latest"],
+        Query(description="Only events past this id; `latest` for none of those that there are."),
     ] = 0,
     last_event_id: Annotated[
         str | None,

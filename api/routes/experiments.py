@@ -135,7 +135,7 @@ async def submit(
 async def _submitted(
     service: Service, principal: Principal, experiment: Experiment, policy: Policy, plan: str | None, request: str
 ) -> Response:
-    if plan is not None and await run_in_threadpool(service.store.plan, plan) is None:
+    if plan is not None and await service.plans.find(plan) is None:
         raise Problem(INVALID, f"plan: there is no plan {shown(plan)}; preview it again, or leave plan out")
     if experiment.profile is not None:
         preview = await service.plans.preview(experiment, policy=policy)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rubberband.api.answers import invalid
 from rubberband.api.documenting import EXPERIMENT_BODY, only_documented, refusals
 from rubberband.api.plans import PlanAnswer, Preview, fingerprint
 from rubberband.api.problems import (
@@ -127,6 +128,15 @@ class PlanQuery(BaseModel):
     )
 
 
+def _parameters() -> list[dict[str, Any]]:
+    """Of PlanQuery, for OpenAPI."""
+    fields = PlanQuery.model_json_schema()["properties"]
+    described = (
+        {"name": name, "description": field.pop("description"), "schema": field} for name, field in fields.items()
+    )
+    return [{"in": "query", "required": False, **each} for each in described]
+
+
 _HEADERS = {
     "Content-Location": {"description": "Where the same answer is.", "schema": {"type": "string"}},
     "ETag": {"description": "The id, quoted.", "schema": {"type": "string"}},
@@ -150,11 +160,9 @@ def _refusals(*kinds: Any) -> dict[int | str, dict[str, Any]]:
     response_model=PlanView,
     responses=_RESPONSES
     | _refusals(MALFORMED, INVALID, MEDIA, PROFILE_MISSING, REFUSED, TOO_LONG, PROVIDER, UNAVAILABLE, TOO_LARGE),
-    openapi_extra={"requestBody": EXPERIMENT_BODY},
+    openapi_extra={"requestBody": EXPERIMENT_BODY, "parameters": _parameters()},
 )
-async def preview_plan(
-    request: Request, service: Serving, _reader: Reader, query: Annotated[PlanQuery, Query()]
-) -> Response:
+async def preview_plan(request: Request, service: Serving, _reader: Reader) -> Response:
     """Plan an experiment that would start now, and say what it takes and costs: what `rubberband estimate` prints.
 
     The same question has the same answer and the same id. 422 with `nearest` where no plan keeps the limits. The
@@ -164,6 +172,7 @@ async def preview_plan(
     asked = fingerprint(body, media_type.encode("latin-1"), request.url.query.encode())
     answer = service.plans.recall(asked)
     if answer is None:
+        query = _query(request)
         preview = Preview(
             body=body,
             media_type=media_type,
@@ -187,7 +196,7 @@ async def get_plan(
     request: Request,
     service: Serving,
     _reader: Reader,
-    id: Annotated[str, Path(pattern="^[A-Za-z0-9_-]{1,64}$", examples=[_ID])],
+    id: Annotated[str, Path(description="The plan's id.", pattern="^[A-Za-z0-9_-]{1,64}$", examples=[_ID])],
 ) -> Response:
     """The answer of a preview, as it was given; 422 again for what had no plan. Old ones are let go in time."""
     only_documented(request)
@@ -197,6 +206,18 @@ async def get_plan(
     if f'"{id}"' in request.headers.get("if-none-match", "") and answer.status == 200:
         return Response(status_code=304, headers=_headers(answer))
     return _response(answer)
+
+
+def _query(request: Request) -> PlanQuery:
+    """Read here and not by FastAPI, which would do so for every repeat."""
+    only_documented(request)
+    given = request.query_params
+    words: dict[str, Any] = {name: given.getlist(name) if name == "set" else given[name] for name in given}
+    try:
+        return PlanQuery.model_validate(words)
+    except ValidationError as error:
+        faults = [{"loc": ["query", *map(str, fault["loc"])], "message": fault["msg"]} for fault in error.errors()]
+        raise invalid(faults) from None
 
 
 def _response(answer: PlanAnswer) -> Response:

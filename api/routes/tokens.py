@@ -22,7 +22,7 @@ _EXAMPLE: dict[str, JsonValue] = {
     "scope": "submit",
     "created_at": 1795291200.0,
     "expires_at": 1803067200.0,
-    "revoked_at": None,
+    "revoked_at": 1803000000.0,
     "last_used_at": 1795291260.0,
 }
 
@@ -66,6 +66,8 @@ class MadeToken(TokenView):
 class TokenList(BaseModel):
     """All tokens, oldest first."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"items": [_EXAMPLE]}]})
+
     items: list[TokenView]
 
 
@@ -85,7 +87,9 @@ def create_token(request: Request, body: NewToken, _admin: Admin) -> Response:
 
 @router.delete("/{id}", operation_id="revokeToken", summary="Revoke a token", status_code=204)
 def revoke_token(
-    request: Request, _admin: Admin, id: Annotated[str, Path(max_length=64, examples=["0123456789ab"])]
+    request: Request,
+    _admin: Admin,
+    id: Annotated[str, Path(description="The token's id.", max_length=64, examples=["0123456789ab"])],
 ) -> Response:
     """End a token, and the sessions of the browsers that signed in with it, at once."""
     if not doorkeeper_of(request).tokens.revoke(id):

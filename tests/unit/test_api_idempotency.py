@@ -1,0 +1,101 @@
+"""A request that is sent again with its Idempotency-Key has the same answer, and one effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubberband.api.idempotency import REPLAYED
+from tests.fake_runs import FakeService, fake_service, words
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[FakeService]:
+    with fake_service(tmp_path) as made:
+        made.add("there")
+        yield made
+
+
+def ask(service: FakeService, path: str, document: Any = None, key: str = "k") -> Any:
+    return service.client.post(f"/v1/experiments{path}", json=document, headers={"idempotency-key": key})
+
+
+ACTIONS: list[tuple[str, Any]] = [
+    ("", words()),
+    ("/there/cancel", None),
+    ("/there/extend", {"max_cost": 5, "dry_run": False}),
+]
+
+
+@pytest.mark.parametrize(("path", "document"), ACTIONS)
+def test_the_first_answer_is_sent_again(service: FakeService, path: str, document: Any) -> None:
+    first, second = ask(service, path, document), ask(service, path, document)
+    assert first.is_success
+    assert REPLAYED not in first.headers
+    assert second.headers[REPLAYED] == "true"
+    assert (second.status_code, second.content) == (first.status_code, first.content)
+    for name in ("content-type", "location"):
+        assert second.headers.get(name) == first.headers.get(name)
+    assert len(service.runs.extended) == (1 if "extend" in path else 0)
+
+
+def test_another_request_may_not_have_the_key(service: FakeService) -> None:
+    assert ask(service, "", words()).status_code == 201
+    for path, document in [("", words(name="other")), ("?policy=static", words()), ("/there/cancel", None)]:
+        answer = ask(service, path, document)
+        assert (answer.status_code, answer.json()["type"]) == (422, "/problems/idempotency-key-reused")
+
+
+def test_another_key_is_another_request(service: FakeService) -> None:
+    assert ask(service, "", words(), "a").status_code == 201
+    assert ask(service, "", words(), "b").json()["type"] == "/problems/name-taken"
+
+
+def test_what_came_to_nothing_may_be_asked_again(service: FakeService) -> None:
+    service.runs.failure = RuntimeError("no")
+    assert ask(service, "", words()).status_code == 500
+    infeasible = words(name="hasty", constraints__deadline="10s")
+    for _ in range(2):
+        answer = ask(service, "", infeasible, "hasty")
+        assert (answer.status_code, REPLAYED in answer.headers) == (422, False)
+    assert ask(service, "", words()).status_code == 201
+
+
+def test_sent_many_times_at_once_it_happens_once(service: FakeService) -> None:
+    request = ("POST", "/v1/experiments", {"json": words(), "headers": {"idempotency-key": "k"}})
+    answers = service.client.together(*[request] * 10)
+    for answer in answers:
+        assert answer.status_code in (201, 409)
+        if answer.status_code == 409:
+            assert answer.json()["type"] == "/problems/idempotency-key-busy"
+            assert answer.headers["retry-after"] == "1"
+    assert ask(service, "", words()).status_code == 201
+
+
+@pytest.mark.parametrize(("path", "document"), ACTIONS)
+def test_after_a_crash_before_the_answer_was_kept_it_is_not_done_again(
+    service: FakeService, path: str, document: Any
+) -> None:
+    first = ask(service, path, document)
+    service.store.free_key("k", owner="")
+    second = ask(service, path, document)
+    assert second.status_code == first.status_code
+    assert second.headers.get("location") == first.headers.get("location")
+    assert len(service.runs.extended) == (1 if "extend" in path else 0)
+    assert len(service.store.submissions().items) == (2 if path == "" else 1)
+
+
+@pytest.mark.parametrize("key", ["", "a b", "\t", "k" * 256, "é"])
+def test_a_key_is_visible_and_not_too_long(service: FakeService, key: str) -> None:
+    headers = [(b"idempotency-key", key.encode()), (b"content-type", b"application/json")]
+    answer = service.client.post("/v1/experiments/there/cancel", headers=headers)
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/invalid")
+
+
+def test_a_look_needs_no_key(service: FakeService) -> None:
+    for _ in range(2):
+        answer = ask(service, "/there/extend", {"max_cost": 5})
+        assert (answer.status_code, REPLAYED in answer.headers) == (200, False)

@@ -1,0 +1,117 @@
+"""`/metrics`, `/healthz` and `/readyz`: how the service and its experiments do, for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from rubberband.api.measures import MAX_ENDED
+from rubberband.api.store.records import ExperimentState, Summary
+from tests.fake_runs import FakeService, fake_service, virtual_result
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[FakeService]:
+    with fake_service(tmp_path) as made:
+        yield made
+
+
+Samples = dict[tuple[str, ...], float]
+
+
+def scraped(service: FakeService) -> Samples:
+    """(name, label values...) -> value, as Prometheus reads it."""
+    answer = service.client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+SUMMARY = Summary(
+    instances=3,
+    started_at=1.0,
+    jct_s=60.0,
+    cost_usd=2.5,
+    planned_jct_s=100.0,
+    planned_cost_usd=4.0,
+    forecast_jct_s=110.0,
+    forecast_cost_usd=5.0,
+    deadline_s=120.0,
+    max_cost_usd=10.0,
+)
+
+
+def test_a_running_experiment_is_measured(service: FakeService) -> None:
+    service.add("test", summary=SUMMARY)
+    result = service.runs.results["test"] = virtual_result()
+    found = scraped(service)
+    assert found["rubberband_spend_usd", "test"] == 2.5
+    assert found["rubberband_max_cost_usd", "test"] == 10.0
+    assert found["rubberband_deadline_slack_seconds", "test"] == 10.0
+    assert found["rubberband_instances", "test"] == 3.0
+    assert found["rubberband_plan_error_ratio", "test", "time"] == pytest.approx(0.1)
+    assert found["rubberband_plan_error_ratio", "test", "cost"] == pytest.approx(0.25)
+    assert found["rubberband_experiments", "running"] == 1.0
+    assert found["rubberband_experiments", "failed"] == 0.0
+    trials = {key[2]: value for key, value in found.items() if key[0] == "rubberband_trials"}
+    assert sum(trials.values()) == len(result.trials)
+
+
+def test_what_is_not_known_is_left_out(service: FakeService) -> None:
+    service.add("new", state=ExperimentState.QUEUED)
+    found = scraped(service)
+    assert found["rubberband_spend_usd", "new"] == 0.0
+    assert ("rubberband_max_cost_usd", "new") not in found
+    assert ("rubberband_deadline_slack_seconds", "new") not in found
+
+
+def test_the_plan_error_of_what_is_done_is_that_of_what_came(service: FakeService) -> None:
+    service.add("test", state=ExperimentState.DONE, summary=replace(SUMMARY, jct_s=90.0))
+    found = scraped(service)
+    assert found["rubberband_plan_error_ratio", "test", "time"] == pytest.approx(-0.1)
+    assert ("rubberband_instances", "test") not in found
+
+
+def test_labels_stay_bounded(service: FakeService) -> None:
+    for number in range(MAX_ENDED + 20):
+        service.add(f"e{number}", state=ExperimentState.DONE, created_at=float(number))
+    found = scraped(service)
+    assert sum(key[0] == "rubberband_spend_usd" for key in found) == MAX_ENDED
+    assert ("rubberband_spend_usd", f"e{MAX_ENDED + 19}") in found
+    assert found["rubberband_experiments", "done"] == MAX_ENDED + 20
+
+
+def test_requests_are_counted_by_route_and_not_by_what_was_asked(service: FakeService) -> None:
+    for path in ("/v1/experiments/a", "/v1/experiments/b", "/secret/x", "/secret/y"):
+        service.client.get(path)
+    service.client.request("BREW", "/healthz")
+    found = scraped(service)
+    assert found["rubberband_requests_total", "GET", "/v1/experiments/{name}", "404"] == 2.0
+    assert found["rubberband_requests_total", "GET", "(none)", "404"] == 2.0
+    assert found["rubberband_requests_total", "(other)", "/healthz", "405"] == 1.0
+    assert found["rubberband_request_seconds_count", "GET", "/v1/experiments/{name}"] == 2.0
+    assert "secret" not in str(list(found))
+
+
+def test_alive_and_ready(service: FakeService) -> None:
+    assert service.client.get("/healthz").json()["status"] == "ok"
+    assert service.client.get("/readyz").json()["checks"] == {"store": "ok", "watcher": "ok", "planner": "ok"}
+    service.runs.alive = False
+    answer = service.client.get("/readyz")
+    assert (answer.status_code, answer.json()["status"]) == (503, "unavailable")
+    assert answer.json()["checks"]["watcher"] != "ok"
+    assert service.client.get("/healthz").status_code == 200
+
+
+def test_not_ready_without_the_store_and_nothing_told_of_it(service: FakeService) -> None:
+    service.store.close()
+    answer = service.client.get("/readyz")
+    assert answer.status_code in (200, 503)
+    assert "sqlite" not in answer.text

@@ -1,0 +1,153 @@
+"""The OpenAPI document, frozen: what changes it changes it on purpose."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from rubberband.api.problems import KINDS, MEDIA_TYPE
+from tests.fake_runs import FakeService, fake_service
+
+FROZEN = Path(__file__).with_name("openapi.json")
+Operation = tuple[str, str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeService]:
+    with fake_service(tmp_path_factory.mktemp("home")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def document(service: FakeService) -> dict[str, Any]:
+    found: dict[str, Any] = service.client.get("/openapi.json").json()
+    return found
+
+
+def operations(document: dict[str, Any]) -> list[Operation]:
+    return [
+        (path, method, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+
+
+def test_it_is_the_frozen_one(document: dict[str, Any]) -> None:
+    text = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    if os.environ.get("RUBBERBAND_FREEZE_OPENAPI"):
+        FROZEN.write_text(text, encoding="utf-8")
+    frozen = FROZEN.read_text(encoding="utf-8")
+    changed = [path for path, *_ in _differences(json.loads(frozen), document)]
+    assert not changed, (
+        f"the OpenAPI document changed at {changed[:10]}; if that is meant, write it anew: "
+        "RUBBERBAND_FREEZE_OPENAPI=1 python -m pytest tests/unit/test_api_openapi.py"
+    )
+
+
+def _differences(one: Any, other: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in sorted(one.keys() | other.keys()):
+            yield from _differences(one.get(key), other.get(key), f"{path}/{key}")
+    elif one != other:
+        yield path, one, other
+
+
+def test_it_is_openapi_3_1(document: dict[str, Any]) -> None:
+    assert document["openapi"] == "3.1.0"
+    assert document["info"]["title"] == "RubberBand"
+    for schema in document["components"]["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+    def follow(value: Any) -> None:
+        if isinstance(value, dict):
+            if isinstance(value.get("$ref"), str):
+                target = document
+                for key in value["$ref"].removeprefix("#/").split("/"):
+                    target = target[key]
+            for inner in value.values():
+                follow(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                follow(inner)
+
+    follow(document)
+
+
+def test_every_operation_is_told_in_full(document: dict[str, Any]) -> None:
+    ids = [operation["operationId"] for _, _, operation in operations(document)]
+    assert len(ids) == len(set(ids))
+    tags = {tag["name"] for tag in document["tags"]}
+    for path, method, operation in operations(document):
+        where = f"{method} {path}"
+        assert operation["summary"], where
+        assert operation["description"], where
+        assert set(operation["tags"]) <= tags, where
+        assert "security" in operation, where
+        for parameter in operation.get("parameters", []):
+            assert parameter.get("description") or parameter["schema"].get("description"), (where, parameter)
+
+
+def _resolved(document: dict[str, Any], response: dict[str, Any]) -> dict[str, Any]:
+    if "$ref" in response:
+        found: dict[str, Any] = document["components"]["responses"][response["$ref"].rpartition("/")[2]]
+        return found
+    return response
+
+
+def test_every_answer_has_an_example_that_fits_its_schema(document: dict[str, Any]) -> None:
+    checked = 0
+    for path, method, operation in operations(document):
+        bodies = [operation["requestBody"]] if "requestBody" in operation else []
+        for part in [*bodies, *(_resolved(document, each) for each in operation["responses"].values())]:
+            for media_type, content in part.get("content", {}).items():
+                for example in _examples(document, content):
+                    schema = content["schema"] | {"components": document["components"]}
+                    jsonschema.Draft202012Validator(schema).validate(example)
+                    checked += 1
+                if media_type == "application/json":
+                    assert _examples(document, content), (method, path)
+    assert checked > 100
+
+
+def _examples(document: dict[str, Any], content: dict[str, Any]) -> list[Any]:
+    if "example" in content:
+        return [content["example"]]
+    if "examples" in content:
+        return [example["value"] for example in content["examples"].values()]
+    schema = content["schema"]
+    if "$ref" in schema:
+        schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    return list(schema.get("examples", []))
+
+
+def test_errors_are_problems_and_every_kind_is_told(document: dict[str, Any]) -> None:
+    told: set[str] = set()
+    for path, method, operation in operations(document):
+        for status, response in operation["responses"].items():
+            content = _resolved(document, response).get("content", {})
+            if int(status) >= 400 and path != "/readyz":
+                assert set(content) == {MEDIA_TYPE}, (method, path, status)
+                told |= set(content[MEDIA_TYPE]["examples"])
+    assert {kind.slug for kind in KINDS} - told <= {"foreign-origin", "method-not-allowed", "too-slow"}
+
+
+def test_tokens_are_asked_for_but_where_there_is_nothing_to_tell(document: dict[str, Any]) -> None:
+    public = {path for path, _, operation in operations(document) if not operation["security"]}
+    assert public == {"/healthz", "/readyz"}
+
+
+def test_what_spends_money_takes_a_key(document: dict[str, Any]) -> None:
+    keyed = {
+        operation["operationId"]
+        for _, _, operation in operations(document)
+        if any(parameter["name"] == "Idempotency-Key" for parameter in operation.get("parameters", []))
+    }
+    assert keyed == {"submitExperiment", "cancelExperiment", "resumeExperiment", "extendExperiment"}
