@@ -55,7 +55,7 @@ def serve(settings: Settings, transport: Transport, announce: Callable[[str, Sto
     Raises InputError where the port, the home or the store is taken, or a token is needed and there is none.
     """
     _make_home(settings.home)
-    with _opened(settings) as store, _only_server(settings):
+    with _opened(settings) as store, only_server(settings):
         require_token(settings, store)
         with _listening(settings.host, settings.port) as listener:
             app = create_app(settings, store=store)
@@ -168,7 +168,7 @@ def _make_home(home: Path) -> None:
 
 
 @contextmanager
-def _only_server(settings: Settings) -> Iterator[None]:
+def only_server(settings: Settings) -> Iterator[None]:
     """Be the one server of a home and a store. Raises InputError if there is another."""
     with _file_lock(
         settings.home / "server.lock", f"the home {settings.home}", "set RUBBERBAND_HOME to another folder"

@@ -1,0 +1,269 @@
+"""`rubberband serve` and `rubberband token`, as an operator uses them, and the server against rude clients."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import uvicorn
+from typer.testing import CliRunner, Result
+
+from rubberband.api.security import connections
+from rubberband.api.security.connections import PatientProtocol
+from rubberband.api.serving import only_server
+from rubberband.api.settings import Settings
+from rubberband.cli import app
+from rubberband.errors import InputError
+from tests.server_process import ServerProcess, serving
+
+OPEN = ("--rate", "0")
+
+
+def run(*words: str) -> Result:
+    """A command in this process."""
+    return CliRunner().invoke(app, list(words))
+
+
+def refused(*words: str) -> str:
+    """The error of a command that is used wrongly."""
+    result = run(*words)
+    assert isinstance(result.exception, InputError), result
+    return str(result.exception)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server without tokens, which all tests may be rude to."""
+    with serving(tmp_path_factory.mktemp("served"), *OPEN) as started:
+        yield started
+
+
+def test_a_server_serves_who_has_a_token_until_it_is_told_to_end(home: Path) -> None:
+    assert "rubberband token create" in refused("serve", "--auth", "--port", "0")
+    admin = run("token", "create", "me", "--scope", "admin").stdout.strip()
+    with serving(home, "--auth", "--allow", "absent:Trial") as started:
+        address, bearer = started.address, {"Authorization": f"Bearer {admin}"}
+        assert f"absent:Trial from {home}" in started.log
+        assert httpx.get(f"{address}/v1/tokens").status_code == 401
+        assert httpx.get(f"{address}/healthz").status_code == 200
+        secrets = [admin, _token_that_comes_and_goes(address, bearer), _session(address, admin)]
+        note = "note: --allow absent:Trial: entrypoint absent:Trial: no module 'absent'"
+        while note not in started.log:
+            assert httpx.get(f"{address}/healthz").status_code == 200
+        with httpx.stream("GET", f"{address}/v1/events", headers=bearer, timeout=60) as events:
+            lines = events.iter_lines()
+            assert next(lines) == "retry: 1000"
+            assert started.end() == 0
+            assert not any(lines), "the stream was ended, not broken off"
+        for secret in secrets:
+            assert secret.rpartition("_")[2] not in started.log
+        assert "GET /v1/events 200" in started.log
+        assert " me " in started.log
+        assert "Traceback" not in started.log
+        assert started.log.endswith("experiments that run go on, and are found again when it is started\n")
+
+
+def _token_that_comes_and_goes(address: str, bearer: dict[str, str]) -> str:
+    made = httpx.post(f"{address}/v1/tokens", headers=bearer, json={"name": "ci", "scope": "read", "expires": "1d"})
+    assert (made.status_code, made.json()["scope"]) == (201, "read")
+    assert made.headers["cache-control"] == "no-store"
+    token: str = made.json()["token"]
+    reader = {"Authorization": f"Bearer {token}"}
+    assert httpx.get(f"{address}/v1/experiments", headers=reader).status_code == 200
+    assert httpx.get(f"{address}/v1/tokens", headers=reader).status_code == 403
+    assert httpx.delete(f"{address}{made.headers['location']}", headers=bearer).status_code == 204
+    assert httpx.get(f"{address}/v1/experiments", headers=reader).status_code == 401
+    return token
+
+
+def _session(address: str, token: str) -> str:
+    signed_in = httpx.post(f"{address}/login", data={"token": token})
+    assert signed_in.status_code == 303
+    session = signed_in.cookies["rubberband_session"]
+    assert httpx.get(f"{address}/v1/experiments", cookies={"rubberband_session": session}).status_code == 200
+    return session
+
+
+def test_tokens_are_made_listed_and_revoked_without_a_server(home: Path) -> None:
+    made = run("token", "create", "ci", "--scope", "submit", "--expires", "90d")
+    assert made.stdout.startswith("rb_")
+    assert "not shown again" in made.stderr
+    id = made.stdout.split("_")[1]
+    assert all(word in run("token", "list").stdout for word in (id, "ci", "submit", "good until"))
+    assert run("token", "revoke", id).exit_code == 0
+    assert "revoked" in run("token", "list").stdout
+    assert id in refused("token", "revoke", "0123456789ab")
+    assert "printable" in refused("token", "create", "a\nb")
+    assert "duration" in refused("token", "create", "ci", "--expires", "soon")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--host", "0.0.0.0", "--no-auth"), "--no-auth"),
+        (("--host", "0.0.0.0"), "--host-name"),
+        (("--host", "0.0.0.0", "--host-name", "rb"), "rubberband token create"),
+        (("--host", "no.such.host.invalid", "--auth"), "rubberband token create"),
+        (("--host-name", "http://rb"), "without scheme"),
+        (("--allow", "os.system"), "MODULE:ATTRIBUTE"),
+        (("--allow", "os:system()"), "MODULE:ATTRIBUTE"),
+        (("--code", "/no/such/folder"), "no folder"),
+        (("--provider", "gcp"), "local, virtual, aws"),
+        (("--checkpoints", "s3:bucket"), "s3://bucket/folder/"),
+        (("--max-cost", "nan"), "greater than 0"),
+        (("--max-cost", "0"), "greater than 0"),
+        (("--rate", "-1"), "0 or more"),
+        (("--ssl-keyfile", "key.pem"), "--ssl-certfile"),
+        (("--ssl-certfile", "/no/such/file.pem"), "PEM"),
+        (("--store", "mysql://rb"), "postgresql"),
+        (("--store", "sqlite://"), "forgets"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(home: Path, words: tuple[str, ...], told: str) -> None:
+    error = refused("serve", "--port", "0", *words)
+    assert told in error
+    assert "\n" not in error
+
+
+def test_a_port_that_is_taken_is_told(home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        error = refused("serve", "--port", str(taken.getsockname()[1]))
+    assert "cannot be listened on" in error
+    assert "--port" in error
+
+
+def test_a_home_has_one_server(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUBBERBAND_HOME", str(server.home))
+    assert "another server" in refused("serve", "--port", "0")
+
+
+def test_a_store_has_one_server(store_url: str, tmp_path: Path) -> None:
+    homes = [tmp_path / "a", tmp_path / "b"]
+    for folder in homes:
+        folder.mkdir()
+    first, second = (Settings(home=folder, store=store_url) for folder in homes)
+    told = "another server is at work on the store"
+    with only_server(first), pytest.raises(InputError, match=told), only_server(second):
+        pass
+    with only_server(second):
+        pass
+
+
+def test_a_large_body_is_refused_and_never_held(server: ServerProcess) -> None:
+    process = psutil.Process(server.process.pid)
+    httpx.post(f"{server.address}/v1/plans", content=b"{}")
+    before = process.memory_info().rss
+    largest = before
+
+    def chunks() -> Iterator[bytes]:
+        nonlocal largest
+        for _ in range(50):
+            yield b" " * (1 << 20)
+            largest = max(largest, process.memory_info().rss)
+
+    for content in (chunks(), b" " * (50 << 20)):
+        answer = httpx.post(f"{server.address}/v1/plans", content=content, timeout=60)
+        assert answer.status_code == 413
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.headers["connection"] == "close"
+        assert answer.json()["limit_bytes"] == 1 << 20
+    assert largest - before < 20 << 20
+
+
+def test_who_asks_before_sending_is_not_asked_to_send_too_much(server: ServerProcess) -> None:
+    request = "POST /v1/plans HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\nExpect: 100-continue\r\n\r\n"
+    assert _exchange(server.port, request.encode()).startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + b"X-A: " + b"a" * (1 << 20) + b"\r\n\r\n", b"400"),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * (1 << 17) + b"\r\n", b"400"),
+        (b"GET /healthz HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET /healthz HTTP/1.1\r\nHost: a\r\nHost: localhost\r\n\r\n", b"400"),
+        (b"GET /healthz HTTP/1.0\r\nConnection: close\r\n\r\n", b"421"),
+        (b"POST /v1/plans HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", b"400"),
+        (b"POST /v1/plans HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", b"400"),
+        (b"GET http://evil.example/v1/tokens HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n", b"421"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", b"400"),
+    ],
+)
+def test_what_is_no_proper_request_is_refused(server: ServerProcess, request_: bytes, status: bytes) -> None:
+    assert _exchange(server.port, request_).startswith(b"HTTP/1.1 " + status)
+
+
+def test_a_websocket_is_not_served(server: ServerProcess) -> None:
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Key": "a", "Sec-WebSocket-Version": "13"}
+    assert httpx.get(f"{server.address}/v1/events-of-another-kind", headers=upgrade).status_code == 404
+
+
+def test_one_caller_has_few_streams_and_they_keep_out_nothing_else(server: ServerProcess) -> None:
+    async def scenario() -> tuple[list[int], int]:
+        async with httpx.AsyncClient(base_url=server.address, timeout=60) as client:
+            requests = [client.build_request("GET", "/v1/events") for _ in range(17)]
+            answers = [await client.send(request, stream=True) for request in requests]
+            other = await client.get("/v1/experiments")
+            for answer in answers:
+                await answer.aclose()
+            return [answer.status_code for answer in answers], other.status_code
+
+    assert asyncio.run(scenario()) == ([200] * 16 + [429], 200)
+
+
+def test_who_does_not_finish_a_request_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEADERS_S", 0.05)
+
+    async def never(_scope: object, _receive: object, _send: object) -> None:
+        raise AssertionError("the request is not whole")
+
+    async def scenario() -> list[bytes]:
+        config = uvicorn.Config(never, http=PatientProtocol, lifespan="off", log_config=None, access_log=False)
+        server = uvicorn.Server(config)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            config.load()
+            server.lifespan = config.lifespan_class(config)
+            await server.startup(sockets=[listener])
+            read = [await _sent(listener.getsockname()[1], part) for part in (b"", b"GET / HTTP/1.1\r\nHost: a\r\n")]
+            await server.shutdown()
+        return read
+
+    assert asyncio.run(scenario()) == [b"", b""]
+
+
+def test_a_server_has_imported_no_code_of_trials_and_ctrl_c_ends_it(server: ServerProcess) -> None:
+    mapped = [region.path for region in psutil.Process(server.process.pid).memory_maps()]
+    assert any("numpy" in path for path in mapped)
+    assert [path for path in mapped if "/torch/" in path or "/ray/" in path] == []
+    assert server.end(signal.SIGINT) == 0
+
+
+async def _sent(port: int, part: bytes) -> bytes:
+    """What comes back for a part of a request until the server hangs up."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(part)
+    read = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return read
+
+
+def _exchange(port: int, request: bytes) -> bytes:
+    """The beginning of the answer."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        with suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(request)
+        return connection.recv(4096)
