@@ -41,7 +41,8 @@ def forecast(job: Job, state: State, now: float) -> Forecast:
 
 def stage_forecast(job: Job, state: State, now: float) -> Forecast:
     """When the current stage's SYNC is expected, from the start, and the whole bill by then; of a run that goes on."""
-    waiting_s = max(0.0, _ready_at(job, state) - now) if state.phase is Phase.SCALING else 0.0
+    waits = state.phase is Phase.SCALING or not (state.ready() or state.running() or state.phase is Phase.PLANNING)
+    waiting_s = max(0.0, _ready_at(job, state) - now) if waits else 0.0
     left_s = waiting_s + _stage_left_s(job, state, now)
     return Forecast(
         jct_s=now - state.started_at + left_s,
