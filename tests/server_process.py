@@ -39,7 +39,12 @@ class ServerProcess:
 
 
 @contextmanager
-def serving(home: Path, *options: str, environment: dict[str, str] | None = None) -> Iterator[ServerProcess]:
+def serving(
+    home: Path,
+    *options: str,
+    environment: dict[str, str] | None = None,
+    program: tuple[str, ...] = ("-m", "rubberband.cli"),
+) -> Iterator[ServerProcess]:
     """Serve `home` for as long as this lasts. The log is `HOME/serve.log`, after what is there already."""
     home.mkdir(parents=True, exist_ok=True)
     log = _log_of(home)
@@ -47,7 +52,7 @@ def serving(home: Path, *options: str, environment: dict[str, str] | None = None
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     with open(log, "ab") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "rubberband.cli", "serve", "--port", "0", *options],
+            [sys.executable, *program, "serve", "--port", "0", *options],
             cwd=home,
             env=os.environ | {"RUBBERBAND_HOME": str(home), "PYTHONPATH": path} | (environment or {}),
             stdin=subprocess.DEVNULL,

@@ -1,0 +1,145 @@
+"""`kill -9` of the server: experiments go on, are adopted, and their events are told once each, in order."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.integration.listener import Listener
+from tests.server_process import ServerProcess, serving
+from tests.unit.service_runs import count_of, experiment, template, until
+
+HERE = Path(__file__).parent
+SERVER = (str(HERE / "guarded_server.py"),)
+STOOD_IN = {"STAND_IN": str(HERE / "stand_in.py")}
+KILLS = 20
+
+
+def prepare(home: Path, *, pause_s: float = 0.0, ways: dict[str, str]) -> Path:
+    """Say how stand-ins go; gives the journal that they copy."""
+    journal = template(home / "template")
+    told = {"template": str(journal), "pause_s": pause_s, "ways": ways}
+    (home / "stand-in.json").write_text(json.dumps(told))
+    return journal
+
+
+def submit(address: str, name: str) -> int:
+    """Submit an experiment, as often as it takes to have an answer; its status."""
+    words, headers = experiment(name).to_words(), {"Idempotency-Key": f"key-{name}"}
+    while True:
+        try:
+            answer = httpx.post(f"{address}/v1/experiments", json=words, headers=headers, timeout=30.0)
+            if answer.status_code not in (409, 503) or "name-taken" in answer.text:
+                return answer.status_code
+        except httpx.HTTPError:
+            time.sleep(0.05)
+
+
+def state_of(address: str, name: str) -> str | None:
+    """Where an experiment stands; None as long as the server does not tell."""
+    try:
+        return str(httpx.get(f"{address}/v1/experiments/{name}", timeout=30.0).json().get("state"))
+    except httpx.HTTPError:
+        return None
+
+
+def starts(home: Path) -> Counter[str]:
+    """Name -> how many processes began for it."""
+    path = home / "starts.log"
+    return Counter(line.split()[0] for line in path.read_text().splitlines()) if path.exists() else Counter()
+
+
+def pids(home: Path) -> list[int]:
+    return [int(line.split()[1]) for line in (home / "starts.log").read_text().splitlines()]
+
+
+def did_nothing_forbidden(home: Path) -> bool:
+    return (home / "forbidden.log").read_text() == ""
+
+
+def kill(server: ServerProcess) -> None:
+    server.process.kill()
+    server.process.wait()
+
+
+def all_done(address: str, names: list[str]) -> bool:
+    return all(state_of(address, name) == "done" for name in names)
+
+
+def test_a_server_that_is_killed_finds_its_experiments_again_and_tells_every_event_once(tmp_path: Path) -> None:
+    names = ["a", "b", "c"]
+    journal = prepare(tmp_path, ways=dict.fromkeys(names, "hold"))
+    with serving(tmp_path, program=SERVER, environment=STOOD_IN) as server:
+        address, port = server.address, str(server.port)
+        listener = Listener(address)
+        assert [submit(address, name) for name in names] == [201, 201, 201]
+        until(lambda: all(len(listener.of(name)) == count_of(journal) // 2 for name in names))
+        assert [state_of(address, name) for name in names] == ["running"] * 3
+        kill(server)
+    begun = pids(tmp_path)
+    assert all(Path(f"/proc/{pid}").exists() for pid in begun)
+    (tmp_path / "go").touch()
+    with serving(tmp_path, "--port", port, program=SERVER, environment=STOOD_IN) as server:
+        until(lambda: all_done(address, names))
+        until(lambda: all(len(listener.of(name)) == count_of(journal) for name in names))
+        until(
+            lambda: sum(event["kind"] == "state" and event["data"]["state"] == "done" for event in listener.events) == 3
+        )
+        listener.close()
+        assert server.end() == 0
+    assert pids(tmp_path) == begun
+    assert all(listener.of(name) == list(range(count_of(journal))) for name in names)
+    assert listener.ids() == sorted(set(listener.ids()))
+    assert listener.connections == 2
+    assert did_nothing_forbidden(tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_kills_at_any_moment_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    seed = int(os.environ.get("RUBBERBAND_TEST_SEED", "") or random.randrange(10**6))
+    print(f"RUBBERBAND_TEST_SEED={seed}")
+    chance = random.Random(seed)
+    journal = prepare(tmp_path, pause_s=0.02, ways={})
+    with serving(tmp_path, program=SERVER, environment=STOOD_IN) as server:
+        address, port = server.address, str(server.port)
+        assert server.end() == 0
+    listener, answers, is_over = Listener(address), {}, threading.Event()
+
+    def keep_submitting() -> None:
+        while not is_over.is_set():
+            name = f"n-{len(answers):03d}"
+            answers[name] = submit(address, name)
+
+    submitter = threading.Thread(target=keep_submitting)
+    submitter.start()
+    for _ in range(KILLS):
+        with serving(tmp_path, "--port", port, program=SERVER, environment=STOOD_IN) as server:
+            time.sleep(chance.uniform(0.0, 2.0))  # what is tested is that any moment is as good
+            server.process.send_signal(signal.SIGKILL)
+            server.process.wait()
+    with serving(tmp_path, "--port", port, "--max-running", "4", program=SERVER, environment=STOOD_IN) as server:
+        is_over.set()
+        submitter.join()
+        names = list(answers)
+        until(lambda: all_done(address, names))
+        until(lambda: all(len(listener.of(name)) == count_of(journal) for name in names))
+        listed = httpx.get(f"{address}/v1/experiments", params={"limit": 200}, timeout=30.0).json()["items"]
+        listener.close()
+    print(f"{KILLS} kills, {len(names)} submissions, {len(listener.events)} events, {listener.connections} connections")
+    assert len(names) >= KILLS
+    assert set(answers.values()) == {201}
+    assert sorted(item["name"] for item in listed) == sorted(names)
+    assert starts(tmp_path) == Counter(dict.fromkeys(names, 1))
+    assert all(listener.of(name) == list(range(count_of(journal))) for name in names)
+    assert listener.ids() == sorted(set(listener.ids()))
+    assert did_nothing_forbidden(tmp_path)
