@@ -134,8 +134,13 @@ class DocumentedApp(FastAPI):
         return []
 
 
-def only_documented(request: Request) -> None:
-    """A dependency: raises Problem INVALID for a query that the document does not name."""
+async def only_documented(request: Request) -> None:
+    """A dependency: `require_documented`. Async, since FastAPI asks a thread for each that is not."""
+    require_documented(request)
+
+
+def require_documented(request: Request) -> None:
+    """Raise Problem INVALID for a query that the document does not name."""
     route = request.scope["route"]
     assert isinstance(route, APIRoute), "routers of routes depend on this"
     known = _queries(request.app, route.path_format, request.method.lower())

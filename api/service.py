@@ -25,8 +25,8 @@ class Service:
     feed: Feed
 
 
-def service_of(request: Request) -> Service:
-    """The service that the app was made with."""
+async def service_of(request: Request) -> Service:
+    """The service that the app was made with. Async, since FastAPI asks a thread for all that is not."""
     found: Service = request.app.state.service
     return found
 

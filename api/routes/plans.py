@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rubberband.api.answers import invalid
-from rubberband.api.documenting import EXPERIMENT_BODY, only_documented, refusals
+from rubberband.api.documenting import EXPERIMENT_BODY, refusals, require_documented
 from rubberband.api.plans import PlanAnswer, Preview, fingerprint
 from rubberband.api.problems import (
     INFEASIBLE,
@@ -172,7 +172,7 @@ async def preview_plan(request: Request, service: Serving, _reader: Reader) -> R
     asked = fingerprint(body, media_type.encode("latin-1"), request.url.query.encode())
     answer = service.plans.recall(asked)
     if answer is None:
-        query = _query(request)
+        query = await _query(request)
         preview = Preview(
             body=body,
             media_type=media_type,
@@ -199,7 +199,7 @@ async def get_plan(
     id: Annotated[str, Path(description="The plan's id.", pattern="^[A-Za-z0-9_-]{1,64}$", examples=[_ID])],
 ) -> Response:
     """The answer of a preview, as it was given; 422 again for what had no plan. Old ones are let go in time."""
-    only_documented(request)
+    require_documented(request)
     answer = await service.plans.find(id)
     if answer is None:
         raise Problem(NOT_FOUND, f"there is no plan {shown(id)} (any more); POST /v1/plans makes one")
@@ -208,9 +208,9 @@ async def get_plan(
     return _response(answer)
 
 
-def _query(request: Request) -> PlanQuery:
+async def _query(request: Request) -> PlanQuery:
     """Read here and not by FastAPI, which would do so for every repeat."""
-    only_documented(request)
+    require_documented(request)
     given = request.query_params
     words: dict[str, Any] = {name: given.getlist(name) if name == "set" else given[name] for name in given}
     try:

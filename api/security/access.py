@@ -6,7 +6,7 @@ where the service needs no token.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -28,10 +28,14 @@ def principal_of(request: Request) -> Principal:
     return STRANGER if service is not None and service.settings.auth else NOBODY
 
 
-def needs(scope: Scope) -> Callable[[Principal], Principal]:
-    """A dependency: who asks, if that one may do what needs `scope`; raises Problem otherwise."""
+def needs(scope: Scope) -> Callable[[Request], Awaitable[Principal]]:
+    """A dependency: who asks, if that one may do what needs `scope`; raises Problem otherwise.
 
-    def allowed(principal: Annotated[Principal, Depends(principal_of)]) -> Principal:
+    It is async, since FastAPI asks a thread for all that is not.
+    """
+
+    async def allowed(request: Request) -> Principal:
+        principal = principal_of(request)
         if principal is STRANGER:
             raise Problem(UNAUTHENTICATED, SIGN_IN, headers={"WWW-Authenticate": "Bearer"})
         if not principal.may(scope):

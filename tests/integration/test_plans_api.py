@@ -4,27 +4,40 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
 
-from tests.fake_runs import FakeService, fake_service, words
+from rubberband.api.app import app_of
+from rubberband.api.feed import Feed
+from rubberband.api.plans import Plans
+from rubberband.api.runs import Runs
+from rubberband.api.service import Service
+from rubberband.api.settings import Settings
+from rubberband.api.store.sql import open_store
+from tests.fake_runs import FakeRuns, words
+from tests.service_client import Client, served
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeService]:
-    with fake_service(tmp_path_factory.mktemp("home")) as made:
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A service that plans in processes of its own, and runs nothing."""
+    home = tmp_path_factory.mktemp("home")
+    settings, store, feed = Settings(home=home, hosts=("*",)), open_store(None, home), Feed()
+    runs = cast("Runs", FakeRuns(store=store))
+    plans = Plans(settings, store)
+    with served(app_of(Service(settings=settings, store=store, plans=plans, runs=runs, feed=feed))) as made:
         yield made
 
 
-def post(service: FakeService, body: Any, query: str = "", media_type: str = "application/json") -> Any:
+def post(client: Client, body: Any, query: str = "", media_type: str = "application/json") -> Any:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return service.client.post(f"/v1/plans{query}", content=content, headers={"Content-Type": media_type})
+    return client.post(f"/v1/plans{query}", content=content, headers={"Content-Type": media_type})
 
 
-def test_a_plan_is_previewed_and_found_again(service: FakeService) -> None:
-    answer = post(service, words())
+def test_a_plan_is_previewed_and_found_again(client: Client) -> None:
+    answer = post(client, words())
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "application/json"
     plan = answer.json()
@@ -34,33 +47,33 @@ def test_a_plan_is_previewed_and_found_again(service: FakeService) -> None:
     assert where == f"/v1/plans/{plan['id']}"
     assert answer.headers["etag"] == f'"{plan["id"]}"'
     assert answer.headers["cache-control"].startswith("private")
-    again = service.client.get(where)
+    again = client.get(where)
     assert (again.status_code, again.content) == (200, answer.content)
-    unchanged = service.client.get(where, headers={"If-None-Match": again.headers["etag"]})
+    unchanged = client.get(where, headers={"If-None-Match": again.headers["etag"]})
     assert (unchanged.status_code, unchanged.content) == (304, b"")
 
 
-def test_the_same_question_has_the_same_answer(service: FakeService) -> None:
-    first = post(service, words())
-    assert post(service, words()).content == first.content
-    assert post(service, yaml.safe_dump(words()).encode(), media_type="text/yaml").content == first.content
-    assert post(service, words(constraints__deadline="1h"), "?set=constraints.deadline%3D20m").content == first.content
-    assert post(service, words(), "?policy=static").json()["policy"] == "static"
-    assert len(post(service, words(), "?frontier=true").json()["frontier"]) > 1
+def test_the_same_question_has_the_same_answer(client: Client) -> None:
+    first = post(client, words())
+    assert post(client, words()).content == first.content
+    assert post(client, yaml.safe_dump(words()).encode(), media_type="text/yaml").content == first.content
+    assert post(client, words(constraints__deadline="1h"), "?set=constraints.deadline%3D20m").content == first.content
+    assert post(client, words(), "?policy=static").json()["policy"] == "static"
+    assert len(post(client, words(), "?frontier=true").json()["frontier"]) > 1
 
 
-def test_what_is_infeasible_is_told_with_what_would_not_be(service: FakeService) -> None:
-    answer = post(service, words(constraints__deadline="10s"))
+def test_what_is_infeasible_is_told_with_what_would_not_be(client: Client) -> None:
+    answer = post(client, words(constraints__deadline="10s"))
     assert answer.status_code == 422
     assert answer.headers["content-type"] == "application/problem+json"
     problem = answer.json()
     assert problem["type"] == "/problems/infeasible"
     assert problem["nearest"]["jct_s"] > 10.0
     assert problem["estimate"]["feasible"] is False
-    again = service.client.get(answer.headers["content-location"])
+    again = client.get(answer.headers["content-location"])
     assert (again.status_code, again.content) == (422, answer.content)
     later = f"?set=constraints.deadline%3D{problem['nearest_words']['deadline']}"
-    assert post(service, words(constraints__deadline="10s"), later).status_code == 200
+    assert post(client, words(constraints__deadline="10s"), later).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -83,26 +96,26 @@ def test_what_is_infeasible_is_told_with_what_would_not_be(service: FakeService)
     ],
 )
 def test_what_does_not_fit_is_a_problem(
-    service: FakeService, body: Any, query: str, media_type: str, status: int, kind: str
+    client: Client, body: Any, query: str, media_type: str, status: int, kind: str
 ) -> None:
     for _ in range(2):
-        answer = post(service, body, query, media_type)
+        answer = post(client, body, query, media_type)
         assert answer.status_code == status
         assert answer.headers["content-type"] == "application/problem+json"
         assert answer.json()["type"] == f"/problems/{kind}"
 
 
-def test_what_was_not_previewed_is_not_found(service: FakeService) -> None:
-    assert service.client.get("/v1/plans/unknown").status_code == 404
-    assert service.client.get("/v1/plans/..%2F..").status_code in (404, 422)
-    assert service.client.get("/v1/plans/unknown?x=1").status_code == 422
+def test_what_was_not_previewed_is_not_found(client: Client) -> None:
+    assert client.get("/v1/plans/unknown").status_code == 404
+    assert client.get("/v1/plans/..%2F..").status_code in (404, 422)
+    assert client.get("/v1/plans/unknown?x=1").status_code == 422
 
 
-def test_the_examples_of_the_document_fit_its_schemas(service: FakeService) -> None:
-    document = service.client.get("/openapi.json").json()
+def test_the_examples_of_the_document_fit_its_schemas(client: Client) -> None:
+    document = client.get("/openapi.json").json()
     posted = document["paths"]["/v1/plans"]["post"]
     assert posted["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Experiment"}
     assert {each["name"] for each in posted["parameters"]} == {"policy", "frontier", "seed", "set"}
     assert {"200", "400", "413", "415", "422", "503"} <= set(posted["responses"])
     body = posted["requestBody"]["content"]["application/json"]["examples"]["sha"]["value"]
-    assert post(service, body).status_code == 200
+    assert post(client, body).status_code == 200
