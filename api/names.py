@@ -25,7 +25,7 @@ NameInPath = Annotated[
 ]
 
 
-def checked_name(name: NameInPath) -> str:
+async def checked_name(name: NameInPath) -> str:
     """A dependency: the name of the path. Raises Problem NOT_FOUND for what names nothing."""
     if _NAME.fullmatch(name) is None:
         raise unknown(name)

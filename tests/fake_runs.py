@@ -16,7 +16,8 @@ from rubberband.api.feed import Feed
 from rubberband.api.planner_process import planned, question_of
 from rubberband.api.plans import PlanAnswer, Plans, Preview
 from rubberband.api.problems import CONFLICT, NAME_TAKEN, Problem
-from rubberband.api.runs import LogLine, Runs
+from rubberband.api.run_logs import LogLine
+from rubberband.api.runs import Runs
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.protocol import Store
@@ -156,7 +157,8 @@ class FakeService:
 @contextmanager
 def fake_service(home: Path, **settings: Any) -> Iterator[FakeService]:
     """A service in this process, whatever host is asked for, without tokens."""
-    chosen = Settings(**{"home": home, "hosts": ("*",), "entrypoints": ("examples.digits:*",)} | settings)
+    given: dict[str, Any] = {"home": home, "hosts": ("*",), "entrypoints": ("examples.digits:*",)}
+    chosen = Settings(**given | settings)
     store, feed = open_store(None, home), Feed()
     runs = FakeRuns(store=store)
     plans = NearPlans(chosen, store)

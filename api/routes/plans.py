@@ -172,7 +172,7 @@ async def preview_plan(request: Request, service: Serving, _reader: Reader) -> R
     asked = fingerprint(body, media_type.encode("latin-1"), request.url.query.encode())
     answer = service.plans.recall(asked)
     if answer is None:
-        query = await _query(request)
+        query = _query(request)
         preview = Preview(
             body=body,
             media_type=media_type,
@@ -208,7 +208,7 @@ async def get_plan(
     return _response(answer)
 
 
-async def _query(request: Request) -> PlanQuery:
+def _query(request: Request) -> PlanQuery:
     """Read here and not by FastAPI, which would do so for every repeat."""
     require_documented(request)
     given = request.query_params

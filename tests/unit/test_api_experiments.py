@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rubberband.api.runs import LogLine
+from rubberband.api.run_logs import LogLine
 from rubberband.api.store.records import ExperimentState, Summary
 from tests.fake_runs import FakeService, fake_service, virtual_result, words
 
@@ -140,7 +140,10 @@ def test_what_has_not_begun_costs_nothing_and_has_no_report(service: FakeService
 def test_the_parts_of_a_result_are_those_of_its_report(service: FakeService) -> None:
     service.add("test", state=ExperimentState.DONE)
     result = service.runs.results["test"] = virtual_result()
-    get = lambda part: service.client.get(f"/v1/experiments/test{part}").json()  # noqa: E731
+
+    def get(part: str) -> Any:
+        return service.client.get(f"/v1/experiments/test{part}").json()
+
     report = get("/report")
     assert report == json.loads(json.dumps(result.to_json()))
     detail = get("")
