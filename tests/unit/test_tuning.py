@@ -13,8 +13,9 @@ import pytest
 from rubberband.adaptive import BatchLimits, GoodputProfile, Throughput
 from rubberband.batch import Batch
 from rubberband.cloud.local import ray_node
-from rubberband.errors import InputError, RubberbandError
+from rubberband.errors import Cancelled, InputError, RubberbandError
 from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.inbox import DriverRequest, Inbox
 from rubberband.executor.session import Setup, local_devices
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual import Faults, VirtualBackend
@@ -23,7 +24,7 @@ from rubberband.measuring import MeasuredProfile, Spent, make_setup, measure_pro
 from rubberband.offer import Offer
 from rubberband.profile import Profile
 from rubberband.profile_file import load_profile
-from rubberband.tuning import announce_device, cloud_terms, plan_job
+from rubberband.tuning import announce_device, cloud_terms, plan_job, run_experiment
 from tests.adaptive_backend import AdaptiveBackend
 from tests.unit.aws_account import Account
 
@@ -229,3 +230,21 @@ def test_a_measurement_ends_what_one_that_was_cut_off_left_on_ec2(
     assert not note.exists()
     measured(on_ec2(account, init_delay="0s", provision_delay="0s"), tmp_path, monkeypatch)
     assert len(closed) == 1
+
+
+def test_measuring_ends_when_a_request_asks_for_it_and_the_request_is_gone_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ExperimentFolder(home=tmp_path, name="test")
+    inbox = Inbox(folder.inbox)
+    monkeypatch.setattr("rubberband.tuning.find_entrypoint", lambda *_: Entrypoint.parse("nosuch:Trial"))
+
+    def make_backend(_folder: object, _setup: Setup, offer: Offer, metric: str) -> VirtualBackend:
+        inbox.put(DriverRequest(id="c-1", kind="cancel", asked_at=1.0))
+        return VirtualBackend("test", offer, PROFILE, metric=metric)
+
+    monkeypatch.setattr("rubberband.measuring.make_ray_backend", make_backend)
+    with pytest.raises(Cancelled, match="nothing was saved"):
+        run_experiment(experiment(), folder)
+    assert inbox.pending() == []
+    assert not folder.exists

@@ -1,0 +1,64 @@
+"""An extension of the limits, as the report and the live view tell it."""
+
+from __future__ import annotations
+
+import io
+import json
+
+from rubberband.executor.controller import Controller
+from rubberband.executor.driver import drive
+from rubberband.executor.inbox import DriverRequest
+from rubberband.executor.journal import MemoryJournal
+from rubberband.executor.result import Result, summarise
+from rubberband.executor.state import Job
+from rubberband.executor.virtual import VirtualBackend
+from rubberband.views.live import open_view
+from rubberband.views.report_html import render_html
+from rubberband.views.report_text import render
+from tests.unit.test_views_tables import a_job, configurations
+from tests.unit.timed_requests import TimedInbox, extend
+
+REQUESTS = (extend(60.0, deadline_s=1800.0, max_cost_usd=2.5), extend(80.0, "r-2", deadline_s=2400.0))
+TOLD = "extended: deadline 30m instead of 20m, max_cost 2.50 USD instead of 1.00 USD"
+
+
+def run(job: Job, *requests: DriverRequest) -> tuple[Result, str]:
+    """The result, and what was told meanwhile."""
+    controller, stream = Controller(job), io.StringIO()
+    backend = VirtualBackend(job.name, job.offer, job.profile, metric=job.metric)
+    inbox = TimedInbox(backend.now, *requests)
+    with open_view(job, backend.now, stream, is_terminal=False) as view:
+        drive(controller, backend, MemoryJournal(), observers=[view], requests=inbox)
+    return summarise(controller.job, controller.state, configurations(job), backend.now()), stream.getvalue()
+
+
+def test_the_report_tells_every_extension_and_reckons_with_the_limits_in_force() -> None:
+    result, _ = run(a_job(), *REQUESTS)
+    text = render(result)
+    assert "deadline 40m met" in text.splitlines()[0]
+    assert "max_cost 2.5000 USD kept" in text
+    assert f"it was {TOLD}." in text
+    assert "it was extended: deadline 40m instead of 30m." in text
+    assert TOLD in render_html(result)
+    assert [extension["deadline_s"] for extension in json.loads(json.dumps(result.to_json()))["extensions"]] == [
+        1800.0,
+        2400.0,
+    ]
+
+
+def test_it_is_said_when_it_happens() -> None:
+    _, told = run(a_job(), *REQUESTS)
+    assert f"  {TOLD}\n" in told
+    assert told.count("extended") == 2
+
+
+def test_what_extends_nothing_is_not_told() -> None:
+    result, told = run(a_job(max_cost_usd=None), extend(60.0, deadline_s=600.0, max_cost_usd=7.0))
+    assert result.extensions == ()
+    assert "extended" not in render(result) + told
+
+
+def test_extended_before_its_first_event_it_begins_with_what_it_has_then() -> None:
+    result, told = run(a_job(), extend(0.0, deadline_s=1800.0))
+    assert "planned 1m57s and 0.0202 USD; deadline 30m; max_cost 1.00 USD" in told
+    assert result.extensions[0].at_s == 0.0
