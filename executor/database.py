@@ -40,6 +40,7 @@ class Database:
         self._what, self._remedy = what, remedy
         self.shown = shown_url(self._url)
         self.engine: sql.Engine = _acquire(self._url)
+        self._reader = self.engine if self.is_sqlite else self.engine.execution_options(isolation_level="AUTOCOMMIT")
         self._open = True
         self._one_writer = threading.Lock() if self.is_sqlite else None
 
@@ -50,9 +51,9 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sql.Connection]:
-        """A connection to read by. Raises JournalError if that fails, in the block as well."""
+        """A connection to read by; each query sees what is there then. Raises JournalError, in the block as well."""
         try:
-            with self.engine.connect() as connection:
+            with self._reader.connect() as connection:
                 yield connection
         except SQLAlchemyError as error:
             raise JournalError(f"{self._what} cannot be read: {self._told(error)}") from error

@@ -22,6 +22,7 @@ from rubberband.executor.database import parse_url
 
 NONE = "there is no PostgreSQL: install Debian's package postgresql, or set RUBBERBAND_TEST_POSTGRES to a server's URL"
 UNSAFE_BUT_FAST = "-c fsync=off -c full_page_writes=off -c autovacuum=off -c shared_buffers=16MB"
+DURABLE = ""
 
 
 def programs() -> Path | None:
@@ -34,7 +35,7 @@ def programs() -> Path | None:
 
 
 @contextmanager
-def server(bin: Path) -> Iterator[sql.URL]:
+def server(bin: Path, settings: str = UNSAFE_BUT_FAST) -> Iterator[sql.URL]:
     """A private server, for as long as this lasts; it listens on no port. PostgreSQL does not run as root."""
     folder = Path(tempfile.mkdtemp(prefix="rb-pg-", dir="/tmp"))
     as_user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
@@ -55,7 +56,7 @@ def server(bin: Path) -> Iterator[sql.URL]:
             "-E",
             "UTF8",
         )
-        options = f"-c listen_addresses= -c unix_socket_directories={folder} {UNSAFE_BUT_FAST}"
+        options = f"-c listen_addresses= -c unix_socket_directories={folder} {settings}"
         _run(*control, "-l", str(folder / "log"), "-o", options, "start")
         try:
             yield sql.URL.create(

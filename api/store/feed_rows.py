@@ -50,11 +50,12 @@ class FeedRows:
 
     def last_seqs(self, experiments: Collection[str] | None = None) -> Mapping[str, int]:
         """See `Store.last_seqs`."""
-        query = sql.select(_columns.experiment, sql.func.max(_columns.seq)).where(_columns.seq.is_not(None))
-        if experiments is not None:
-            query = query.where(_columns.experiment.in_(list(experiments)))
+        last = sql.select(sql.func.max(_columns.seq)).where(_columns.experiment == sql.bindparam("name"))
+        every = sql.select(_columns.experiment).distinct()
         with self._database.reading() as connection:
-            return {name: int(seq) for name, seq in connection.execute(query.group_by(_columns.experiment))}
+            names = connection.scalars(every).all() if experiments is None else experiments
+            found = {name: connection.scalar(last, {"name": name}) for name in names}
+        return {name: int(seq) for name, seq in found.items() if seq is not None}
 
     def feed(self, *, after: int = 0, experiment: str | None = None, limit: int = 500) -> Sequence[FeedEvent]:
         """See `Store.feed`."""
