@@ -62,7 +62,8 @@ class Visit:
         return self.page
 
     def _note(self, message: Any) -> None:
-        if "status of 422" not in message.text:
+        """The browser calls every answer an error that refuses a user's input."""
+        if not any(f"status of {status}" in message.text for status in (400, 422)):
             self.errors.append(f"{message.text} ({message.location.get('url', '')})")
 
     def _leaves(self, url: str) -> None:

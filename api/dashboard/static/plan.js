@@ -10,7 +10,8 @@ import { Submitter } from "./plan_submit.js";
 import { duration, exactly, seconds_of } from "./plan_words.js";
 
 const [slider, deadline, budget] = ["slider", "deadline", "budget"].map(byId);
-const STEPS = Number(slider.max);
+const MOST_STEPS = 300;
+const UNITS_S = [0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200];
 const chart = new Frontier(byId("frontier"));
 
 let set = { deadline: null, budget: null };
@@ -125,21 +126,20 @@ function place() {
   slider.disabled = !range_s;
   if (!range_s) return;
   const [from_s, to_s] = range_s;
-  const at_s = limits.deadline_s ?? to_s;
-  if (document.activeElement !== slider || Math.abs(sliderDeadline_s() - at_s) > (to_s - from_s) / STEPS) {
-    slider.value = String(Math.round((STEPS * (at_s - from_s)) / (to_s - from_s)));
-  }
+  const unit_s = unit_of(range_s);
+  slider.min = String(Math.max(1, Math.floor(from_s / unit_s)));
+  slider.max = String(Math.ceil(to_s / unit_s));
+  const at = Math.round((limits.deadline_s ?? to_s) / unit_s);
+  if (document.activeElement !== slider || Math.abs(Number(slider.value) - at) > 1) slider.value = String(at);
   slider.setAttribute("aria-valuetext", limits.deadline_s === null ? "no deadline" : duration(limits.deadline_s));
   byId("earliest").textContent = duration(from_s);
   byId("latest").textContent = duration(to_s);
 }
 
-// Where the slider stands, in steps that a reader can tell apart.
-function sliderDeadline_s() {
-  const [from_s, to_s] = range_s;
-  const at_s = from_s + ((to_s - from_s) * Number(slider.value)) / STEPS;
-  const unit_s = to_s - from_s > 20 * 3600 ? 300 : to_s - from_s > 7200 ? 30 : to_s - from_s > 1200 ? 5 : to_s > 60 ? 1 : 0.1;
-  return Math.max(Math.round(at_s / unit_s) * unit_s, unit_s);
+// What one step of the slider is: small, and what a reader can tell apart.
+function unit_of([from_s, to_s]) {
+  const fits = (unit_s) => (to_s - from_s) / unit_s <= MOST_STEPS && (unit_s >= 1 || to_s < 60);
+  return UNITS_S.find(fits) ?? UNITS_S.at(-1) * Math.ceil((to_s - from_s) / UNITS_S.at(-1) / MOST_STEPS);
 }
 
 async function fetchCurve(asked) {
@@ -187,7 +187,7 @@ function speed(answer, estimate) {
 }
 
 slider.addEventListener("input", () => {
-  const at_s = sliderDeadline_s();
+  const at_s = Number(slider.value) * unit_of(range_s);
   set.deadline = exactly(at_s);
   deadline.value = set.deadline;
   limits = { ...limits, deadline_s: at_s };

@@ -1,0 +1,202 @@
+"""The page that previews a plan, in a real browser against the real service: plans are made, nothing is run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from rubberband.api.app import app_of
+from rubberband.api.feed import Feed
+from rubberband.api.plans import Plans
+from rubberband.api.runs import Runs
+from rubberband.api.service import Service
+from rubberband.api.settings import Settings
+from rubberband.api.store.sql import open_store
+from tests.browser import Visit, chromium, served, visiting
+from tests.fake_runs import FakeRuns
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
+expect = playwright.expect
+SCALING = (Path(__file__).parents[2] / "examples" / "scaling.yaml").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    home = tmp_path_factory.mktemp("home")
+    settings = Settings(home=home, entrypoints=("examples.scaling:*",))
+    store = open_store(None, home)
+    runs = cast("Runs", FakeRuns(store=store))
+    parts = Service(settings=settings, store=store, plans=Plans(settings, store), runs=runs, feed=Feed())
+    with served(app_of(parts)) as found:
+        yield found
+
+
+def preview(visit: Visit, text: str = SCALING) -> Any:
+    page = visit.open("/plan")
+    page.get_by_label("Experiment file").fill(text)
+    page.keyboard.press("Control+Enter")
+    return page
+
+
+def planned(page: Any) -> None:
+    """Wait until the plan and the curve are there."""
+    expect(page.locator("#headline")).to_contain_text("within the limits")
+    page.locator("#frontier .scatterlayer").wait_for(state="attached")
+    expect(page.get_by_role("button", name="Submit…")).to_be_enabled()
+
+
+@pytest.mark.parametrize(("phone", "dark"), [(False, True), (True, False)])
+def test_a_preview_fits_desks_and_phones(browser: Any, address: str, phone: bool, dark: bool) -> None:
+    with visiting(browser, address, phone=phone, dark=dark) as visit:
+        page = preview(visit)
+        planned(page)
+        expect(page.locator("#headline")).to_contain_text("1m9s and 0.6467 USD")
+        expect(page.get_by_role("table", name="The plan by stage").get_by_role("row")).to_have_count(6)
+        expect(page.get_by_role("table", name="Options")).to_contain_text("fixed cluster of the best size")
+        assert visit.overflow_px() <= 0
+        visit.shot(f"plan-{'phone' if phone else 'desk'}-{'dark' if dark else 'light'}")
+
+
+def test_the_plan_follows_the_slider(browser: Any, address: str) -> None:
+    with visiting(browser, address) as visit:
+        page = preview(visit)
+        planned(page)
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url) if "/v1/plans" in request.url else None)
+        slider = page.get_by_role("slider", name="Deadline, by slider")
+        slider.focus()
+        page.keyboard.press("End")
+        expect(page.locator("#headline")).to_contain_text("0.4729 USD")
+        expect(page.get_by_label("Deadline", exact=True)).to_have_value("2m42s")
+        for _ in range(30):
+            page.keyboard.press("ArrowLeft")
+        page.keyboard.press("Home")
+        expect(page.locator("#headline")).to_contain_text("No plan meets these limits")
+        expect(page.get_by_role("button", name="Submit…")).to_be_disabled()
+        assert asked, "the service planned again"
+        assert len(asked) < 32, "questions that were overtaken are not asked"
+        page.get_by_role("button", name="Move the deadline to 56s").click()
+        expect(page.locator("#headline")).to_contain_text("0.8184 USD")
+        expect(page.get_by_label("Deadline", exact=True)).to_have_value("56s")
+        page.get_by_label("Budget (USD)").fill("0.5")
+        expect(page.locator("#headline")).to_contain_text("No plan meets these limits")
+        visit.shot("plan-infeasible")
+        page.get_by_role("button", name="Move the deadline to 2m21s").click()
+        expect(page.locator("#headline")).to_contain_text("0.4729 USD")
+        page.get_by_role("button", name="As in the file").click()
+        expect(page.locator("#headline")).to_contain_text("1m9s and 0.6467 USD")
+        expect(slider).to_be_focused()
+
+
+def test_a_typed_deadline_moves_the_slider_and_a_wrong_one_is_told_there(browser: Any, address: str) -> None:
+    with visiting(browser, address) as visit:
+        page = preview(visit)
+        planned(page)
+        slider = page.get_by_role("slider", name="Deadline, by slider")
+        before = int(slider.input_value())
+        page.get_by_label("Deadline", exact=True).fill("2m")
+        expect(page.locator("#headline")).to_contain_text("0.5239 USD")
+        assert int(slider.input_value()) > before
+        page.get_by_label("Deadline", exact=True).fill("soon")
+        expect(page.locator("#limit-wrong")).to_contain_text("'soon' is not a duration")
+        expect(page.get_by_label("Deadline", exact=True)).to_have_attribute("aria-invalid", "true")
+        page.get_by_label("Deadline", exact=True).fill("")
+        expect(page.locator("#headline")).to_contain_text("no deadline")
+
+
+def test_what_is_wrong_with_the_file_is_told_beside_it(browser: Any, address: str) -> None:
+    cases = [
+        (SCALING.replace("upper: 0.5", "uper: 0.5"), _line_of("upper: 0.5"), "unknown key 'uper'"),
+        (SCALING.replace("  mode: min", "  mode: least"), _line_of("mode: min"), "search.mode"),
+        ('{"name": "x",\n"name": 3}', 0, "occurs twice"),
+        ('{"name": "x",\n"search" 3}', 2, "is not JSON"),
+    ]
+    with visiting(browser, address) as visit:
+        page = visit.open("/plan")
+        for text, line, told in cases:
+            page.get_by_label("Experiment file").fill(text)
+            page.keyboard.press("Control+Enter")
+            expect(page.get_by_role("alert").filter(has_text=told)).to_be_visible()
+            expect(page.locator("#gutter .marked")).to_have_text([str(line)] if line else [])
+            expect(page.get_by_label("Experiment file")).to_have_attribute("aria-invalid", "true")
+
+
+def _line_of(words: str) -> int:
+    return SCALING[: SCALING.index(words)].count("\n") + 1
+
+
+def test_a_person_without_a_mouse_submits_what_was_previewed(browser: Any, address: str) -> None:
+    with visiting(browser, address) as visit:
+        sent: list[Any] = []
+        page = preview(visit)
+        planned(page)
+        page.on("request", lambda request: sent.append(request) if request.method == "POST" else None)
+        page.get_by_role("slider", name="Deadline, by slider").focus()
+        page.keyboard.press("ArrowRight")
+        expect(page.get_by_role("button", name="Submit…")).to_be_enabled()
+        expect(page.get_by_label("Deadline", exact=True)).to_have_value("1m13s")
+        for _ in range(3):
+            page.keyboard.press("Tab")
+        expect(page.get_by_role("button", name="Submit…")).to_be_focused()
+        page.keyboard.press("Enter")
+        dialog = page.get_by_role("dialog", name="Start this experiment?")
+        expect(dialog).to_contain_text("spends at most")
+        expect(dialog.get_by_label("Name")).to_have_value("scaling")
+        visit.shot("plan-confirm", whole=False)
+        dialog.get_by_label("Name").fill("scaling-mine")
+        dialog.get_by_role("button", name="Start it").focus()
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/experiments/scaling-mine")
+        [request] = [request for request in sent if "/v1/experiments" in request.url]
+        assert re.fullmatch(r"[0-9a-f]{32}", request.headers["idempotency-key"])
+        assert "constraints.deadline%3D1m13s" in request.url
+        made = page.request.get(f"{address}/v1/experiments/scaling-mine").json()
+        assert made["state"] == "queued"
+        visit.errors.clear()
+
+
+def test_what_the_operator_does_not_allow_cannot_be_submitted(browser: Any, address: str) -> None:
+    with visiting(browser, address) as visit:
+        page = preview(visit, SCALING.replace("examples.scaling:", "os:"))
+        expect(page.locator("#headline")).to_contain_text("1m9s and 0.6467 USD")
+        expect(page.locator("#may")).to_contain_text("'os:ScalingTrial' is not allowed here")
+        expect(page.get_by_role("button", name="Submit…")).to_be_disabled()
+
+
+def test_a_file_without_a_profile_is_measured_once_it_is_submitted(browser: Any, address: str) -> None:
+    with visiting(browser, address) as visit:
+        page = preview(visit, SCALING[: SCALING.index("profile:")])
+        expect(page.locator("#headline")).to_contain_text("a submission measures one first")
+        page.get_by_role("button", name="Submit…").click()
+        expect(page.get_by_role("dialog")).to_contain_text("first measures a profile")
+
+
+def test_the_text_stays_in_the_tab_alone_and_files_are_opened(browser: Any, address: str, tmp_path: Path) -> None:
+    words = tmp_path / "words.json"
+    profile = {"seconds_per_iteration": {"1": 6.0}}
+    stages = [{"trials": 4, "iterations": 2}]
+    search = {"space": {"x": 1}, "scheduler": {"type": "stages", "stages": stages}, "metric": "loss", "mode": "min"}
+    resources = {"provider": "virtual", "instance_type": "p3.2xlarge", "max_instances": 4}
+    words.write_text(
+        json.dumps({"version": 1, "name": "words", "search": search, "resources": resources, "profile": profile})
+    )
+    with visiting(browser, address) as visit:
+        page = visit.open("/plan")
+        page.locator("#chosen").set_input_files(words)
+        expect(page.locator("#headline")).to_contain_text("within the limits")
+        page.reload()
+        expect(page.locator("#headline")).to_contain_text("within the limits")
+        assert page.evaluate("localStorage.length") == 0
+    with visiting(browser, address) as visit:
+        expect(visit.open("/plan").get_by_label("Experiment file")).to_have_value("")
