@@ -6,10 +6,13 @@ What is written is durable, whole or not at all. The password in a URL is never 
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import sqlalchemy as sql
 from sqlalchemy.dialects import postgresql, sqlite
@@ -20,7 +23,12 @@ from rubberband.errors import InputError, JournalError
 EXAMPLES = "sqlite:////folder/file.db or postgresql+psycopg://user:password@host/database"
 _SQLITE_WAIT_S = 30.0
 """How long a writer waits for the one before it."""
-_POSTGRESQL = {"connect_timeout": 10, "application_name": "rubberband", "tcp_user_timeout": 30_000}
+_POSTGRESQL = {
+    "connect_timeout": 10,
+    "tcp_user_timeout": 30_000,
+    "client_encoding": "utf8",
+    "application_name": "rubberband",
+}
 """What libpq is told, unless the URL tells it; a server that is gone is noticed in half a minute."""
 _FILE_ACCESS = "its folder must be there, writable and not full"
 _SERVER_ACCESS = "see that the server runs and lets this user in"
@@ -94,10 +102,12 @@ class Database:
             metadata.create_all(connection)
 
     def has(self, metadata: sql.MetaData) -> bool:
-        """Whether the tables are there. Raises JournalError."""
-        with self.reading() as connection:
-            there = set(sql.inspect(connection).get_table_names())
-        return set(metadata.tables) <= there
+        """Whether the tables are there; they stay. Raises JournalError."""
+        wanted, known = set(metadata.tables), _tables.setdefault(self.engine, set())
+        if not wanted <= known:
+            with self.reading() as connection:
+                known.update(sql.inspect(connection).get_table_names())
+        return wanted <= known
 
     def if_absent(self, table: sql.Table) -> sqlite.Insert | postgresql.Insert:
         """An INSERT that can do nothing, or something else, where the row is there already."""
@@ -153,6 +163,8 @@ def _require_utf8(connection: sql.Connection) -> None:
 
 _shared: dict[tuple[int, str], tuple[sql.Engine, int]] = {}
 _sharing = threading.Lock()
+_tables: WeakKeyDictionary[sql.Engine, set[str]] = WeakKeyDictionary()
+"""Those that were seen."""
 
 
 def _acquire(url: sql.URL) -> sql.Engine:
@@ -187,9 +199,23 @@ def _sqlite(url: sql.URL) -> sql.Engine:
 def _prepare(connection: Any, _record: object) -> None:
     connection.isolation_level = None
     cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
+    _log_ahead(cursor)
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.close()
+
+
+def _log_ahead(cursor: sqlite3.Cursor) -> None:
+    """Use a write-ahead log. Of several that open a new file at once SQLite refuses some, without waiting."""
+    deadline = time.monotonic() + _SQLITE_WAIT_S
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return
 
 
 def _begin_writing(connection: sql.Connection) -> None:

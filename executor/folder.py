@@ -140,6 +140,11 @@ class ExperimentFolder:
         try:
             self._lock.touch()
         except OSError as error:
+            if self.store is not None and not self.path.exists():
+                raise InputError(
+                    f"experiment {self.name!r} was begun in another home: {self.path} is not here; go on with it where "
+                    f"it was begun, or set RUBBERBAND_HOME to that folder"
+                ) from None
             raise InputError(_unwritable(self.path, error)) from None
         with open(self._lock, "a") as file:
             if not _locked(file, fcntl.LOCK_EX, wait_s=_GLANCE_S):

@@ -76,12 +76,13 @@ def _run(*command: str) -> None:
 
 
 @contextmanager
-def database(at: sql.URL) -> Iterator[str]:
+def database(at: sql.URL, encoding: str = "UTF8") -> Iterator[str]:
     """The URL of a new empty database on the server, for as long as this lasts; the password is in it."""
     name = f"rubberband_{uuid.uuid4().hex}"
     engine = sql.create_engine(at, isolation_level="AUTOCOMMIT", poolclass=sql.NullPool)
     with engine.connect() as connection:
-        connection.exec_driver_sql(f"CREATE DATABASE {name} ENCODING 'UTF8' TEMPLATE template0")
+        locale = "" if encoding == "UTF8" else "LOCALE 'C'"
+        connection.exec_driver_sql(f"CREATE DATABASE {name} ENCODING '{encoding}' {locale} TEMPLATE template0")
     try:
         yield at.set(database=name).render_as_string(hide_password=False)
     finally:

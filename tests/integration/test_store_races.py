@@ -23,6 +23,7 @@ from rubberband.api.store.sql import SqlStore, open_store
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.journal import Journal
+from tests.databases import database
 from tests.unit.test_journal import EVENTS, JOB
 
 ROOT = Path(__file__).parents[2]
@@ -118,6 +119,25 @@ def test_a_state_is_left_by_one_of_many(store_url: str) -> None:
     store.close()
 
 
+def test_several_may_open_a_new_store_at_once(store_url: str) -> None:
+    failures: list[BaseException] = []
+    together = threading.Barrier(6)
+
+    def work() -> None:
+        together.wait(PATIENCE_S)
+        try:
+            SqlStore(store_url).close()
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert failures == []
+
+
 def test_threads_may_share_a_store(store_url: str) -> None:
     store = SqlStore(store_url)
 
@@ -209,6 +229,14 @@ def test_a_server_that_is_not_there_is_one_clear_line_without_the_password(tmp_p
         with pytest.raises(JournalError, match="see that the server runs") as read:
             ExperimentFolder(home=tmp_path, name="test", store=url).require()
     assert "s3cret" not in str(told.value) + str(read.value)
+
+
+def test_a_database_that_does_not_keep_utf_8_is_refused_with_the_remedy(postgresql: sql.URL) -> None:
+    with (
+        database(postgresql, encoding="SQL_ASCII") as url,
+        pytest.raises(InputError, match=r"keeps texts as SQL_ASCII; .*createdb --encoding=UTF8"),
+    ):
+        SqlStore(url)
 
 
 def cut_off(url: str) -> None:

@@ -182,6 +182,13 @@ def test_a_reader_folds_nothing_of_what_it_cannot_read_whole(make: Callable[[str
     reader.close()
 
 
+def test_a_run_is_gone_on_with_where_it_was_begun(make: Callable[[str], ExperimentFolder], tmp_path: Path) -> None:
+    elsewhere = dataclasses.replace(make("test"), home=tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=r"begun in another home.*RUBBERBAND_HOME"):
+        session.run(elsewhere)
+    assert session.read(elsewhere).outcome == "unfinished"
+
+
 def test_the_store_tells_which_experiments_it_has(make: Callable[[str], ExperimentFolder], store_url: str) -> None:
     make("b")
     make("a")
