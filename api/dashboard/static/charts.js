@@ -1,7 +1,9 @@
-// Plotly's figures in the colours of the page: `draw(element, figure)`. The script of plotly is loaded by the page.
+// Plotly's figures in the colours of the page: `draw(element, figure)`. The page names plotly's script; it is large, and
+// what is drawn before it came is drawn once it has.
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const narrow = window.matchMedia("(max-width: 720px)");
 const drawn = new Map();
+if (!window.Plotly) document.querySelector('script[src*="/plotly.js"]')?.addEventListener("load", drawAgain);
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -35,13 +37,13 @@ export function draw(element, figure) {
   drawn.set(element, figure);
   const layout = themed(figure.layout);
   element.style.height = `${layout.height}px`;
-  return window.Plotly.react(element, figure.data, layout, { responsive: true, displayModeBar: false });
+  return window.Plotly?.react(element, figure.data, layout, { responsive: true, displayModeBar: false });
 }
 
 // Forgets a chart whose element leaves the page.
 export function forget(element) {
   drawn.delete(element);
-  window.Plotly.purge(element);
+  window.Plotly?.purge(element);
 }
 
 function drawAgain() {

@@ -211,4 +211,5 @@ byId("reset").addEventListener("click", () => {
   replan();
 });
 byId("policy").addEventListener("change", () => shown.question && replan());
-window.addEventListener("DOMContentLoaded", () => editor.text.trim() && begin());
+byId("preview").disabled = false;
+if (editor.text.trim() && document.activeElement !== byId("file")) begin();

@@ -15,7 +15,8 @@ export class Editor {
     this.asked = asked;
     this.marked = 0;
     this.leaving = false;
-    this.field.value = sessionStorage.getItem(KEPT) ?? "";
+    // What was typed before this script came stays.
+    this.field.value ||= sessionStorage.getItem(KEPT) ?? "";
     this.listen();
     this.number();
   }

@@ -54,7 +54,7 @@ export class Frontier {
     star.x = point ? [point.jct_s / unit_s] : [];
     star.y = point ? [point.cost_usd] : [];
     Object.assign(layout, limit_marks(this.limits, unit_s, far_s, top_usd));
-    window.Plotly.update(this.element, { x: [star.x], y: [star.y] },
+    window.Plotly?.update(this.element, { x: [star.x], y: [star.y] },
       { shapes: layout.shapes, annotations: layout.annotations }, [data.length - 1]);
   }
 }
