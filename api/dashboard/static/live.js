@@ -38,10 +38,16 @@ export async function refresh(element, address) {
 
 // Makes the children of `old` those of `fresh`, changing no more than differs. Elements are known by id or data-key.
 export function patch(old, fresh) {
-  const known = new Map([...old.children].filter(key).map((child) => [key(child), child]));
+  const nodes = [...fresh.childNodes];
+  const wanted = new Set(nodes.map(key));
+  const known = new Map();
+  for (const child of [...old.children].filter(key)) {
+    if (wanted.has(key(child))) known.set(key(child), child);
+    else child.remove(); // first, so that what stays need not be moved: that takes the focus from it
+  }
   let at = old.firstChild;
-  for (const node of [...fresh.childNodes]) {
-    if (!key(node) && node.nodeType === Node.ELEMENT_NODE) at = pastBlanks(at);
+  for (const node of nodes) {
+    if (node.nodeType === Node.ELEMENT_NODE) at = pastBlanks(at);
     const same = key(node) ? known.get(key(node)) : at && alike(at, node) ? at : null;
     if (!same) {
       old.insertBefore(node, at);
