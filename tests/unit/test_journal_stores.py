@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sql
 
+from rubberband.cloud.local.ray_node import environment
 from rubberband.errors import InputError, JournalError, NameTakenError
 from rubberband.executor import session
-from rubberband.executor.folder import ExperimentFolder, folders
+from rubberband.executor.folder import ExperimentFolder, folders, open_folder
 from rubberband.executor.journal import Journal, journalled
 from rubberband.executor.reading import JournalReader
+from rubberband.home import default_store
 from tests.unit.test_journal import EVENTS, JOB
 from tests.unit.test_session import Killed, dying_after, setup
 
@@ -195,3 +197,16 @@ def test_the_store_tells_which_experiments_it_has(make: Callable[[str], Experime
     assert journalled(store_url) == ["a", "b"]
     assert journalled(store_url, "a") == ["a"]
     assert journalled(store_url, "c") == []
+
+
+def test_the_environment_names_the_store_and_trials_do_not_see_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert default_store({}) is default_store({"RUBBERBAND_STORE": ""}) is None
+    named = {"RUBBERBAND_STORE": "postgresql://ann:s3cret@host/x", "RUBBERBAND_HOME": str(tmp_path)}
+    assert default_store(named) == "postgresql://ann:s3cret@host/x"
+    for name, value in named.items():
+        monkeypatch.setenv(name, value)
+    assert open_folder("a") == ExperimentFolder(home=tmp_path, name="a", store=named["RUBBERBAND_STORE"])
+    assert open_folder("a", tmp_path / "b").home == tmp_path / "b"
+    assert "s3cret" not in str(environment(named, tmp_path / "token", {}, ()))
