@@ -109,7 +109,7 @@ def _config(app: object, settings: Settings, transport: Transport) -> uvicorn.Co
         ssl_certfile=transport.certfile,
         ssl_keyfile=transport.keyfile,
         # Of a key that is encrypted OpenSSL would ask for on the terminal.
-        ssl_keyfile_password="" if transport.certfile else None,
+        ssl_keyfile_password="none" if transport.certfile else None,
     )
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     try:
