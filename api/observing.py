@@ -102,8 +102,10 @@ class Observed:
             controller = self._as_asked()
             job, state = controller.job, controller.state
             limits = limits_of(self.header, job, state, deadline=deadline, max_cost_usd=max_cost_usd)
+            # Time goes on also where nobody is at work on it.
+            now = self.now if self.header.setup["provider"] == "virtual" else self._clock()
             found = extension(
-                job, state, self.now, deadline_s=limits.deadline_s, max_cost_usd=limits.max_cost_usd, driven=driven
+                job, state, now, deadline_s=limits.deadline_s, max_cost_usd=limits.max_cost_usd, driven=driven
             )
             return found, limits
 
