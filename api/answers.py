@@ -19,11 +19,12 @@ from rubberband.api.problems import (
     INTERNAL,
     INVALID,
     MALFORMED,
+    MEDIA,
     MEDIA_TYPE,
     METHOD,
     NOT_FOUND,
+    TOO_LARGE,
     UNAVAILABLE,
-    Kind,
     Problem,
     problem_of,
 )
@@ -35,7 +36,7 @@ log = logging.getLogger("rubberband.api")
 
 _MAX_TOLD = 20
 """So many faults of one request are listed."""
-_KINDS = {400: MALFORMED, 404: NOT_FOUND, 405: METHOD, 503: UNAVAILABLE}
+_KINDS = {400: MALFORMED, 413: TOO_LARGE, 415: MEDIA, 503: UNAVAILABLE}
 _CLOSED_REQUEST = 499
 """What logs call a request whose sender left; nobody reads the answer."""
 
@@ -70,6 +71,15 @@ def answer_errors(app: FastAPI, methods_of: Callable[[str], Sequence[str]]) -> N
 def _told(request: Request, problem: Problem) -> Response:
     """A problem as who asks can read it: people's browsers are shown a page."""
     return problem_page(request, problem) if wants_page(request) else problem_answer(problem)
+
+
+def _surely(request: Request, problem: Problem) -> Response:
+    """As `_told`; where no page can be made either, as JSON."""
+    try:
+        return _told(request, problem)
+    except Exception:
+        log.exception("there is no page for %s", problem.kind.slug)
+        return problem_answer(problem)
 
 
 async def _of_problem(request: Request, error: Exception) -> Response:
@@ -109,9 +119,8 @@ def _of_framework(request: Request, error: HTTPException, headers: dict[str, str
         case 405:
             allowed = headers.get("Allow", "")
             return Problem(METHOD, f"{shown(method)} cannot be done with {path}; allowed: {allowed}", headers=headers)
-    title = str(error.detail)
-    kind = _KINDS.get(error.status_code) or Kind(slug="http", status=error.status_code, title=title)
-    return Problem(kind, title, headers=headers)
+    kind = _KINDS.get(error.status_code, MALFORMED if error.status_code < 500 else INTERNAL)
+    return Problem(kind, str(error.detail), headers=headers)
 
 
 def unforeseen(error: BaseException) -> Problem:
@@ -150,7 +159,7 @@ class Failures:
             problem = unforeseen(error)
             if begun:
                 raise
-            await problem_answer(problem)(scope, receive, send)
+            await _surely(Request(scope), problem)(scope, receive, send)
 
 
 class Heads:

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Path, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from rubberband.api.documenting import refusals
 from rubberband.api.problems import NOT_FOUND, Problem
 from rubberband.api.security.access import Admin
 from rubberband.api.security.signing_in import doorkeeper_of
@@ -85,7 +86,9 @@ def create_token(request: Request, body: NewToken, _admin: Admin) -> Response:
     return JSONResponse(_view(record) | {"token": token}, 201, {"Location": f"/v1/tokens/{record.id}"})
 
 
-@router.delete("/{id}", operation_id="revokeToken", summary="Revoke a token", status_code=204)
+@router.delete(
+    "/{id}", operation_id="revokeToken", summary="Revoke a token", status_code=204, responses=refusals(NOT_FOUND)
+)
 def revoke_token(
     request: Request,
     _admin: Admin,

@@ -191,6 +191,17 @@ def test_what_nobody_foresaw_tells_a_reference_and_nothing_else(
     assert "swordfish" in caplog.text
 
 
+def test_what_nobody_foresaw_is_a_page_for_a_browser(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(**_: Any) -> None:
+        raise RuntimeError("the password is swordfish")
+
+    monkeypatch.setattr(service.store, "submissions", broken)
+    answer = service.client.get("/", headers={"accept": "text/html"})
+    assert answer.status_code == 500
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "swordfish" not in answer.text
+
+
 def test_a_store_that_does_not_answer_is_unavailable(service: FakeService) -> None:
     service.add("away")
     service.runs.failure = JournalError("the store is away")

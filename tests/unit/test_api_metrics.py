@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rubberband.api.measures import MAX_ENDED
 from rubberband.api.store.records import ExperimentState, Summary
+from rubberband.errors import JournalError
 from tests.fake_runs import FakeService, fake_service, virtual_result
 
 
@@ -110,8 +111,13 @@ def test_alive_and_ready(service: FakeService) -> None:
     assert service.client.get("/healthz").status_code == 200
 
 
-def test_not_ready_without_the_store_and_nothing_told_of_it(service: FakeService) -> None:
-    service.store.close()
+def test_not_ready_without_the_store_and_nothing_told_of_it(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away() -> None:
+        raise JournalError("postgresql://rubberband@db.internal does not answer")
+
+    monkeypatch.setattr(service.store, "check", away)
     answer = service.client.get("/readyz")
-    assert answer.status_code in (200, 503)
-    assert "sqlite" not in answer.text
+    assert (answer.status_code, answer.json()["checks"]["store"]) == (503, "does not answer")
+    assert "internal" not in answer.text

@@ -1,0 +1,94 @@
+"""Requests made from the OpenAPI document by schemathesis, sent to a service, and what was wrong with the answers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import schemathesis
+from schemathesis.config import SchemathesisConfig
+from schemathesis.engine import events, from_schema
+
+from rubberband.api.app import create_app
+from rubberband.api.security.tokens import Tokens
+from rubberband.api.settings import Limits, Settings
+from rubberband.api.store.sql import open_store
+from tests.browser import served
+
+LIMITS = Limits(requests_per_s=1e6, burst=1_000_000, concurrent=1000, planning_s=5.0, max_running=1)
+REFUSALS = [400, 401, 403, 404, 405, 409, 413, 415, 422]
+"""How what does not fit is answered; a failure of the service is no refusal."""
+
+
+@dataclass(kw_only=True)
+class Findings:
+    """What came of all requests."""
+
+    statuses: Counter[int] = field(default_factory=Counter)
+    by_operation: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def num_requests(self) -> int:
+        """How many were answered."""
+        return self.statuses.total()
+
+
+@contextmanager
+def fuzzed_service(home: Path) -> Iterator[tuple[str, str]]:
+    """The address of a whole service that asks for tokens, and a token that may do everything.
+
+    Its streams of events end at once, since a stream that goes on is never answered whole.
+    """
+    store = open_store(None, home)
+    _, token = Tokens(store).create("fuzz", "admin", lasts_s=None)
+    app = create_app(Settings(home=home, auth=True, providers=("virtual",), limits=LIMITS), store=store)
+    with served(app) as address:
+        httpx.get(f"{address}/healthz", timeout=60.0).raise_for_status()
+        app.state.service.feed.close()
+        yield address, token
+
+
+def fuzz(address: str, token: str, *, max_examples: int, phases: tuple[str, ...], seed: int = 0) -> Findings:
+    """Send what schemathesis makes up: so many requests for each operation, and what its other phases add."""
+    phase = {name: {"enabled": name in phases} for name in ("examples", "coverage", "fuzzing", "stateful")}
+    config = SchemathesisConfig.from_dict(
+        {
+            "seed": seed,
+            "headers": {"Authorization": f"Bearer {token}"},
+            "generation": {"max-examples": max_examples, "database": "none", "no-shrink": True},
+            "phases": phase,
+            "checks": {
+                # What fits the schema may still be refused: a name that is taken, a plan that is infeasible.
+                "positive_data_acceptance": {"enabled": False},
+                "negative_data_rejection": {"expected-statuses": REFUSALS},
+            },
+        }
+    )
+    schema = schemathesis.openapi.from_url(
+        f"{address}/openapi.json", config=config, headers={"Authorization": f"Bearer {token}"}
+    )
+    found = Findings()
+    for event in from_schema(schema).execute():
+        _note(event, found)
+    return found
+
+
+def _note(event: Any, found: Findings) -> None:
+    if isinstance(event, events.NonFatalError | events.FatalError):
+        found.failures.append(str(getattr(event, "value", None) or getattr(event, "exception", event)))
+    if not isinstance(event, events.ScenarioFinished):
+        return
+    recorder = event.recorder
+    for interaction in recorder.interactions.values():
+        if interaction.response is not None:
+            found.statuses[interaction.response.status_code] += 1
+    found.by_operation[f"{event.phase.value} {recorder.label}"] += len(recorder.interactions)
+    for check in (check for checks in recorder.checks.values() for check in checks if check.failure_info is not None):
+        failure, sample = check.failure_info.failure, check.failure_info.code_sample
+        found.failures.append(f"{recorder.label} [{check.name}] {failure.title}: {failure.message}\n{sample}")

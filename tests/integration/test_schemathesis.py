@@ -1,0 +1,36 @@
+"""The whole REST surface, asked what its own OpenAPI document leads a stranger to ask, and much that it forbids.
+
+No answer is a failure of the service; every answer is one that the document tells; what does not fit is refused; and
+nothing is told to who has no token.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.api_fuzzing import Findings, fuzz, fuzzed_service
+
+
+def require_sound(found: Findings) -> None:
+    """Print how many requests there were, and fail with the first few that were answered wrongly."""
+    print(f"\nschemathesis: {found.num_requests} requests, {dict(sorted(found.statuses.items()))}")
+    assert not [status for status in found.statuses if status >= 500]
+    assert not found.failures, f"{len(found.failures)} failures:\n" + "\n\n".join(found.failures[:5])
+
+
+def test_some_hundred_requests(tmp_path: Path) -> None:
+    with fuzzed_service(tmp_path) as (address, token):
+        found = fuzz(address, token, max_examples=8, phases=("examples", "fuzzing"))
+    require_sound(found)
+    assert found.num_requests >= 150
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_ten_thousand_requests(tmp_path: Path) -> None:
+    with fuzzed_service(tmp_path) as (address, token):
+        found = fuzz(address, token, max_examples=550, phases=("examples", "coverage", "fuzzing", "stateful"))
+    require_sound(found)
+    assert found.num_requests >= 10_000
