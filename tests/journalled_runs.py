@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,9 @@ def quality(configuration: Mapping[str, Any]) -> float:
     """How well a configuration does in the end."""
     off = math.log10(configuration.get("lr", 0.01)) + 2.0
     best = 0.97 - 0.09 * off * off - 0.2 * abs(configuration.get("momentum", 0.9) - 0.9)
-    return best - (0.02 if configuration.get("optimizer") == "sgd" else 0.0) - 0.5 / configuration.get("hidden", 64)
+    return float(
+        best - (0.02 if configuration.get("optimizer") == "sgd" else 0.0) - 0.5 / configuration.get("hidden", 64)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,10 @@ class Recorded:
         begin(folder.journal, self.name, created_at=self.created_at, job=self.job, setup=self.setup)
         self.grow(folder, 0, len(self.events) if upto is None else upto)
         return folder
+
+    def named(self, name: str) -> Recorded:
+        """The same under another name."""
+        return replace(self, name=name, job=replace(self.job, name=name))
 
     def grow(self, folder: ExperimentFolder, since: int, upto: int) -> None:
         """Journal some more of its events."""

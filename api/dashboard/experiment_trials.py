@@ -15,7 +15,7 @@ from rubberband.views.spending import Growth, trial_growth
 from rubberband.views.tables import ranked, status
 from rubberband.views.words import number, printable, setting, usd, usd_decimals
 
-PAGE_SIZE = 50
+PAGE_SIZE = 25
 _MOST_COLUMNS = 10
 _PARAMETER = "."
 """Before the name of a parameter that is sorted by, so that it is not taken for a column of ours."""
@@ -79,7 +79,7 @@ class TrialPage:
     rows: tuple[TrialRow, ...]
     choices: tuple[Choice, ...]
     shown: str
-    """Such as `51 to 100 of 3,000 trials`."""
+    """Such as `26 to 50 of 3,000 trials`."""
     before: str
     """Address of the page before; empty if this is the first."""
     after: str

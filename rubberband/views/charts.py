@@ -73,10 +73,12 @@ def marks(result: Result, horizon_s: float, unit_s: float) -> Figure:
     lines: list[tuple[float, str]] = []
     names: list[Figure] = []
     at_s = 0.0
+    due_s = math.inf if result.deadline_s is None else result.deadline_s
     for stage in result.stages:
         if stage.actual_s is None:
             break
-        if stage.actual_s > 0.07 * horizon_s:
+        beside_deadline = -0.05 < (due_s - at_s - stage.actual_s / 2) / horizon_s < 0.2
+        if stage.actual_s > 0.07 * horizon_s and not beside_deadline:
             names.append(note((at_s + stage.actual_s / 2) / unit_s, f"stage {stage.stage}"))
         at_s += stage.actual_s
         if stage.promoted:

@@ -16,7 +16,7 @@ from rubberband.views.allocation_chart import allocation
 from rubberband.views.learning_chart import MOST_POINTS, learning_curves
 from rubberband.views.parallel_coordinates import MOST_TRIALS, parallel_coordinates
 from rubberband.views.spend_chart import spend
-from rubberband.views.spending import shares, spending
+from rubberband.views.spending import shares, spending, trial_growth
 from tests.unit.test_views_tables import EVERY_RESULT, FAULTS, a_job, a_result, cut_short
 from tests.unit.virtual_runs import run_virtual
 
@@ -63,10 +63,8 @@ def test_functions_are_paid_for_while_trials_hold_them() -> None:
 @pytest.mark.parametrize("faults", [None, FAULTS])
 def test_the_trials_shares_add_up_to_the_bill(faults: Any) -> None:
     result = a_result(a_job(), faults)
-    ends = {trial.trial: (1e9, trial.iterations + 1, {}) for trial in result.trials}
-    seen = tuple(dataclasses.replace(t, curve=(*t.curve, ends[t.trial])) for t in result.trials)
-    last = [costs[-1] for costs in shares(dataclasses.replace(result, trials=seen)).values()]
-    assert sum(last) == pytest.approx(result.actual_cost_usd)
+    whole = [growth.at(math.inf) for growth in trial_growth(result).values()]
+    assert sum(whole) == pytest.approx(result.actual_cost_usd)
 
 
 def test_a_trial_s_share_grows_with_every_report() -> None:

@@ -1,0 +1,261 @@
+"""An experiment's page: whole without a script in every state, and in a browser up to date, brushed, and acted on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubberband.api.app import create_app
+from rubberband.api.settings import Settings
+from rubberband.api.store.records import ExperimentState, Summary
+from rubberband.api.store.sql import open_store
+from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.fortune import Faults
+from rubberband.executor.inbox import Inbox
+from tests.browser import chromium, served, visiting
+from tests.fake_runs import FakeService, fake_service
+from tests.journalled_runs import Recorded, recorded, words
+from tests.unit.test_views_html import hostile
+from tests.unit.test_views_tables import a_result
+
+BEGUN = Summary(started_at=1000.0, stages=3, forecast_jct_s=200.0, forecast_cost_usd=0.05)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[FakeService]:
+    with fake_service(tmp_path) as made:
+        yield made
+
+
+def text(html: str) -> str:
+    return " ".join(re.sub(r"<script.*?</script>|<[^>]+>", " ", html, flags=re.DOTALL).split())
+
+
+def page(service: FakeService, path: str = "", status: int = 200) -> str:
+    answer = service.client.get(f"/experiments/one{path}", headers={"Accept": "text/html"})
+    assert answer.status_code == status
+    return answer.text
+
+
+@pytest.mark.parametrize("state", list(ExperimentState))
+@pytest.mark.parametrize("begun", [True, False])
+def test_every_state_has_a_page(service: FakeService, state: ExperimentState, begun: bool) -> None:
+    service.add("one", state=state, reason="told why", summary=BEGUN if begun else Summary())
+    if begun:
+        service.runs.results["one"] = a_result()
+    shown = text(page(service))
+    assert f"one {state.value}" in shown
+    assert ("Progress by stage" in shown) == begun
+    assert ("Report" in shown.split("time")[0]) == begun
+
+
+def test_the_page_is_read_without_a_script(service: FakeService) -> None:
+    result = a_result()
+    service.add("one", state=ExperimentState.DONE, summary=BEGUN)
+    service.runs.results["one"] = result
+    shown = text(page(service))
+    assert "Done in" in shown
+    assert "SYNC of stage 0" in shown
+    html = page(service, "?sort=.lr&down=1&status=stopped")
+    rows = [int(found) for found in re.findall(r'<tr role="row" data-key="(\d+)"', html.split('id="trials"')[1])]
+    assert rows == sorted(rows)
+    assert len(rows) == 11
+
+
+def test_nothing_of_the_user_s_becomes_markup(service: FakeService) -> None:
+    service.add("one", summary=BEGUN, reason="</script><b>", words={"x": "</code><script>alert(1)</script>"})
+    service.runs.results["one"] = hostile()
+    html = page(service)
+    assert "<script>alert(1)" not in html
+    assert html.count("<script") == 3, "the figures, plotly and the page's own"
+
+
+def test_figures_are_json_that_is_sent_once(service: FakeService) -> None:
+    service.add("one", summary=BEGUN)
+    assert json.loads(page(service, "/figures")) == {}
+    service.runs.results["one"] = a_result()
+    answer = service.client.get("/experiments/one/figures")
+    assert list(answer.json()) == ["curves", "spend", "allocation", "parallel"]
+    again = service.client.get("/experiments/one/figures", headers={"If-None-Match": answer.headers["etag"]})
+    assert again.status_code == 304
+
+
+def test_the_report_is_there_once_it_has_begun(service: FakeService) -> None:
+    service.add("one", summary=BEGUN)
+    assert "has not begun" in text(page(service, "/report", 404))
+    service.runs.results["one"] = a_result()
+    answer = service.client.get("/experiments/one/report")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert "Stages, planned and actual" in answer.text
+
+
+@pytest.mark.parametrize("path", ["", "/figures", "/report"])
+@pytest.mark.parametrize("name", ["nobody", "NO", "..%2f..%2fetc"])
+def test_what_is_not_there_is_not_found(service: FakeService, name: str, path: str) -> None:
+    assert service.client.get(f"/experiments/{name}{path}").status_code == 404
+    assert service.client.get(f"/fragments/experiments/{name}").status_code == 404
+
+
+@pytest.mark.parametrize("query", ["page=-1", "page=9999999999", "page=٣", "sort=%00", "down=maybe", "status=<b>"])
+def test_what_cannot_be_asked_of_the_trials_is_as_if_it_was_not(service: FakeService, query: str) -> None:
+    service.add("one", summary=BEGUN)
+    service.runs.results["one"] = a_result()
+    assert "12 trials" in text(page(service, f"?{query}"))
+
+
+HALF = 0.6
+
+
+@pytest.fixture(scope="module")
+def run() -> Recorded:
+    faults = Faults(failures={(2, 1): "raised", (2, 2): "died", (7, 1): "not_a_number"})
+    return recorded(words(name="grown"), faults=faults)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as made:
+        yield made
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Home:
+    """A service of real journals, each of which has half of its events, and a driver."""
+
+    address: str
+    folders: Mapping[str, ExperimentFolder]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, run: Recorded) -> Iterator[Home]:
+    path = tmp_path_factory.mktemp("home")
+    with ExitStack() as stack:
+        folders = {}
+        for name in ("grown", "asked", "still"):
+            folder = folders[name] = run.named(name).put(path, int(HALF * len(run.events)))
+            stack.enter_context(folder.driving())
+        app = create_app(Settings(home=path), store=open_store(None, path))
+        yield Home(address=stack.enter_context(served(app)), folders=folders)
+
+
+def drawn(page: Any, name: str) -> None:
+    page.locator(f"#c-{name} .main-svg").first.wait_for()
+
+
+def chart(name: str) -> str:
+    return f"document.querySelector('#c-{name}')"
+
+
+def test_the_page_follows_a_journal_that_grows(browser: Any, home: Home, run: Recorded) -> None:
+    with visiting(browser, home.address) as visit:
+        page = visit.open("/experiments/grown")
+        page.get_by_text("running", exact=True).first.wait_for()
+        for name in ("curves", "spend", "allocation", "parallel"):
+            drawn(page, name)
+        page.get_by_role("radio", name="over dollars").check()
+        page.wait_for_function(f"() => {chart('curves')}.layout.xaxis.title.text.includes('bill')")
+        page.get_by_role("link", name="accuracy", exact=True).focus()
+        page.evaluate(f"{chart('curves')}.kept = true")
+        where = page.evaluate("document.activeElement.getBoundingClientRect().top")
+        visit.shot("experiment-running")
+
+        run.named("grown").grow(home.folders["grown"], int(HALF * len(run.events)), len(run.events))
+        page.locator(".badge.done").wait_for()
+        page.get_by_text("SYNC of stage 3").wait_for()
+        page.wait_for_function(f"() => {chart('curves')}.data.at(-1).name.startsWith('winner')")
+        assert page.evaluate("document.activeElement.textContent") == "accuracy", "focus is kept"
+        moved_px = page.evaluate("document.activeElement.getBoundingClientRect().top") - where
+        assert abs(moved_px) < 100, "what is looked at stays in the window"
+        assert page.evaluate(f"{chart('curves')}.kept"), "charts are changed in place"
+        assert "bill" in page.evaluate(f"{chart('curves')}.layout.xaxis.title.text")
+        assert page.locator("[data-dialog]").count() == 0, "nothing is left to cancel"
+        assert page.get_by_role("link", name="Report", exact=True).get_attribute("href") == "/experiments/grown/report"
+        visit.shot("experiment-done")
+
+
+def test_trials_are_chosen_by_range_by_order_and_by_status(browser: Any, home: Home) -> None:
+    with visiting(browser, home.address) as visit:
+        page = visit.open("/experiments/still")
+        drawn(page, "parallel")
+        told = page.locator("#s-parallel [aria-live]")
+        chosen, all_of_them = told.filter(has_text=" of "), told.filter(has_text="pull along")
+        strip = page.get_by_role("group", name="Range of accuracy")
+        strip.scroll_into_view_if_needed()
+        box = strip.bounding_box()
+        middle = box["x"] + box["width"] / 2
+        page.mouse.move(middle, box["y"] + 1)
+        page.mouse.down()
+        page.mouse.move(middle, box["y"] + box["height"] / 3, steps=2)
+        page.mouse.up()
+        chosen.wait_for()
+        few, every = map(int, re.findall(r"\d+", told.inner_text()))
+        assert 0 < few < every
+        page.get_by_role("button", name="Clear").click()
+        all_of_them.wait_for()
+        page.get_by_label("accuracy, from, percent of the axis").focus()
+        for _ in range(3):
+            page.keyboard.press("PageUp")
+        chosen.wait_for()
+        visit.shot("experiment-brushed")
+        page.keyboard.press("Escape")
+        all_of_them.wait_for()
+
+        page.evaluate("window.same = true")
+        page.get_by_role("link", name="momentum", exact=True).press("Enter")
+        page.locator("th[aria-sort=ascending]").wait_for()
+        page.get_by_role("link", name=re.compile("^stopped")).press("Enter")
+        page.locator(".chips [aria-current]", has_text="stopped").wait_for()
+        assert set(page.locator("table.trials .state").all_inner_texts()) == {"stopped"}
+        assert page.evaluate("window.same"), "the page was not loaded anew"
+        assert "sort=.momentum" in page.url
+
+
+def test_actions_are_done_by_keyboard_and_an_extension_is_looked_at_first(browser: Any, home: Home) -> None:
+    inbox = Inbox(home.folders["asked"].inbox)
+    with visiting(browser, home.address) as visit:
+        page = visit.open("/experiments/asked")
+        page.get_by_role("button", name="Extend").press("Enter")
+        deadline = page.get_by_role("textbox", name="Deadline")
+        apply = page.get_by_role("dialog").get_by_role("button", name="Extend", exact=True)
+        deadline.press_sequentially("soon")
+        page.keyboard.press("Enter")
+        page.get_by_role("alert").filter(has_text="soon").wait_for()
+        deadline.fill("40m")
+        assert apply.is_disabled()
+        page.keyboard.press("Enter")
+        page.locator("#extend-told strong").wait_for()
+        visit.shot("experiment-extend", whole=False)
+        assert "expected" in page.locator("#extend-told").inner_text()
+        assert inbox.pending() == [], "it was only looked at"
+        apply.press("Enter")
+        page.get_by_text("Its limits are changed.").wait_for()
+        assert [request.kind for request in inbox.pending()] == ["extend"]
+
+        cancel = page.get_by_role("button", name="Cancel", exact=True)
+        cancel.press("Enter")
+        page.keyboard.press("Escape")
+        assert page.get_by_role("dialog").count() == 0
+        cancel.press("Enter")
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        page.get_by_text("It is asked to end.").wait_for()
+        assert sorted(request.kind for request in inbox.pending()) == ["cancel", "extend"]
+
+
+def test_a_phone_shows_all_of_it_in_its_width(browser: Any, home: Home) -> None:
+    folder = home.folders["still"]
+    folder.logs.mkdir(exist_ok=True)
+    (folder.logs / "trial-003.log").write_text("epoch 1\nepoch 2\n")
+    with visiting(browser, home.address, phone=True, dark=True) as visit:
+        page = visit.open("/experiments/still")
+        drawn(page, "parallel")
+        page.get_by_text("epoch 2").wait_for()
+        assert visit.overflow_px() == 0
+        visit.shot("experiment-phone-dark")

@@ -1,0 +1,183 @@
+"""What an experiment's page says: it fits the result and the state, and nobody who sorts or filters loses a trial."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from rubberband.api.dashboard.experiment_trials import PAGE_SIZE, Asked, TrialPage, trial_page
+from rubberband.api.dashboard.experiment_words import actions, badge, cards, happenings, sentence, stage_rows
+from rubberband.api.store.records import ExperimentState, Submission, Summary
+from rubberband.executor.result import ExtensionResult, Result
+from rubberband.views.words import duration
+from tests.unit.test_views_tables import EVERY_RESULT, a_job, a_result, cut_short
+
+RUNNING, DONE = ExperimentState.RUNNING, ExperimentState.DONE
+
+
+def submission(state: ExperimentState = RUNNING, reason: str = "", **summary: Any) -> Submission:
+    told = Summary(**{"started_at": 1000.0, "stages": 3} | summary)
+    return Submission(name="digits", state=state, created_at=1000.0, changed_at=1000.0, reason=reason, summary=told)
+
+
+def test_a_running_experiment_is_told_in_one_sentence() -> None:
+    result = cut_short(30, job=a_job(deadline_s=300.0), cancel=False)
+    told = sentence(submission(forecast_jct_s=200.0, forecast_cost_usd=0.05), result)
+    left_s = 200.0 - result.actual_jct_s
+    assert told.startswith("Stage ")
+    assert f"ends in about {duration(left_s)}, 1m40s before the deadline" in told
+    assert told.endswith("of 1.0000 USD spent.")
+
+
+@pytest.mark.parametrize(
+    ("forecast_s", "verdict"), [(400.0, "1m40s after the deadline"), (300.0, "at the deadline"), (0.0, "about to end")]
+)
+def test_the_sentence_holds_the_forecast_against_the_deadline(forecast_s: float, verdict: str) -> None:
+    result = cut_short(30, job=a_job(deadline_s=300.0), cancel=False)
+    assert verdict in sentence(submission(forecast_jct_s=forecast_s), result)
+
+
+def test_without_limits_none_are_told() -> None:
+    result = cut_short(30, job=a_job(deadline_s=None, max_cost_usd=None), cancel=False)
+    told = sentence(submission(forecast_jct_s=200.0), result)
+    assert "deadline" not in told
+    assert told.endswith(" USD spent.")
+    assert [card.notes[0] for card in cards(submission(), result)[:2]] == ["no deadline", "no max_cost"]
+
+
+@pytest.mark.parametrize("state", list(ExperimentState))
+@pytest.mark.parametrize("begun", [True, False])
+def test_every_state_has_words_and_actions_that_fit(state: ExperimentState, begun: bool) -> None:
+    known = submission(state, reason="why it is so", started_at=1000.0 if begun else None)
+    result = a_result() if begun else None
+    assert sentence(known, result)
+    allowed = actions(known)
+    assert ("cancel" in allowed) == (state.value in ("queued", "starting", "running"))
+    assert ("resume" in allowed) == (state.value in ("interrupted", "cancelled", "budget"))
+
+
+def test_a_reason_is_told_once() -> None:
+    result = dataclasses.replace(a_result(), outcome="failed", reason="the disk is full")
+    told = sentence(submission(ExperimentState.FAILED, reason="the disk is full"), result)
+    assert told.lower().count("the disk is full") == 1
+
+
+def test_what_ended_after_its_deadline_is_late() -> None:
+    late = dataclasses.replace(a_result(), deadline_s=1.0)
+    assert badge(submission(DONE), late) == ("late", "done, late")
+    assert badge(submission(DONE), a_result()) == ("done", "done")
+
+
+@pytest.mark.parametrize("which", list(EVERY_RESULT))
+@pytest.mark.parametrize("state", [RUNNING, DONE])
+def test_any_result_has_cards_stages_history_and_trials(which: str, state: ExperimentState) -> None:
+    result = EVERY_RESULT[which]()
+    gauges = [card.gauge for card in cards(submission(state), result) if card.gauge]
+    assert all(0 <= gauge.done <= 1 for gauge in gauges)
+    assert all(0 <= row.share <= 1 for row in stage_rows(result))
+    assert len(stage_rows(result)) == len(result.stages)
+    happened = [happening.at_s for happening in happenings(result)]
+    assert happened == sorted(happened)
+    assert len(trial_page(result, Asked()).rows) == len(result.trials)
+
+
+def test_a_cap_that_is_passed_is_told_by_its_gauge() -> None:
+    cost = cards(submission(DONE), dataclasses.replace(a_result(), max_cost_usd=0.001))[1]
+    assert cost.gauge is not None
+    assert cost.gauge.over
+    assert cost.gauge.done == 1.0
+
+
+def test_history_has_syncs_replans_and_extensions() -> None:
+    granted = ExtensionResult(
+        at_s=50.0, deadline_before_s=100.0, deadline_s=200.0, max_cost_before_usd=1.0, max_cost_usd=None
+    )
+    result = dataclasses.replace(a_result(a_job(replan=True)), extensions=(granted,))
+    told = {happening.kind: happening for happening in happenings(result)}
+    assert {"sync", "extended"} <= set(told)
+    assert told["extended"].told == "deadline 1m40s -> 3m20s; max_cost 1.00 USD -> none"
+    assert sum(happening.kind == "sync" for happening in happenings(result)) == 3
+
+
+def numbers(page: TrialPage) -> list[int]:
+    return [row.trial for row in page.rows]
+
+
+def many(count: int) -> Result:
+    result = a_result()
+    made = tuple(
+        dataclasses.replace(result.trials[0], trial=n, configuration={"lr": (n * 7919) % count, "same": "x"})
+        for n in range(count)
+    )
+    return dataclasses.replace(result, trials=made, busy=())
+
+
+def test_the_best_trial_is_first_and_stands_out() -> None:
+    result = a_result()
+    rows = trial_page(result, Asked()).rows
+    assert result.best is not None
+    assert rows[0].trial == result.best.trial
+    assert [row.winner for row in rows] == [True] + [False] * 11
+
+
+@pytest.mark.parametrize("down", [False, True])
+@pytest.mark.parametrize("key", ["trial", "metric", "iterations", "status", "cost", ".lr", ".n"])
+def test_every_column_sorts_both_ways(key: str, down: bool) -> None:
+    result = a_result()
+    page = trial_page(result, Asked(sort=key, down=down))
+    assert sorted(numbers(page)) == list(range(12))
+    chosen = next(column for column in page.columns if column.sorted)
+    assert chosen.sorted == ("descending" if down else "ascending")
+    assert f"down={int(not down)}" in chosen.address or down
+    if key == ".lr":
+        assert numbers(page) == (list(range(12)) if down else list(range(11, -1, -1)))
+
+
+def test_values_of_mixed_kinds_sort_numbers_first_and_missing_last() -> None:
+    result = a_result()
+    values: list[Any] = [3, None, "b", 1.5, float("nan"), "a", True, [1], 0, -2, "c", {}]
+    trials = tuple(
+        dataclasses.replace(trial, configuration={"k": value})
+        for trial, value in zip(result.trials, values, strict=True)
+    )
+    order = numbers(trial_page(dataclasses.replace(result, trials=trials), Asked(sort=".k")))
+    assert order[:4] == [9, 8, 3, 0]
+    assert set(order[-2:]) == {1, 4}
+
+
+def test_trials_are_shown_by_status_with_counts() -> None:
+    result = a_result()
+    page = trial_page(result, Asked(status="stopped"))
+    assert {row.status for row in page.rows} == {"stopped"}
+    assert [(choice.title, choice.count) for choice in page.choices] == [("All", 12), ("winner", 1), ("stopped", 11)]
+    assert [choice.title for choice in page.choices if choice.chosen] == ["stopped"]
+
+
+def test_thousands_of_trials_come_in_pages() -> None:
+    result = many(3000)
+    first, last = trial_page(result, Asked()), trial_page(result, Asked(page=120))
+    assert first.shown == f"1 to {PAGE_SIZE} of 3,000 trials"
+    assert (first.before, last.after) == ("", "")
+    assert "page=2" in first.after
+    assert len({row.trial for row in [*first.rows, *last.rows]}) == 2 * PAGE_SIZE
+
+
+@pytest.mark.parametrize("asked", [Asked(page=10**6), Asked(sort="no such"), Asked(status="no such"), Asked(page=0)])
+def test_what_cannot_be_asked_is_as_if_it_was_not(asked: Asked) -> None:
+    page = trial_page(a_result(), asked)
+    assert len(page.rows) == 12
+    assert not [column for column in page.columns if column.sorted]
+
+
+def test_parameters_that_differ_come_before_those_that_do_not() -> None:
+    titles = [column.title for column in trial_page(a_result(a_job(), None, fixed=1), Asked()).columns]
+    assert titles == ["trial", "score", "iterations", "status", "lr", "n", "fixed", "share (USD)"]
+
+
+def test_addresses_keep_what_else_was_asked() -> None:
+    page = trial_page(many(300), Asked(sort=".lr", down=True, status="stopped"))
+    assert "sort=.lr" in page.after
+    assert "down=1" in page.after
+    assert "status=stopped" in page.after
