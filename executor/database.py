@@ -16,13 +16,14 @@ from weakref import WeakKeyDictionary
 
 import sqlalchemy as sql
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 
 from rubberband.errors import InputError, JournalError
 
 EXAMPLES = "sqlite:////folder/file.db or postgresql+psycopg://user:password@host/database"
 _SQLITE_WAIT_S = 30.0
 """How long a writer waits for the one before it."""
+_RETRY_S = 0.2
 _POSTGRESQL = {
     "connect_timeout": 10,
     "tcp_user_timeout": 30_000,
@@ -39,13 +40,14 @@ _MAKING = 0x52424244
 class Database:
     """A handle on the database at a URL. Safe to use from several threads."""
 
-    def __init__(self, url: str | sql.URL, *, what: str, remedy: str) -> None:
+    def __init__(self, url: str | sql.URL, *, what: str, remedy: str, patience_s: float = 0.0) -> None:
         """`what` is kept there ("the journal of 'x'"), and `remedy` what to do if it cannot be written: for errors.
 
-        Connects to nothing yet. Raises InputError for a URL that cannot be used.
+        Who writes waits up to `patience_s` for a server that lets nobody in, as one that is restarted. Connects to
+        nothing yet. Raises InputError for a URL that cannot be used.
         """
         self._url = parse_url(url)
-        self._what, self._remedy = what, remedy
+        self._what, self._remedy, self._patience_s = what, remedy, patience_s
         self.shown = shown_url(self._url)
         self.engine: sql.Engine = _acquire(self._url)
         self._reader = self.engine if self.is_sqlite else self.engine.execution_options(isolation_level="AUTOCOMMIT")
@@ -84,12 +86,22 @@ class Database:
 
     @contextmanager
     def _begin(self, durable: bool) -> Iterator[sql.Connection]:
-        with self.engine.connect() as connection:
+        with self._connect() as connection:
             connection = connection.execution_options(rubberband_writes="FULL" if durable else "NORMAL")
             with connection.begin():
                 if not durable and not self.is_sqlite:
                     connection.exec_driver_sql("SET LOCAL synchronous_commit TO off")
                 yield connection
+
+    def _connect(self) -> sql.Connection:
+        deadline = time.monotonic() + (0.0 if self.is_sqlite else self._patience_s)
+        while True:
+            try:
+                return self.engine.connect()
+            except OperationalError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_RETRY_S)
 
     def make(self, metadata: sql.MetaData) -> None:
         """Make the tables that are not there. Others may do so at the same time. Raises JournalError."""

@@ -21,6 +21,9 @@ from rubberband.executor.database import Database, first_line
 from rubberband.executor.events import Event
 from rubberband.executor.state import Job
 
+_PATIENCE_S = 15.0
+"""A database server is restarted in less; a run, which costs money, need not end for that."""
+
 _metadata = sql.MetaData()
 _experiments = sql.Table(
     "experiments",
@@ -93,7 +96,7 @@ class Journal:
         remedy = (
             f"make room or give access, then go on by `rubberband resume {name}`, or run it again if it had not begun"
         )
-        self._database = Database(url, what=f"the journal of {name!r}", remedy=remedy)
+        self._database = Database(url, what=f"the journal of {name!r}", remedy=remedy, patience_s=_PATIENCE_S)
         try:
             if create:
                 self._database.make(_metadata)

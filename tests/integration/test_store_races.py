@@ -265,6 +265,31 @@ def test_a_server_that_was_restarted_is_connected_to_again(postgresql_url: str) 
     store.close()
 
 
+def test_a_driver_waits_for_a_server_that_is_being_restarted(postgresql: sql.URL, postgresql_url: str) -> None:
+    journal = Journal(postgresql_url, "test", create=True)
+    journal.create(created_at=1.0, job=JOB, setup={})
+    driver = threading.Thread(target=journal.append, args=(EVENTS[:1],))
+    let_in(postgresql, postgresql_url, False)
+    driver.start()
+    driver.join(0.5)
+    assert driver.is_alive()
+    with pytest.raises(JournalError, match="see that the server runs"):
+        journal.header()
+    let_in(postgresql, postgresql_url, True)
+    driver.join(PATIENCE_S)
+    assert [event for _, event in journal.events()] == EVENTS[:1]
+    journal.close()
+
+
+def let_in(server: sql.URL, url: str, allowed: bool) -> None:
+    """Let the database take connections, or no more."""
+    engine = sql.create_engine(server, isolation_level="AUTOCOMMIT", poolclass=sql.NullPool)
+    with engine.connect() as connection:
+        name = sql.make_url(url).database
+        connection.exec_driver_sql(f"ALTER DATABASE {name} WITH ALLOW_CONNECTIONS {allowed}")
+        connection.exec_driver_sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+
+
 def test_what_is_cut_off_half_way_is_told_and_leaves_nothing(postgresql_url: str) -> None:
     store = SqlStore(postgresql_url)
 
