@@ -133,7 +133,7 @@ class Pool:
             raise Problem(
                 TOO_LONG,
                 f"no plan was found within {self._planning_s:g} s, the most here; ask without frontier=true, give "
-                "fewer instance_types, or lower max_instances or the number of trials",
+                "fewer instance_types or stages, or lower max_instances or the number of trials",
             ) from None
         except _Ended:
             raise self._busy("the process that planned has ended") from None
@@ -156,7 +156,8 @@ class Pool:
             raise self._busy(f"{self._waiting} previews wait already")
         self._waiting += 1
         try:
-            return await asyncio.wait_for(self._free.get(), self._planning_s)
+            async with asyncio.timeout(self._planning_s):
+                return await self._free.get()
         except TimeoutError:
             raise self._busy("every planner is at work on previews that take long") from None
         finally:

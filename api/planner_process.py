@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 import math
+import resource
 import signal
 import sys
 import time
@@ -22,7 +23,7 @@ from typing import Any, BinaryIO
 
 import rubberband
 from rubberband.api.experiment_body import read_experiment, require_no_paths
-from rubberband.api.problems import INFEASIBLE, INTERNAL, PROFILE_MISSING, Problem, problem_of
+from rubberband.api.problems import INFEASIBLE, INTERNAL, PROFILE_MISSING, TOO_LONG, Problem, problem_of
 from rubberband.cloud.catalogue import table_of, types_of
 from rubberband.errors import RubberbandError
 from rubberband.estimating import Answer, Terms, answer
@@ -31,6 +32,12 @@ from rubberband.units import format_duration
 
 _LIVE_GOOD_S = 60.0
 """How long an answer with prices that were asked for is given again."""
+_MOST_BYTES = 4 << 30
+"""Of memory: what needs more would take the server's, and too long anyway."""
+_TOO_MUCH = (
+    f"planning needs more than {_MOST_BYTES >> 30} GiB of memory, the most here; give fewer instance_types or stages, "
+    "or lower max_instances or the number of trials"
+)
 _SPARE_S = 5
 """So much later than the server would end it, the process ends itself: the server may be gone."""
 
@@ -150,6 +157,8 @@ def serve(questions: BinaryIO, answers: BinaryIO, home: Path, *, live: bool) -> 
             _tell_problem(answers, problem_of(error))
         except Problem as problem:
             _tell_problem(answers, problem)
+        except MemoryError:
+            _tell_problem(answers, Problem(TOO_LONG, _TOO_MUCH))
         except Exception:
             traceback.print_exc()
             _tell_problem(
@@ -167,9 +176,16 @@ def _tell_problem(answers: BinaryIO, problem: Problem) -> None:
     _tell(answers, {"problem": problem.kind.slug, "detail": problem.detail, "extensions": problem.extensions})
 
 
+def _limit_memory() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    limit = _MOST_BYTES if most == resource.RLIM_INFINITY else min(most, _MOST_BYTES)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, most))
+
+
 def main() -> None:
     """Serve the parent. Ctrl-C in its terminal is for the parent to act on."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _limit_memory()
     home, *flags = sys.argv[1:]
     serve(sys.stdin.buffer, sys.stdout.buffer, Path(home), live="--live" in flags)
 

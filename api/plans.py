@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rubberband.api.experiment_body import JSON_TYPE
 from rubberband.api.plan_memory import Known, Memory, PlanAnswer
@@ -44,6 +44,16 @@ class Preview:
     seed: int = 0
 
 
+@dataclass(slots=True)
+class _Asked:
+    """A request that is being answered, for all who sent it."""
+
+    task: asyncio.Task[PlanAnswer] = field(init=False)
+    waiting: int = 0
+    begun: bool = False
+    """Whether a process is at it."""
+
+
 class Plans:
     """Previews plans. Pure: the same question has the same answer, and the same id."""
 
@@ -53,7 +63,7 @@ class Plans:
         """Whether it is between start and close."""
         self._memory = Memory(_MOST_BYTES, _MOST_REQUESTS)
         self._pool = Pool(settings)
-        self._asked: dict[bytes, asyncio.Task[PlanAnswer]] = {}
+        self._asked: dict[bytes, _Asked] = {}
         self._planning: dict[str, asyncio.Future[PlanAnswer]] = {}
         self._unkept: dict[str, StoredPlan] = {}
         self._keeper: asyncio.Task[None] | None = None
@@ -65,10 +75,10 @@ class Plans:
     async def close(self) -> None:
         """End the processes that plan; what they were asked is given up, what they answered is stored."""
         self.alive = False
-        asked = list(self._asked.values())
-        for task in asked:
+        tasks = [asked.task for asked in self._asked.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._pool.close()
         if self._keeper is not None:
             await self._keeper
@@ -98,16 +108,22 @@ class Plans:
         known = self.recall(fingerprint)
         if known is not None:
             return known
-        task = self._asked.get(fingerprint)
-        if task is None:
-            task = asyncio.create_task(self._ask(preview, fingerprint))
-            self._asked[fingerprint] = task
-            task.add_done_callback(lambda done: self._forget(fingerprint, done))
+        asked = self._asked.get(fingerprint)
+        if asked is None:
+            asked = self._asked[fingerprint] = _Asked()
+            asked.task = asyncio.create_task(self._ask(preview, fingerprint, asked))
+            asked.task.add_done_callback(lambda done: self._forget(fingerprint, done))
+        asked.waiting += 1
         try:
-            # Who hangs up gives up a place in the queue, not the answer that others may wait for.
-            return await asyncio.shield(task)
+            return await asyncio.shield(asked.task)
         except Problem as problem:
             raise again(problem) from None
+        finally:
+            asked.waiting -= 1
+            # What was begun is finished, to be remembered: it may be asked again.
+            if not (asked.waiting or asked.begun):
+                asked.task.cancel()
+                self._asked.pop(fingerprint, None)
 
     async def find(self, id: str) -> PlanAnswer | None:
         """The answer with this id; None if there is none (any more)."""
@@ -115,11 +131,12 @@ class Plans:
         return known if known is not None else await self._stored(id)
 
     def _forget(self, fingerprint: bytes, done: asyncio.Task[PlanAnswer]) -> None:
-        del self._asked[fingerprint]
+        if fingerprint in self._asked and self._asked[fingerprint].task is done:
+            del self._asked[fingerprint]
         if not done.cancelled():
             done.exception()
 
-    async def _ask(self, preview: Preview, fingerprint: bytes) -> PlanAnswer:
+    async def _ask(self, preview: Preview, fingerprint: bytes, request: _Asked) -> PlanAnswer:
         now = float(int(time.time()))
         question = {
             "body": preview.body.decode("latin-1"),
@@ -134,6 +151,7 @@ class Plans:
         until, identified = None, False
         try:
             async with self._pool.planner() as planner:
+                request.begun = True
                 asked = await planner.ask(question)
                 identified, until = True, None if asked["good_s"] is None else now + asked["good_s"]
                 answer = await self._planned(planner, asked["id"], preview)
@@ -166,7 +184,9 @@ class Plans:
             raise
         finally:
             del self._planning[id]
-            promise.cancel()
+            if not promise.done():
+                promise.set_exception(Problem(UNAVAILABLE, "the process that planned this has ended; ask again"))
+                promise.exception()
         return answer
 
     async def _plan(self, planner: Planner, id: str, preview: Preview) -> PlanAnswer:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import ClientDisconnect
 
 from rubberband.api.answers import invalid
 from rubberband.api.documenting import EXPERIMENT_BODY, refusals, require_documented
@@ -181,7 +184,7 @@ async def preview_plan(request: Request, service: Serving, _reader: Reader) -> R
             frontier=query.frontier,
             seed=query.seed,
         )
-        answer = await service.plans.answer(preview, asked)
+        answer = await _unless_left(request, service.plans.answer(preview, asked))
     return _response(answer)
 
 
@@ -206,6 +209,24 @@ async def get_plan(
     if f'"{id}"' in request.headers.get("if-none-match", "") and answer.status == 200:
         return Response(status_code=304, headers=_headers(answer))
     return _response(answer)
+
+
+async def _unless_left(request: Request, answering: Coroutine[Any, Any, PlanAnswer]) -> PlanAnswer:
+    """The answer, unless nobody waits for it any more: a slider that moves leaves many questions behind."""
+    answer, left = asyncio.create_task(answering), asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise ClientDisconnect
+        return answer.result()
+    finally:
+        answer.cancel()
+        left.cancel()
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _query(request: Request) -> PlanQuery:

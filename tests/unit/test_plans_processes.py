@@ -102,6 +102,22 @@ def test_a_plan_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     served(tmp_path, ask, limits=Limits(planning_s=0.001))
 
 
+def test_who_leaves_before_it_is_begun_is_not_planned_for(tmp_path: Path) -> None:
+    async def ask(plans: Plans) -> None:
+        first, second = preview(name="first"), preview(name="second")
+        begun = asyncio.create_task(plans.answer(first, of(first)))
+        waits = asyncio.create_task(plans.answer(second, of(second)))
+        await asyncio.sleep(0)
+        waits.cancel()
+        assert (await begun).status == 200
+        assert plans.recall(of(second)) is None
+        assert len(plans.pids) == 1
+        again = await asyncio.gather(plans.answer(second, of(second)), waits, return_exceptions=True)
+        assert not isinstance(again[0], BaseException)
+
+    served(tmp_path, ask)
+
+
 def test_a_process_that_dies_is_replaced(tmp_path: Path) -> None:
     async def ask(plans: Plans) -> None:
         await plans.answer(preview(), of(preview()))
