@@ -63,7 +63,8 @@ class Exchange:
         told = {"Content-Length": str(len(content)), **headers}
         encoded = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in told.items()]
         await self.send({"type": "http.response.start", "status": status, "headers": encoded})
-        await self.send({"type": "http.response.body", "body": content, "more_body": body is not None})
+        shown = b"" if self._method == "HEAD" else content
+        await self.send({"type": "http.response.body", "body": shown, "more_body": body is not None})
         if body is not None:
             await body.drain()
             await self.send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -26,6 +26,7 @@ async def ask(
     body: bytes = b"",
     *,
     address: str = "127.0.0.1",
+    scheme: str = "http",
 ) -> Began:
     """The status and headers of an answer. The client leaves when it has them."""
     began: asyncio.Future[Began] = asyncio.get_running_loop().create_future()
@@ -39,7 +40,8 @@ async def ask(
             told = {name.decode(): value.decode() for name, value in message["headers"]}
             began.set_result(Began(status=message["status"], headers=told))
 
-    serving = asyncio.create_task(app(_scope(method, path, headers) | {"client": (address, 1234)}, receive, send))
+    came = {"client": (address, 1234), "scheme": scheme}
+    serving = asyncio.create_task(app(_scope(method, path, headers) | came, receive, send))
     await asyncio.wait([serving], timeout=10)
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
@@ -53,7 +55,6 @@ def _scope(method: str, path: str, headers: Mapping[str, str]) -> dict[str, Any]
         "asgi": {"version": "3.0", "spec_version": "2.3"},
         "http_version": "1.1",
         "method": method,
-        "scheme": "http",
         "path": path,
         "raw_path": path.encode(),
         "query_string": b"",

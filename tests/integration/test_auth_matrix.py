@@ -237,3 +237,17 @@ def test_signing_in_and_out(house: House) -> None:
         assert [began.status for began in answers] == [200, 303, 401]
 
     asyncio.run(scenario())
+
+
+def test_over_https_a_browser_keeps_to_it(house: House) -> None:
+    _, token = house.tokens.create("me", "read")
+
+    async def scenario() -> Began:
+        form = {"Content-Type": "application/x-www-form-urlencoded"}
+        return await ask(
+            house.app, "POST", "/login", form, f"token={token}".encode(), address="10.1.0.2", scheme="https"
+        )
+
+    began = asyncio.run(scenario())
+    assert began.headers["strict-transport-security"].startswith("max-age=")
+    assert "Secure" in began.headers["set-cookie"].split("; ")

@@ -20,7 +20,7 @@ from rubberband.api.security.connections import PatientProtocol
 from rubberband.api.serving import only_server
 from rubberband.api.settings import Settings
 from rubberband.cli import app
-from rubberband.errors import InputError
+from rubberband.errors import InputError, JournalError
 from tests.server_process import ServerProcess, serving
 
 OPEN = ("--rate", "0")
@@ -136,6 +136,13 @@ def test_what_makes_no_sense_is_refused_in_one_line(home: Path, words: tuple[str
     error = refused("serve", "--port", "0", *words)
     assert told in error
     assert "\n" not in error
+
+
+def test_a_store_that_does_not_answer_is_told_without_its_password(home: Path) -> None:
+    result = run("serve", "--port", "0", "--store", "postgresql+psycopg://rb:hunter2@127.0.0.1:1/rb")
+    assert isinstance(result.exception, JournalError)
+    assert "127.0.0.1:1/rb" in str(result.exception)
+    assert "hunter2" not in str(result.exception)
 
 
 def test_a_port_that_is_taken_is_told(home: Path) -> None:
