@@ -43,6 +43,11 @@ def instant(at: float) -> str:
     return format_instant(datetime.fromtimestamp(int(at), UTC))
 
 
+def sentence(text: str) -> str:
+    """One line of an error as a sentence."""
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
+
+
 def ago(at: float, now: float) -> str:
     """How long ago it was, by the largest unit."""
     passed_s = max(now - at, 0.0)
@@ -60,7 +65,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"duration": duration, "usd": usd, "number": number, "instant": instant, "counted": counted}
+    templates.filters |= {"duration": duration, "usd": usd, "number": number, "counted": counted}
+    templates.filters |= {"instant": instant, "sentence": sentence}
     kinds = " ".join(["state", *sorted({kind.__name__ for kind in Event.__subclasses__()})])
     templates.globals |= {"asset": assets.address, "ago": ago, "kinds": kinds}
     return templates

@@ -32,6 +32,7 @@ search:
   space:
     lr: {type: loguniform, lower: 1e-3, upper: 0.3}
     momentum: {type: uniform, lower: 0.5, upper: 0.95}
+    weight_decay: {type: loguniform, lower: 1e-6, upper: 1e-3}
     width: {type: choice, values: [8, 12]}
   scheduler: {type: sha, num_samples: 4, grace_period: 1, max_t: 3, reduction_factor: 2}
   sampler: {type: random, seed: 7}
@@ -105,9 +106,10 @@ def watch(visit: Visit, name: str) -> None:
     """Until it is done and its report is read; nothing is loaded again by hand."""
     page = visit.page
     badge = page.locator("h1 .badge")
-    expect(badge).to_have_text(re.compile("^(running|done)"), timeout=1000 * PATIENCE_S)
+    expect(badge).to_have_text(re.compile(f"^(running|{'|'.join(OVER)})"), timeout=1000 * PATIENCE_S)
     visit.shot(f"{name}-3-running")
-    expect(badge).to_have_text(re.compile("^done"), timeout=1000 * PATIENCE_S)
+    expect(badge).to_have_text(re.compile(f"^({'|'.join(OVER)})"), timeout=1000 * PATIENCE_S)
+    expect(badge).to_have_text(re.compile("^done"), timeout=1000)
     visit.shot(f"{name}-4-done")
     page.get_by_role("link", name="Report", exact=True).click()
     expect(page.get_by_role("heading", level=1)).to_contain_text(name)
