@@ -9,12 +9,14 @@ from typing import Literal
 from rubberband.api.problems import UNAUTHENTICATED, Problem
 from rubberband.api.security.access import SIGN_IN, STRANGER
 from rubberband.api.security.limits import Buckets, address_key
-from rubberband.api.security.tokens import Bearer, Cookie, Credential, Tokens
+from rubberband.api.security.tokens import Bearer, Cookie, Tokens
 from rubberband.api.store.records import NOBODY, Principal
 
 COOKIE = "rubberband_session"
 _FAILURES_PER_S, _FAILURES_AT_ONCE = 0.5, 20
 """Wrong tokens from one address; more are not even looked at."""
+_STALE_PER_S, _STALE_AT_ONCE = 20.0, 100
+"""Sessions that are over, from one address: pages that stay open ask with them again and again."""
 
 Way = Literal["bearer", "cookie", "none"]
 
@@ -25,6 +27,7 @@ class Doorkeeper:
     def __init__(self, tokens: Tokens, *, required: bool) -> None:
         self.tokens, self.required = tokens, required
         self._failures = Buckets(per_s=_FAILURES_PER_S, burst=_FAILURES_AT_ONCE)
+        self._stale = Buckets(per_s=_STALE_PER_S, burst=_STALE_AT_ONCE)
 
     async def who(self, headers: Mapping[str, str], address: str) -> tuple[Principal, Way]:
         """Who sent these headers, and how that was told: STRANGER if it was not.
@@ -35,12 +38,9 @@ class Doorkeeper:
             return NOBODY, "none"
         authorization = headers.get("authorization")
         if authorization is not None:
-            principal = await self._known(Bearer(_token_of(authorization)), address)
-            if principal is None:
-                raise _wrong()
-            return principal, "bearer"
+            return await self._bearer(Bearer(_token_of(authorization)), address), "bearer"
         session = cookie_of(headers.get("cookie", ""))
-        found = None if session is None else await self._known(Cookie(session), address)
+        found = None if session is None else await self._browser(Cookie(session), address)
         return (STRANGER, "none") if found is None else (found, "cookie")
 
     async def sign_in(self, token: str, address: str) -> str | None:
@@ -55,14 +55,24 @@ class Doorkeeper:
         """End a browser's session."""
         await asyncio.to_thread(self.tokens.sign_out, session)
 
-    async def _known(self, credential: Credential, address: str) -> Principal | None:
-        principal = self.tokens.recall(credential)
+    async def _bearer(self, token: Bearer, address: str) -> Principal:
+        principal = self.tokens.recall(token)
         if principal is not None:
             return principal
         self._require_patience(address)
-        principal = await asyncio.to_thread(self.tokens.look_up, credential)
+        principal = await asyncio.to_thread(self.tokens.look_up, token)
         if principal is None:
             self._failures.take(address_key(address))
+            raise _wrong()
+        return principal
+
+    async def _browser(self, session: Cookie, address: str) -> Principal | None:
+        principal = self.tokens.recall(session)
+        if principal is not None or self._stale.wait_s(address_key(address)):
+            return principal
+        principal = await asyncio.to_thread(self.tokens.look_up, session)
+        if principal is None:
+            self._stale.take(address_key(address))
         return principal
 
     def _require_patience(self, address: str) -> None:

@@ -217,6 +217,14 @@ def test_one_address_that_tries_wrong_tokens_is_slowed_but_good_ones_go_on(house
     assert last.status == 200
 
 
+def test_a_page_that_stays_open_after_its_session_is_sent_to_sign_in_however_often_it_asks(house: House) -> None:
+    async def scenario() -> set[int]:
+        over = house.keys["cookie", "expired"]
+        return {(await ask(house.app, "GET", "/", over, address="10.1.0.3")).status for _ in range(150)}
+
+    assert asyncio.run(scenario()) == {303}
+
+
 def test_signing_in_and_out(house: House) -> None:
     _, token = house.tokens.create("me", "submit")
 
