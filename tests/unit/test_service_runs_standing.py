@@ -1,0 +1,76 @@
+"""Where an experiment stands by what its folder shows, and how it is told in the feed and in lists."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rubberband.api.store.records import ExperimentState, Submission
+from rubberband.api.summaries import Sight, Standing, standing
+from rubberband.executor.hosting import Ending, Mark
+
+QUEUED, STARTING, RUNNING = ExperimentState.QUEUED, ExperimentState.STARTING, ExperimentState.RUNNING
+INTERRUPTED, REFUSED, CANCELLED = ExperimentState.INTERRUPTED, ExperimentState.REFUSED, ExperimentState.CANCELLED
+DONE = ExperimentState.DONE
+
+NOTHING = Sight(at_work=False, mark=None, ending=None, outcome=None, reason="", has_begun=False)
+AT_WORK = replace(NOTHING, at_work=True)
+SIGNED = replace(NOTHING, mark=Mark(pid=1, attempt=1, started_at=0.0))
+BEGUN = replace(SIGNED, has_begun=True)
+
+
+def row(state: ExperimentState, attempt: int = 1) -> Submission:
+    return Submission(name="one", state=state, created_at=0.0, changed_at=0.0, attempt=attempt)
+
+
+def told(exit_code: int, attempt: int = 1) -> Ending:
+    return Ending(attempt=attempt, exit_code=exit_code, error="this went wrong", at=0.0)
+
+
+@pytest.mark.parametrize(
+    ("state", "sight", "expected"),
+    [
+        (STARTING, AT_WORK, STARTING),
+        (STARTING, replace(BEGUN, at_work=True), RUNNING),
+        (STARTING, replace(BEGUN, at_work=True, outcome=DONE), DONE),
+        (STARTING, replace(SIGNED, ending=told(2)), REFUSED),
+        (STARTING, replace(SIGNED, ending=told(3)), REFUSED),
+        (STARTING, replace(SIGNED, ending=told(130)), CANCELLED),
+        (STARTING, SIGNED, INTERRUPTED),
+        (STARTING, BEGUN, INTERRUPTED),
+        (STARTING, replace(BEGUN, outcome=DONE), DONE),
+        (RUNNING, replace(BEGUN, at_work=True), RUNNING),
+        (RUNNING, replace(BEGUN, at_work=True, outcome=DONE), DONE),
+        (RUNNING, BEGUN, INTERRUPTED),
+        (CANCELLED, replace(BEGUN, at_work=True), RUNNING),
+        (CANCELLED, NOTHING, CANCELLED),
+        (INTERRUPTED, replace(BEGUN, outcome=DONE), DONE),
+    ],
+)
+def test_states_follow_from_what_is_seen(state: ExperimentState, sight: Sight, expected: ExperimentState) -> None:
+    found = standing(row(state), sight)
+    assert found is not None
+    assert found.state is expected
+
+
+@pytest.mark.parametrize("sight", [NOTHING, SIGNED, replace(BEGUN, outcome=CANCELLED)])
+def test_a_process_that_never_signed_was_never_started(sight: Sight) -> None:
+    assert standing(row(STARTING, attempt=2), sight) is None
+
+
+def test_what_is_resumed_keeps_waiting_while_its_journal_says_how_it_ended_before() -> None:
+    sight = replace(BEGUN, at_work=True, mark=Mark(pid=1, attempt=2, started_at=0.0), outcome=CANCELLED)
+    assert standing(row(STARTING, attempt=2), sight) == Standing(state=STARTING)
+
+
+def test_an_ending_of_an_earlier_process_is_not_that_of_this_one() -> None:
+    sight = replace(BEGUN, mark=Mark(pid=1, attempt=2, started_at=0.0), ending=told(1, attempt=1))
+    found = standing(row(RUNNING, attempt=2), sight)
+    assert found is not None
+    assert "without a word" in found.reason
+
+
+def test_what_its_process_said_at_its_end_is_the_reason() -> None:
+    found = standing(row(RUNNING), replace(BEGUN, ending=told(1)))
+    assert found == Standing(state=INTERRUPTED, reason="this went wrong; resume it to go on")
