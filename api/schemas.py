@@ -123,6 +123,16 @@ class Best(Answer):
     metrics: dict[str, float | None]
 
 
+class GrantedLimits(Answer):
+    """More time or money that was granted after the start; null is no limit."""
+
+    at_s: float = Field(description="Seconds from the start.")
+    deadline_before_s: float | None
+    deadline_s: float | None
+    max_cost_before_usd: float | None
+    max_cost_usd: float | None
+
+
 class ExperimentDetail(ExperimentView):
     """An experiment with its words and stages."""
 
@@ -131,7 +141,7 @@ class ExperimentDetail(ExperimentView):
     planned: Expectation
     forecast: Expectation
     best: Best | None
-    extensions: list[dict[str, Any]]
+    extensions: list[GrantedLimits]
 
 
 class TrialView(Answer):
@@ -198,7 +208,7 @@ class Decisions(Answer):
     """What was decided at each SYNC, and how limits were extended."""
 
     items: list[dict[str, Any]]
-    extensions: list[dict[str, Any]]
+    extensions: list[GrantedLimits]
 
 
 class LogLine(Answer):
@@ -225,8 +235,8 @@ class Report(Answer):
 class OutlookView(Answer):
     """What is expected of an experiment under given limits."""
 
-    jct_s: float
-    cost_usd: float
+    jct_s: float | None
+    cost_usd: float | None
     deadline_s: float | None
     max_cost_usd: float | None
     plan: dict[str, Any]
@@ -240,8 +250,8 @@ class ExtensionView(Answer):
     before: OutlookView
     after: OutlookView
     stage: int = Field(description="The first stage that the plans are about.")
-    added_s: float
-    added_usd: float
+    added_s: float | None
+    added_usd: float | None
     applied: bool = Field(description="Whether the limits were changed, and not only looked at.")
 
 

@@ -108,7 +108,7 @@ def _best(trial: TrialResult, metric: str) -> dict[str, Any]:
 
 def extensions(result: Result) -> list[Any]:
     """How the limits were changed, in order."""
-    found: list[Any] = plain(getattr(result, "extensions", ()))
+    found: list[Any] = plain(result.extensions)
     return found
 
 
