@@ -147,6 +147,11 @@ def parse_url(url: str | sql.URL) -> sql.URL:
         parsed = sql.make_url(url)
     except (ArgumentError, ValueError):
         raise InputError(f"the store's URL cannot be read; write it as {EXAMPLES}") from None
+    path = parsed.database if isinstance(url, str) and parsed.get_backend_name() == "sqlite" else None
+    if path not in (None, "", ":memory:") and not os.path.isabs(path):
+        raise InputError(
+            f"the store {shown_url(parsed)} would be another file in each folder; use a whole path: {EXAMPLES}"
+        )
     if parsed.drivername in ("postgres", "postgresql"):
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.get_backend_name() not in ("sqlite", "postgresql"):

@@ -197,6 +197,7 @@ def test_a_place_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> Non
     [
         ("sqlite://", "in memory forgets"),
         ("sqlite:///:memory:", "in memory forgets"),
+        ("sqlite:///store.db", "would be another file in each folder; use a whole path: sqlite:////folder"),
         ("mysql://ann:s3cret@host/x", r"mysql://ann:\*\*\*@host/x is of a kind that is not known; use sqlite"),
         ("s3cret", "cannot be read; write it as sqlite"),
         ("postgresql://ann:s3cret@host:port/x", "cannot be read; write it as sqlite"),
