@@ -17,7 +17,8 @@ from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor.accounting import bill_usd
 from rubberband.executor.controller import Controller
 from rubberband.executor.driver import drive
-from rubberband.executor.events import Command, DriverResumed, Event, Finish
+from rubberband.executor.events import Command, DriverResumed, Event, Finish, LimitsChanged
+from rubberband.executor.inbox import DriverRequest, MemoryInbox
 from rubberband.executor.invariants import validate
 from rubberband.executor.journal import MemoryJournal
 from rubberband.executor.state import Phase
@@ -58,22 +59,22 @@ class ChaoticBackend(VirtualBackend):
 
     def execute(self, command: Command) -> None:
         """Die before or after it, if it is time."""
-        self._count()
+        self.count()
         super().execute(command)
         if self.story is not None:
             self.story.append(f"{self.now():10.1f}   -> {command}")
-        self._count()
+        self.count()
 
     def hold_until(self, instant: float) -> None:
         """Die before or after it, if it is time."""
-        self._count()
+        self.count()
         super().hold_until(instant)
         if self.story is not None:
             self.story.append(f"{self.now():10.1f}   hold until {instant:.1f}")
 
     def next_events(self, wake_at: float | None) -> Sequence[Event]:
         """Sleep, or wake up for nothing, if chance will have it."""
-        self._count()
+        self.count()
         if self._restless:
             chance = self._source.random()
             if chance < self._weather.stall:
@@ -97,15 +98,33 @@ class ChaoticBackend(VirtualBackend):
 
     def reconcile(self, known: Collection[str]) -> DriverResumed:
         """Die before or after it, if it is time."""
-        self._count()
+        self.count()
         resumed = super().reconcile(known)
-        self._count()
+        self.count()
         return resumed
 
-    def _count(self) -> None:
+    def count(self) -> None:
+        """One more call; the driver dies of its last one."""
         self.calls_left -= 1
         if self.calls_left < 0:
             raise DriverDied
+
+
+class ChaoticInbox(MemoryInbox):
+    """Shows requests from when they were asked on; its driver may die before it lets go of one."""
+
+    def __init__(self, backend: ChaoticBackend) -> None:
+        super().__init__()
+        self._backend = backend
+
+    def pending(self, done: Collection[str] = ()) -> list[DriverRequest]:
+        """Those that were asked by now."""
+        return [request for request in super().pending(done) if request.asked_at <= self._backend.now()]
+
+    def discard(self, id: str) -> None:
+        """Die before it, if it is time."""
+        self._backend.count()
+        super().discard(id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +139,8 @@ class Outcome:
     num_instances: int
     bill_usd: float
     ledger_usd: float
+    cap_usd: float | None
+    """In the end."""
     seen: Counter[str]
     """What went wrong, and how often."""
     wrong: tuple[str, ...]
@@ -153,10 +174,21 @@ class Run:
         self.journal = MemoryJournal()
         self.controller = Controller(job)
         self._check_every = check_every
-        self._count = itertools.count(1)
         self.num_events = 0
         self._cancel_at = source.randrange(200) if source.random() < weather.cancels else -1
         self._rounds = itertools.count()
+        self._user = Random(f"{seed}/the user")
+        self.inbox = ChaoticInbox(self.backend)
+        if self._user.random() < weather.extends:
+            self._extend(self.clock.now() + self._user.uniform(0.0, 1.5) * job.prediction.jct_s)
+
+    def _extend(self, at: float) -> None:
+        """The user asks for more, so that it is known at `at`."""
+        job = self.controller.job
+        cap_usd = None if job.max_cost_usd is None else self._user.uniform(1.0, 2.0) * job.max_cost_usd
+        deadline_s = None if job.deadline_s is None else self._user.uniform(1.0, 2.0) * job.deadline_s
+        id = f"r-{self._user.getrandbits(32)}"
+        self.inbox.put(DriverRequest(id=id, kind="extend", asked_at=at, deadline_s=deadline_s, max_cost_usd=cap_usd))
 
     def _life(self) -> float:
         """Backend calls until the driver dies; a run makes some hundreds."""
@@ -169,16 +201,29 @@ class Run:
         while True:
             self.controller = Controller(self.case.job)
             try:
-                return drive(
+                finish = drive(
                     self.controller,
                     self.backend,
                     self.journal,
                     observers=[self._observe],
                     cancelled=lambda: next(self._rounds) == self._cancel_at,
+                    requests=self.inbox,
                 )
             except DriverDied:
                 if not self._comes_back():
                     return None
+            else:
+                if finish.outcome != "budget" or self._user.random() >= self.weather.extends:
+                    return finish
+                self._go_on()
+
+    def _go_on(self) -> None:
+        """The cap ended it; the user raises that, and resumes some time later."""
+        self.seen["goes on with a larger cap"] += 1
+        self.backend.close()
+        self.clock.advance_to(self.clock.now() + self._user.expovariate(1 / 600.0))
+        self._extend(self.clock.now())
+        self._tell("it is extended, and resumed")
 
     def _comes_back(self) -> bool:
         self.seen["driver dies"] += 1
@@ -201,9 +246,18 @@ class Run:
         self.num_events += 1
         if self.backend.story is not None:
             self.story.append(f"{self.clock.now():10.1f} {event}")
+        if isinstance(event, LimitsChanged) and controller.state.granted:
+            self._check_extension(controller)
         if self.num_events % self._check_every == 0:
             validate(controller, is_told=self.weather is CALM)
         assert self.num_events < MOST_EVENTS, "it does not end"
+
+    def _check_extension(self, controller: Controller) -> None:
+        """Until now the cap before it was kept, leases included: nothing that was granted just now is held yet."""
+        self.seen["extended"] += 1
+        granted = controller.state.granted[-1]
+        billed_usd, cap_usd = self.backend.provider.bill_usd(math.inf), granted.max_cost_before_usd
+        assert cap_usd is None or billed_usd <= cap_usd + 1e-6, f"{billed_usd} USD billed of {cap_usd}, then extended"
 
 
 def run_seed(
@@ -230,6 +284,7 @@ def run_seed(
         num_instances=len(state.instances),
         bill_usd=run.backend.provider.bill_usd(math.inf),
         ledger_usd=bill_usd(job, state, state.now),
+        cap_usd=run.controller.job.max_cost_usd,
         seen=run.seen,
         wrong=(*wrong, *_judged_by_the_bill(run, finish)),
         story=run.story,
@@ -260,7 +315,7 @@ def _after_the_end(run: Run, finish: Finish | None) -> list[str]:
 
 def _judged_by_the_bill(run: Run, finish: Finish | None) -> list[str]:
     """The bill only grows: if it is within the cap at the end of time, it always was."""
-    job, state = run.case.job, run.controller.state
+    job, state = run.controller.job, run.controller.state
     billed_usd, ledger_usd = run.backend.provider.bill_usd(math.inf), bill_usd(job, state, state.now)
     wrong = []
     if job.max_cost_usd is not None and billed_usd > job.max_cost_usd + 1e-6:
@@ -287,7 +342,7 @@ def main(arguments: Collection[str] | None = None) -> None:
     print(outcome.case)
     print("\n".join(outcome.story))
     print(f"{outcome.ended} {outcome.reason}: {outcome.num_events} events, {outcome.num_instances} instances")
-    print(f"billed {outcome.bill_usd:.6f} USD, ledger {outcome.ledger_usd:.6f}, cap {outcome.case.job.max_cost_usd}")
+    print(f"billed {outcome.bill_usd:.6f} USD, ledger {outcome.ledger_usd:.6f}, cap {outcome.cap_usd} in the end")
     print(dict(outcome.seen))
     for what in outcome.wrong:
         print(f"WRONG: {what}")

@@ -66,6 +66,8 @@ class Weather:
     gone_for_good: float
     """That a driver which dies never comes back."""
     cancels: float
+    extends: float
+    """That the user grants more while it runs; and, each time that the cap ends it, that it is raised and goes on."""
 
 
 CALM = Weather(
@@ -86,6 +88,7 @@ CALM = Weather(
     deaths=0.0,
     gone_for_good=0.0,
     cancels=0.0,
+    extends=0.2,
 )
 ROUGH = Weather(
     refused=0.05,
@@ -105,6 +108,7 @@ ROUGH = Weather(
     deaths=0.4,
     gone_for_good=0.2,
     cancels=0.05,
+    extends=0.2,
 )
 BREEZE = replace(
     ROUGH,
