@@ -13,9 +13,8 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-import rubberband
 from rubberband.api.dashboard import assets
-from rubberband.api.security.access import principal_of
+from rubberband.api.security.access import STRANGER, principal_of
 from rubberband.executor.events import Event
 from rubberband.units import format_instant
 from rubberband.views.words import counted, duration, number, usd
@@ -28,10 +27,16 @@ CONTENT_POLICY = (
 
 
 def render(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
-    """A page (or a part of one) from one of the templates; `path`, `who` and `now` are given to all of them."""
+    """A page (or a part of one) from one of the templates; `path`, `who`, `stranger` and `now` are given to all."""
     who = principal_of(request)
     page = _templates.get_template(template).render(
-        {"path": request.url.path, "who": who, "now": time.time(), "version": rubberband.__version__, "status": status}
+        {
+            "path": request.url.path,
+            "who": who,
+            "stranger": who is STRANGER,
+            "now": time.time(),
+            "status": status,
+        }
         | values
     )
     headers = {"Content-Security-Policy": CONTENT_POLICY, "Cache-Control": "no-store"}
