@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +34,9 @@ WELL_S = 60.0
 AT_WORK = frozenset({ExperimentState.STARTING, ExperimentState.RUNNING})
 IDLE = frozenset({ExperimentState.QUEUED, ExperimentState.UNREADABLE})
 """Known, and not followed in every round."""
+
+_NAME = re.compile(r"[a-z0-9-]{1,63}")
+"""Other folders are none that were made for an experiment."""
 
 Stamp = tuple[tuple[int, int], ...] | None
 """When the files of a journal were written last, and their sizes; None if it is in a store."""
@@ -283,7 +287,8 @@ class Watcher:
                 self._wake_up(name)
             else:
                 self._settled[name] = stamp
-        found = [folder for folder in folders(self._home, self._journals) if folder.path.is_dir()]
+        listed = folders(self._home, self._journals)
+        found = [folder for folder in listed if _NAME.fullmatch(folder.name) and folder.path.is_dir()]
         unknown = [folder for folder in found if folder.name not in self._rows and folder.name not in self._settled]
         for folder in unknown[:FOUND_AT_ONCE]:
             self._take_in(folder)

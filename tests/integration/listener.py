@@ -32,6 +32,10 @@ class Listener:
         """The experiments that were told to be done."""
         return [event["experiment"] for event in self.events if event["data"].get("state") == "done"]
 
+    def reporting(self) -> set[str]:
+        """The experiments whose trials have reported."""
+        return {event["experiment"] for event in self.events if event["kind"] == "TrialReported"}
+
     def close(self) -> None:
         """Listen no longer."""
         self._closing.set()

@@ -10,10 +10,13 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.hosting import is_hosted, read_mark
 from tests.integration.listener import Listener
 from tests.server_process import ServerProcess, serving
 from tests.unit.service_runs import count_of, experiment, template, until
@@ -142,5 +145,51 @@ def test_kills_at_any_moment_lose_and_repeat_nothing(tmp_path: Path) -> None:
     assert sorted(item["name"] for item in listed) == sorted(names)
     assert starts(tmp_path) == Counter(dict.fromkeys(names, 1))
     assert all(listener.of(name) == list(range(count_of(journal))) for name in names)
+    assert listener.ids() == sorted(set(listener.ids()))
+    assert did_nothing_forbidden(tmp_path)
+
+
+def digits(name: str) -> dict[str, Any]:
+    """Real training on an instance of its own."""
+    words = experiment(name, deadline="40m", max_cost=5.0).to_words()
+    words["entrypoint"] = "examples.digits:DigitsTrial"
+    words["search"] |= {
+        "space": {"lr": {"type": "loguniform", "lower": 1e-3, "upper": 0.3}, "width": 8, "weight_decay": 1e-5},
+        "scheduler": {"type": "sha", "num_samples": 6, "grace_period": 6, "max_t": 12, "reduction_factor": 2},
+        "metric": "accuracy",
+        "mode": "max",
+    }
+    words["search"]["space"]["momentum"] = 0.9
+    words["resources"] = {"provider": "local", "instance_type": "p3.2xlarge", "max_instances": 1}
+    words["profile"] = {"seconds_per_iteration": {1: 2}, "trial_startup": "3s"}
+    return words
+
+
+@pytest.mark.long
+@pytest.mark.ray
+@pytest.mark.timeout(1200)
+def test_real_training_goes_on_while_the_server_is_killed_and_restarted(tmp_path: Path) -> None:
+    names = ["digits-a", "digits-b", "digits-c"]
+    root = str(HERE.parents[1])
+    options = ("--allow", "examples.digits:DigitsTrial", "--code", root)
+    with serving(tmp_path, *options, program=SERVER) as server:
+        address, port = server.address, str(server.port)
+        listener = Listener(address)
+        answers = [httpx.post(f"{address}/v1/experiments", json=digits(name), timeout=120.0) for name in names]
+        assert [answer.status_code for answer in answers] == [201, 201, 201], answers[0].text
+        until(lambda: listener.reporting() >= set(names), patience_s=400.0)
+        marks = [read_mark(ExperimentFolder(home=tmp_path, name=name)) for name in names]
+        kill(server)
+    assert all(is_hosted(ExperimentFolder(home=tmp_path, name=name)) for name in names)
+    with serving(tmp_path, "--port", port, *options, program=SERVER) as server:
+        until(lambda: all_done(address, names), patience_s=600.0)
+        until(lambda: set(listener.ends()) == set(names))
+        views = [httpx.get(f"{address}/v1/experiments/{name}", timeout=60.0).json() for name in names]
+        listener.close()
+    assert [read_mark(ExperimentFolder(home=tmp_path, name=name)) for name in names] == marks
+    assert [(view["state"], view["attempt"]) for view in views] == [("done", 1)] * 3
+    for name in names:
+        count = count_of(ExperimentFolder(home=tmp_path, name=name).journal)
+        assert listener.of(name) == list(range(count))
     assert listener.ids() == sorted(set(listener.ids()))
     assert did_nothing_forbidden(tmp_path)

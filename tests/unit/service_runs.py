@@ -115,9 +115,9 @@ class House:
         return [event.data["state"] for event in self.feed(name) if event.kind == "state"]
 
 
-def until(look: Callable[[], Found | None]) -> Found:
+def until(look: Callable[[], Found | None], patience_s: float = PATIENCE_S) -> Found:
     """What `look` finds, as soon as it finds something."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while (found := look()) is None or found is False:
         assert time.monotonic() < deadline, "this took too long"
         time.sleep(0.01)

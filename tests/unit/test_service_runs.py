@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rubberband.api.problems import Problem
+from rubberband.api.settings import Limits, Settings
 from rubberband.api.store.records import ExperimentState
 from rubberband.errors import JournalError
 from rubberband.executor.folder import ExperimentFolder
@@ -138,7 +139,7 @@ def test_what_was_run_by_hand_is_taken_in_with_its_events(house: House) -> None:
 
 def test_a_server_that_restarts_finds_all_as_it_is_and_repeats_nothing(house: House) -> None:
     house.tell(held="hold", ended="hold", waiting="hold")
-    house.settings = type(house.settings)(home=house.home, limits=type(house.settings.limits)(max_running=2))
+    house.settings = Settings(home=house.home, limits=Limits(max_running=2))
     with house.open() as runs:
         for name in ("held", "ended", "waiting"):
             runs.submit(experiment(name))
@@ -181,6 +182,41 @@ def test_cancelling_what_waits_takes_it_from_the_queue(tmp_path: Path, journal: 
         house.wait("a", DONE)
     assert [start[0] for start in house.starts()] == ["a"]
     house.store.close()
+
+
+def test_the_limits_of_what_waits_are_changed_in_its_words(tmp_path: Path, journal: Path) -> None:
+    house = House(tmp_path, journal, max_running=1)
+    house.tell(a="hold")
+    with house.open() as runs:
+        runs.submit(experiment("a"))
+        house.wait("a", RUNNING)
+        accepted = runs.submit(experiment("b", deadline="2m", max_cost=5.0))
+        seen = runs.extension("b", deadline="1h")
+        assert house.row("b").words == accepted.words
+        assert (seen.before.feasible, seen.after.feasible, seen.applied) == (True, True, False)
+        assert seen.added_usd <= 0.0
+        assert runs.extend("b", deadline="1h", max_cost_usd=6.0, request="more").applied
+        with pytest.raises(Problem, match="not later"):
+            runs.extend("b", deadline="30m", request="less")
+        with pytest.raises(Problem, match="not more"):
+            runs.extend("b", max_cost_usd=2.0, request="less")
+        house.go()
+        house.wait("b", DONE)
+    constraints = experiment(**read_order(ExperimentFolder(home=tmp_path, name="b")).words["constraints"]).constraints
+    assert constraints.deadline_at == pytest.approx(accepted.created_at + 3600.0, abs=0.001)
+    assert constraints.max_cost_usd == 6.0
+    house.store.close()
+
+
+def test_what_is_over_has_no_limits_to_change_and_the_operator_has_the_last_word(house: House) -> None:
+    house.settings = Settings(home=house.home, limits=Limits(max_cost_usd=10.0))
+    with house.open() as runs:
+        runs.submit(experiment(max_cost=5.0))
+        house.wait("one", DONE)
+        with pytest.raises(Problem, match="it is over"):
+            runs.extension("one", max_cost_usd=6.0)
+        with pytest.raises(Problem, match="more than is allowed here"):
+            runs.extension("one", max_cost_usd=11.0)
 
 
 def test_cancelling_what_runs_is_asked_of_its_driver_once(house: House) -> None:
