@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
@@ -15,8 +16,9 @@ from rubberband.api.documenting import only_documented, refusals
 from rubberband.api.names import NAME_PATTERN
 from rubberband.api.problems import MALFORMED, Problem
 from rubberband.api.security.access import Reader
+from rubberband.api.security.tokens import is_live
 from rubberband.api.service import Service, Serving
-from rubberband.api.store.records import FeedEvent
+from rubberband.api.store.records import NOBODY, FeedEvent, Principal
 from rubberband.api.views_json import feed_event, to_bytes
 from rubberband.units import shown
 
@@ -55,7 +57,7 @@ data: {"id":42,"experiment":"digits-sha","seq":17,"kind":"TrialReported","occurr
 async def stream_events(
     request: Request,
     service: Serving,
-    _reader: Reader,
+    reader: Reader,
     experiment: Annotated[
         str | None, Query(pattern=NAME_PATTERN, description="Only of this experiment.", examples=["digits-sha"])
     ] = None,
@@ -79,16 +81,20 @@ async def stream_events(
         return Response(status_code=200, headers=headers, media_type=_MEDIA_TYPE)
     last = await run_in_threadpool(service.store.last_feed_id)
     start = last if begin == "latest" else min(begin, last)
-    return StreamingResponse(stream(service, start, experiment), headers=headers, media_type=_MEDIA_TYPE)
+    return StreamingResponse(stream(service, start, experiment, reader), headers=headers, media_type=_MEDIA_TYPE)
 
 
 async def stream(
-    service: Service, after: int, experiment: str | None, heartbeat_s: float = HEARTBEAT_S
+    service: Service,
+    after: int,
+    experiment: str | None,
+    reader: Principal = NOBODY,
+    heartbeat_s: float = HEARTBEAT_S,
 ) -> AsyncIterator[bytes]:
-    """The events past `after` as they come, until the service ends."""
+    """The events past `after` as they come, until the service ends or the reader's token does."""
     feed = service.feed
     yield b"retry: 1000\n\n"
-    while not feed.closed:
+    while not feed.closed and await run_in_threadpool(_may_read, service, reader):
         seen = feed.wakes
         events = await run_in_threadpool(service.store.feed, after=after, experiment=experiment, limit=PAGE)
         if events:
@@ -96,6 +102,14 @@ async def stream(
             yield b"".join(map(_event, events))
         elif not await feed.wait(seen, heartbeat_s):
             yield b": still here\n\n"
+
+
+def _may_read(service: Service, reader: Principal) -> bool:
+    """Whether the token that a stream was opened with is still good."""
+    if not reader.token:
+        return True
+    known = service.store.token(reader.token)
+    return known is not None and is_live(known[0], at=time.time())
 
 
 def _event(event: FeedEvent) -> bytes:

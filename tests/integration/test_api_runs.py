@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,16 @@ def test_a_stream_that_breaks_goes_on_and_loses_nothing(service: httpx.Client) -
     second = follow(service, is_over, params=mine, headers={"Last-Event-ID": str(first[-1]["id"])})
     whole = follow(service, is_over, params=mine)
     assert first + second == whole
+
+
+def test_a_stream_ends_when_its_reader_leaves(service: httpx.Client) -> None:
+    with service.stream("GET", "/v1/events?after=latest") as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == "retry: 1000"
+        assert "rubberband_event_streams 1.0" in service.get("/metrics").text
+    until = time.monotonic() + PATIENCE_S
+    while "rubberband_event_streams 0.0" not in service.get("/metrics").text:
+        assert time.monotonic() < until
 
 
 def test_what_is_over_is_neither_resumed_nor_extended_nor_run_again(service: httpx.Client) -> None:

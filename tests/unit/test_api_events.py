@@ -12,7 +12,7 @@ import pytest
 
 from rubberband.api.routes.events import PAGE, stream
 from rubberband.api.service import Service
-from rubberband.api.store.records import Entry
+from rubberband.api.store.records import Entry, Principal, TokenRecord
 from tests.fake_runs import FakeService, fake_service
 
 
@@ -106,6 +106,23 @@ def test_streams_end_with_the_service(service: FakeService) -> None:
         return await waiting
 
     assert service.client.wait(follow(), 10.0) == []
+
+
+def test_a_stream_ends_with_the_token_that_it_was_opened_with(service: FakeService) -> None:
+    record = TokenRecord(id="t", name="ci", scope="read", created_at=1.0)
+    service.store.add_token(record, "hash")
+    reader = Principal(token="t", name="ci", scope="read")
+
+    async def follow() -> list[bytes]:
+        chunks = stream(parts(service), 0, None, reader)
+        await anext(chunks)
+        waiting = asyncio.create_task(_all(chunks))
+        await asyncio.to_thread(service.store.revoke_token, "t", at=2.0)
+        await asyncio.to_thread(service.store.append, entries("a", 1, 1))
+        service.feed.wake()
+        return await waiting
+
+    assert len(service.client.wait(follow(), 10.0)) <= 1
 
 
 async def _all(chunks: AsyncIterator[bytes]) -> list[bytes]:
