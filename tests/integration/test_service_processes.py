@@ -113,11 +113,10 @@ def test_what_has_no_plan_is_refused_with_the_reason_that_the_command_line_gives
     house.store.close()
 
 
-def test_journals_are_in_the_store_where_one_is_given(tmp_path: Path) -> None:
+def test_journals_are_in_the_store_where_one_is_given(tmp_path: Path, store_url: str) -> None:
     house = House(tmp_path, tmp_path)
     house.store.close()
-    url = f"sqlite:///{tmp_path}/all.db"
-    house.settings, house.store = replace(house.settings, store=url), open_store(url, tmp_path)
+    house.settings, house.store = replace(house.settings, store=store_url), open_store(store_url, tmp_path)
     with house.open(HOSTED) as runs:
         runs.submit(experiment())
         house.wait("one", DONE)
