@@ -1,8 +1,12 @@
-"""HTTP connections that do not wait for ever: who opens one, and does not send a request whole, is cut off."""
+"""HTTP connections that do not wait for ever: who opens one, and does not send a request whole, is cut off.
+
+Answers are sent in as few pieces as can be: each costs a call of the system.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -13,6 +17,35 @@ HEADERS_BYTES = 32 << 10
 """Of all headers together; more is answered with 400."""
 
 
+class _Gathering:
+    """A transport that sends what is written at one go together: uvicorn writes head and body of an answer apart."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._written: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        """Send it before the event loop turns again."""
+        if not data:
+            return
+        if not self._written:
+            self._loop.call_soon(self._flush)
+        self._written.append(data)
+
+    def close(self) -> None:
+        """Send what was written, and hang up."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        written, self._written = self._written, []
+        if written:
+            self._transport.write(b"".join(written))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class PatientProtocol(H11Protocol):
     """uvicorn's protocol, with an end to the wait for headers."""
 
@@ -20,7 +53,7 @@ class PatientProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
-        super().connection_made(transport)
+        super().connection_made(cast(asyncio.Transport, _Gathering(transport, self.loop)))
         self._expect()
 
     def data_received(self, data: bytes) -> None:
