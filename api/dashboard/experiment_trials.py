@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from rubberband.executor.result import Result, TrialResult
 from rubberband.views.charts import CURVES
-from rubberband.views.spending import Growth, trial_growth
+from rubberband.views.spending import trial_costs_usd
 from rubberband.views.tables import ranked, status
 from rubberband.views.words import number, printable, setting, usd, usd_decimals
 
@@ -119,12 +119,10 @@ def trial_page(result: Result, asked: Asked) -> TrialPage:
 
 
 def _kinds(result: Result) -> list[_Kind]:
-    grown: dict[int, Growth] = {}
+    costs_usd = trial_costs_usd(result)
 
     def cost_usd(trial: TrialResult) -> float:
-        if not grown:
-            grown.update(trial_growth(result))
-        return grown[trial.trial].amount[-1]
+        return costs_usd[trial.trial]
 
     def metric(trial: TrialResult) -> float | None:
         return trial.metrics.get(result.metric)

@@ -7,11 +7,11 @@ once; functions with the GPU time that trials hold; the head evenly. It ends at 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from rubberband.executor.result import Busy, InstanceResult, Result
+from rubberband.executor.result import InstanceResult, Result
 from rubberband.offer import SECONDS_PER_HOUR
 from rubberband.views.charts import beyond_s, end_s
 
@@ -103,18 +103,27 @@ def trial_growth(result: Result) -> Mapping[int, Growth]:
     The whole bill so far (idle and starting instances included) is shared out among the trials by the GPU time that
     each has held, at its instances' prices; so the last amounts of all trials add up to the bill, if any has trained.
     """
+    parts: dict[int, list[_Part]] = {trial.trial: [] for trial in result.trials}
+    for trial, part in _uses(result):
+        parts[trial].append(part)
+    return {trial: _grown(held) for trial, held in parts.items()}
+
+
+def trial_costs_usd(result: Result) -> Mapping[int, float]:
+    """Trial -> its share of the bill so far, as `trial_growth` ends."""
+    costs_usd = {trial.trial: 0.0 for trial in result.trials}
+    for trial, part in _uses(result):
+        costs_usd[trial] += part.usd_per_s * (part.end_s - part.start_s)
+    return costs_usd
+
+
+def _uses(result: Result) -> Iterator[tuple[int, _Part]]:
+    """What trials held, as parts of the bill."""
     prices = {instance.instance: instance.price_usd_per_hour for instance in result.instances}
-    held: dict[int, list[Busy]] = {trial.trial: [] for trial in result.trials}
-    for use in result.busy:
-        held[use.trial].append(use)
     total = sum(prices[use.instance] * (use.end_s - use.start_s) for use in result.busy)
     usd_each = result.actual_cost_usd / total if total > 0 else 0.0
-    return {
-        trial: _grown(
-            _Part(start_s=use.start_s, end_s=use.end_s, usd_per_s=prices[use.instance] * usd_each) for use in uses
-        )
-        for trial, uses in held.items()
-    }
+    for use in result.busy:
+        yield use.trial, _Part(start_s=use.start_s, end_s=use.end_s, usd_per_s=prices[use.instance] * usd_each)
 
 
 def shares(result: Result) -> Mapping[int, tuple[float, ...]]:

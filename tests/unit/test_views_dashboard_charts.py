@@ -16,7 +16,7 @@ from rubberband.views.allocation_chart import allocation
 from rubberband.views.learning_chart import MOST_POINTS, learning_curves
 from rubberband.views.parallel_coordinates import MOST_TRIALS, parallel_coordinates
 from rubberband.views.spend_chart import spend
-from rubberband.views.spending import shares, spending, trial_growth
+from rubberband.views.spending import shares, spending, trial_costs_usd, trial_growth
 from tests.unit.test_views_tables import EVERY_RESULT, FAULTS, a_job, a_result, cut_short
 from tests.unit.virtual_runs import run_virtual
 
@@ -65,6 +65,7 @@ def test_the_trials_shares_add_up_to_the_bill(faults: Any) -> None:
     result = a_result(a_job(), faults)
     whole = [growth.at(math.inf) for growth in trial_growth(result).values()]
     assert sum(whole) == pytest.approx(result.actual_cost_usd)
+    assert list(trial_costs_usd(result).values()) == pytest.approx(whole)
 
 
 def test_a_trial_s_share_grows_with_every_report() -> None:

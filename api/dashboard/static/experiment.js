@@ -6,35 +6,52 @@ import { followLog } from "./experiment_log.js";
 
 const live = document.getElementById("live");
 const name = live.dataset.name;
-let figuresAt = 0;
-let figuresTook = 0;
+let lookedAt = 0;
+let took = 0;
+let looking = false;
+let again = false; // whether something changed since it was looked at
+let later = null;
 
 const fragment = () => refresh(live, live.dataset.address + window.location.search);
 
 async function figures() {
-  const began = performance.now();
   const answer = await fetch(`/experiments/${name}/figures`, { headers: { Accept: "application/json" } });
-  if (!answer.ok) return;
-  await showFigures(await answer.json());
-  figuresTook = performance.now() - began;
-  figuresAt = performance.now();
+  if (answer.ok) await showFigures(await answer.json());
 }
 
-// What takes long to draw is drawn less often.
-const mayDraw = () => !document.hidden && performance.now() - figuresAt >= 4 * figuresTook;
-
-let again = false;
+// What takes long to find out and to draw is looked at less often, and nothing while nobody sees it.
 async function changed() {
-  await fragment();
-  again = !mayDraw();
-  if (!again) await figures();
+  again = true;
+  if (looking || later || document.hidden) return;
+  const rest_ms = lookedAt + 2 * took - performance.now();
+  if (rest_ms > 0) later = setTimeout(() => { later = null; changed(); }, rest_ms);
+  else await look();
+}
+
+async function look() {
+  const began = performance.now();
+  looking = true;
+  again = false;
+  try {
+    await fragment();
+    await figures();
+  } finally {
+    looking = false;
+    lookedAt = performance.now();
+    took = lookedAt - began;
+  }
+  if (again) changed();
+}
+
+function acted() {
+  took = 0;
+  return changed();
 }
 
 const isActive = () => live.querySelector(".badge.running, .badge.starting, .badge.queued") !== null;
 
-async function timePassed() {
-  if (document.hidden || !(isActive() || again)) return;
-  await changed();
+function timePassed() {
+  if (!document.hidden && isActive()) changed();
 }
 
 function seen() {
@@ -52,7 +69,7 @@ function turn(event) {
 
 live.addEventListener("click", turn);
 showFigures(JSON.parse(document.getElementById("figures").textContent));
-offerActions(name, changed);
+offerActions(name, acted);
 const log = followLog(name);
 follow(`/v1/events?experiment=${name}&after=${live.dataset.after}`, () => Promise.all([changed(), log.more()]));
 setInterval(timePassed, 5000);
