@@ -8,6 +8,7 @@ their number. It ends with its stdin, or by itself where one plan takes much lon
 from __future__ import annotations
 
 import base64
+import gc
 import hashlib
 import json
 import math
@@ -186,6 +187,8 @@ def main() -> None:
     """Serve the parent. Ctrl-C in its terminal is for the parent to act on."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _limit_memory()
+    # What was imported stays for good: it need not be looked through each time that garbage is collected.
+    gc.freeze()
     home, *flags = sys.argv[1:]
     serve(sys.stdin.buffer, sys.stdout.buffer, Path(home), live="--live" in flags)
 

@@ -15,7 +15,7 @@ from rubberband.planner.families import box_of
 from rubberband.planner.goodput.planning import extrapolated
 from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
 from rubberband.planner.lanes import JobPlan, Lane
-from rubberband.planner.model import predict
+from rubberband.planner.mean_cost import MeanCost
 from rubberband.planner.sampling import Draws, varies
 from rubberband.planner.table import Floats
 from rubberband.profile import Profile
@@ -263,8 +263,8 @@ def _outcome(estimate: Estimate, job: JobPlan, terms: _Terms) -> _Outcome:
 
 
 def _certain(lane: Lane, terms: _Terms, seed: int) -> tuple[Floats, Floats]:
-    prediction = predict(lane.stages, lane.planned.plan, terms.profile, terms.offer)
-    return np.array([prediction.jct_s]), np.array([prediction.cost_usd])
+    jct_s, cost_usd = MeanCost(lane.stages, terms.profile, terms.offer)(lane.planned.plan)
+    return np.array([jct_s]), np.array([cost_usd])
 
 
 def _sampled(lane: Lane, terms: _Terms, seed: int) -> tuple[Floats, Floats]:

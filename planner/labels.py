@@ -41,7 +41,17 @@ class Labels:
 
     def take(self, which: Ints | Bools) -> Labels:
         """The labels `which`."""
-        return Labels(**{name: getattr(self, name)[which] for name in Labels.__slots__})
+        return Labels(
+            time_s=self.time_s[which],
+            cost_usd=self.cost_usd[which],
+            instances=self.instances[which],
+            at=self.at[which],
+            option=self.option[which],
+            parent=self.parent[which],
+            young=self.young[which],
+            prepaid_s=self.prepaid_s[which],
+            held=self.held[which],
+        )
 
     @property
     def prepaid_total_s(self) -> Floats:
@@ -124,6 +134,8 @@ def undominated(table: Table, labels: Labels) -> Labels:
     A beats B if it is not later and its cost, plus all that B has prepaid beyond A (instance by instance in the order
     of release), is not higher: whatever B does next, A can do for no more.
     """
+    if len(labels) == 1:
+        return labels
     labels = labels.take(
         np.lexsort((labels.held, np.round(labels.cost_usd, 10), np.round(labels.time_s, 7), labels.at))
     )

@@ -176,8 +176,8 @@ def _next(
     table: Table, stage: int, labels: Labels, counts: Ints, relaxed: Relaxed, limits: Floats, constant: bool
 ) -> Labels:
     """The undominated labels after `stage`, a chunk of pairs (label, choice) at a time."""
-    options = [(at, option) for at in counts for option in np.flatnonzero(table.valid[stage, at])]
-    at, option = np.array(options).T
+    open_at, option = np.nonzero(table.valid[stage, counts])
+    at = counts[open_at]
     chunk = max(1, _PAIRS_AT_ONCE // len(at))
     parts = []
     for first in range(0, len(labels), chunk):
@@ -185,6 +185,8 @@ def _next(
         pairs = _promising(table, stage, labels, parents, at, option, relaxed, limits, constant)
         grown = extend(table, stage, labels, *pairs)
         parts.append(grown.take(_within(table, stage, grown, relaxed, limits)))
+    if len(parts) == 1:
+        return undominated(table, parts[0])
     merged = Labels(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in Labels.__slots__})
     return undominated(table, merged)
 

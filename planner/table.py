@@ -136,6 +136,11 @@ class MeanMoments:
 
 def mean_runs_s(stages: Sequence[Stage], profile: Profile, offer: Offer, market: Market, gangs: Ints) -> Floats:
     """(stages, gangs) Mean seconds of one trial."""
+    if market == "on_demand":
+        iterations = np.array([[stage.iterations] for stage in stages])
+        iteration_s = np.array([profile.iteration_s(gpus) for gpus in gangs.tolist()])
+        runs_s: Floats = profile.trial_startup_s + iterations * iteration_s
+        return runs_s
     return np.array([[run_s(stage, int(gpus), profile, offer, market) for gpus in gangs] for stage in stages])
 
 
@@ -217,21 +222,22 @@ def _block(
     slots = _slots(counts, gangs, offer.gpus)
     counts, slots = counts[slots[:, 0] > 0], slots[slots[:, 0] > 0]
     duration_s, late_s = moments.stages_s(market, gangs, slots)
-    per_trial_s = mean_runs_s(stages, profile, offer, market, gangs)
-    per_trial_usd = offer.market_price_usd_per_s(market) / offer.gpus * gangs * per_trial_s
-    trials_usd = np.broadcast_to((trials[:, None] * per_trial_usd)[:, None, :], duration_s.shape)
     deadline_s = duration_s + late_s
+    trials_usd = np.zeros_like(deadline_s)
     if offer.billing == "per_instance":
         choice = np.argmin(deadline_s, axis=2, keepdims=True)
         keep = np.ones(choice.shape, dtype=bool)
         faster = _faster(np.take_along_axis(deadline_s, choice, axis=2))
     else:
+        per_trial_s = mean_runs_s(stages, profile, offer, market, gangs)
+        per_trial_usd = offer.market_price_usd_per_s(market) / offer.gpus * gangs * per_trial_s
+        trials_usd += (trials[:, None] * per_trial_usd)[:, None, :]
         choice, keep = _undominated(deadline_s, trials_usd)
         faster = _faster(deadline_s)
     young = _young_cohorts(duration_s.min(axis=(1, 2)), offer) + len(begin.young)
     kept = _considered(faster, young, offer, counts, begin, noisy is not None)
     duration_s = np.take_along_axis(duration_s, choice, axis=2)[:, kept]
-    extra_usd = np.take_along_axis(trials_usd, choice, axis=2)[:, kept] * (offer.billing == "per_function")
+    extra_usd = np.take_along_axis(trials_usd, choice, axis=2)[:, kept]
     if market == "spot" and offer.spot is not None:
         rate = offer.spot.interruptions_per_hour / SECONDS_PER_HOUR
         extra_usd = extra_usd + rate * counts[kept][:, None] * duration_s * offer.data_usd_per_instance
