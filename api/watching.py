@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from rubberband.api.following import Follower
 from rubberband.api.observing import Observed, at_work
@@ -21,6 +22,7 @@ from rubberband.executor.folder import ExperimentFolder, folders
 from rubberband.executor.hosting import Order
 
 log = logging.getLogger("rubberband.api.runs")
+_Found = TypeVar("_Found")
 
 FAST_S, SLOW_S, RETRY_S = 0.1, 1.0, 1.0
 LOOK_AROUND_S = 2.0
@@ -67,8 +69,9 @@ class Watcher:
         """All others: the stamp of the journal, or, as long as it was not looked at, when the row was changed."""
         self._followers: dict[str, Follower] = {}
         self._spawned: set[tuple[str, int]] = set()
+        self._told: set[str] = set()
         self._loaded = False
-        self._is_lost = False
+        self._is_lost = self._is_more_to_find = False
         self._looked_at = self._pruned_at = -LOOK_AROUND_S
         self._dirty: dict[str, None] = {}
         """Those whose rows requests changed, in that order."""
@@ -136,7 +139,7 @@ class Watcher:
 
     @property
     def _is_busy(self) -> bool:
-        return bool(self._queue) or any(row.state in AT_WORK for row in self._rows.values())
+        return self._is_more_to_find or bool(self._queue) or any(row.state in AT_WORK for row in self._rows.values())
 
     def round(self) -> None:
         """Look at everything once. Raises JournalError if the store does not answer: the next round makes it good."""
@@ -145,15 +148,27 @@ class Watcher:
         self._take_changes()
         self._processes.reap()
         for name in [name for name, row in self._rows.items() if row.state not in IDLE]:
-            self._follow(name)
+            self._alone(name, self._follow)
         self._start_queued()
         now = time.monotonic()
-        if now - self._looked_at >= LOOK_AROUND_S:
+        if self._is_more_to_find or now - self._looked_at >= LOOK_AROUND_S:
             self._look_around()
             self._looked_at = now
         if now - self._pruned_at >= PRUNE_S:
             self._store.prune(at=time.time())
             self._pruned_at = now
+
+    def _alone(self, name: str, act: Callable[[str], _Found]) -> _Found | None:
+        """Do something about one experiment; what goes wrong there is told once, and harms no other."""
+        try:
+            return act(name)
+        except JournalError:
+            raise
+        except Exception:
+            if name not in self._told:
+                self._told.add(name)
+                log.exception("experiment %s cannot be looked after; it is tried again", name)
+            return None
 
     # What is known
 
@@ -225,11 +240,11 @@ class Watcher:
         for name in list(self._queue):
             if running >= self._max_running:
                 break
-            running += self._begin(self._rows[name])
+            running += bool(self._alone(name, self._begin))
 
-    def _begin(self, row: Submission) -> bool:
+    def _begin(self, name: str) -> bool:
         """Give it a process, and write that down first; False if it must wait, or cannot begin."""
-        folder = self.folder(row.name)
+        row, folder = self._rows[name], self.folder(name)
         if at_work(folder):  # an earlier process of it has not quite ended
             return False
         if row.attempt == 0 and folder.exists:
@@ -279,7 +294,7 @@ class Watcher:
 
     def _look_around(self) -> None:
         for name in [name for name, row in self._rows.items() if row.state is ExperimentState.UNREADABLE]:
-            self._follow(name)
+            self._alone(name, self._follow)
         for name, seen in list(self._settled.items()):
             folder = self.folder(name)
             stamp = _stamp(folder)
@@ -290,6 +305,7 @@ class Watcher:
         listed = folders(self._home, self._journals)
         found = [folder for folder in listed if _NAME.fullmatch(folder.name) and folder.path.is_dir()]
         unknown = [folder for folder in found if folder.name not in self._rows and folder.name not in self._settled]
+        self._is_more_to_find = len(unknown) > FOUND_AT_ONCE
         for folder in unknown[:FOUND_AT_ONCE]:
             self._take_in(folder)
 
@@ -299,7 +315,7 @@ class Watcher:
         if row is not None:
             self._settled.pop(name, None)
             self._rows[name] = row
-            self._follow(name)
+            self._alone(name, self._follow)
 
     def _take_in(self, folder: ExperimentFolder) -> None:
         """Keep an experiment that was run by hand; its events are told first, so that none is lost."""
