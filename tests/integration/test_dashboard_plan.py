@@ -76,13 +76,18 @@ def test_the_plan_follows_the_slider(browser: Any, address: str) -> None:
         page.on("request", lambda request: asked.append(request.url) if "/v1/plans" in request.url else None)
         slider = page.get_by_role("slider", name="Deadline, by slider")
         slider.focus()
+        star, line = page.locator("#at-plan"), page.locator("#at-deadline")
+        star_px, line_px = star.bounding_box()["x"], line.bounding_box()["x"]
         page.keyboard.press("End")
         expect(page.locator("#headline")).to_contain_text("0.4729 USD")
-        expect(page.get_by_label("Deadline", exact=True)).to_have_value("2m42s")
+        assert star.bounding_box()["x"] > star_px
+        assert line.bounding_box()["x"] > line_px
+        expect(page.get_by_label("Deadline", exact=True)).to_have_value("2m41s")
         for _ in range(30):
             page.keyboard.press("ArrowLeft")
         page.keyboard.press("Home")
         expect(page.locator("#headline")).to_contain_text("No plan meets these limits")
+        expect(star).to_be_hidden()
         expect(page.get_by_role("button", name="Submit…")).to_be_disabled()
         assert asked, "the service planned again"
         assert len(asked) < 32, "questions that were overtaken are not asked"

@@ -24,5 +24,5 @@ export function table(caption, columns, rows, total = null) {
 }
 
 export function show(element, yes = true) {
-  element.hidden = !yes;
+  element.toggleAttribute("hidden", !yes);
 }

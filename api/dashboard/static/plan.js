@@ -127,8 +127,8 @@ function place() {
   if (!range_s) return;
   const [from_s, to_s] = range_s;
   const unit_s = unit_of(range_s);
-  slider.min = String(Math.max(1, Math.floor(from_s / unit_s)));
-  slider.max = String(Math.ceil(to_s / unit_s));
+  slider.min = String(Math.ceil(from_s / unit_s));
+  slider.max = String(Math.floor(to_s / unit_s));
   const at = Math.round((limits.deadline_s ?? to_s) / unit_s);
   if (document.activeElement !== slider || Math.abs(Number(slider.value) - at) > 1) slider.value = String(at);
   slider.setAttribute("aria-valuetext", limits.deadline_s === null ? "no deadline" : duration(limits.deadline_s));

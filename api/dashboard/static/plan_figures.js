@@ -22,7 +22,7 @@ export function reach(curve, asked_s) {
   const points = [...curve.frontier, ...curve.static_frontier];
   const first_s = Math.min(...points.map((point) => point.jct_s));
   const last_s = Math.max(...points.map((point) => point.jct_s));
-  const near_s = asked_s !== null && asked_s < 4 * last_s ? asked_s : 0;
+  const near_s = asked_s !== null && asked_s < 2 * last_s ? asked_s : 0;
   return [0.8 * first_s, Math.max(1.15 * last_s, 1.5 * first_s, 1.05 * near_s)];
 }
 
@@ -60,7 +60,7 @@ export function limit_marks(limits, unit_s, far_s, top_usd) {
   return { shapes, annotations };
 }
 
-// The whole figure, with the chosen point (or null) as its last trace.
+// The whole figure, high enough for the chosen point (or null).
 export function frontier_figure(curve, limits, point) {
   const [from_s, far_s] = reach(curve, limits.deadline_s);
   const [unit, unit_s] = time_unit(far_s);
@@ -70,20 +70,19 @@ export function frontier_figure(curve, limits, point) {
   if (curve.static_frontier.length) {
     data.push(steps("fixed cluster: the best size", curve.static_frontier, far_s, unit_s, { color: STAGES[1], dash: "dot" }));
   }
+  // The plan itself is drawn above the chart, where it moves; this is its line of the legend.
   data.push({
-    type: "scatter", mode: "markers", name: "this plan", hoverinfo: "text",
-    x: point ? [point.jct_s / unit_s] : [], y: point ? [point.cost_usd] : [],
-    text: point ? [`this plan: ${duration(point.jct_s)}, ${usd(point.cost_usd)} USD`] : [],
-    marker: { size: 15, symbol: "star", color: STAR, line: { width: 1, color: "#fff" } }, cliponaxis: false,
+    type: "scatter", mode: "markers", name: "this plan", x: [null], y: [null],
+    marker: { size: 15, symbol: "star", color: STAR, line: { width: 1, color: "#fff" } },
   });
   const layout = {
     height: 320, showlegend: true,
-    xaxis: { title: { text: `deadline (${unit})` }, range: [from_s / unit_s, far_s / unit_s] },
-    yaxis: { title: { text: "cost (USD)" }, range: [0, top_usd] },
-    ...limit_marks(limits, unit_s, far_s, top_usd),
+    xaxis: { title: { text: `deadline (${unit})` }, range: [from_s / unit_s, far_s / unit_s], fixedrange: true },
+    yaxis: { title: { text: "cost (USD)" }, range: [0, top_usd], fixedrange: true },
+    ...limit_marks({ ...limits, deadline_s: null }, unit_s, far_s, top_usd),
     ...LEGEND,
   };
-  return { data, layout, unit_s, far_s, top_usd };
+  return { data, layout, from_s, far_s, top_usd, budget_usd: limits.max_cost_usd };
 }
 
 // Instances over time; the brackets of hyperband run in lanes beside each other.
@@ -99,7 +98,8 @@ export function allocation_figure(estimate) {
   const most = Math.max(...edges.map((edge) => lanes.reduce((sum, stages) => sum + (held(stages, edge)?.instances ?? 0), 0)));
   const names = lanes.length > 1 ? [] : lanes[0].filter((stage) => ends(stage) - stage.start_s > 0.06 * end_s).map((stage) => ({
     x: (stage.start_s + ends(stage)) / 2 / unit_s, y: stage.instances, yanchor: "bottom", showarrow: false,
-    text: ends(stage) - stage.start_s > 0.12 * end_s ? `stage ${stage.stage}` : String(stage.stage),
+    text: estimate.brackets ? `${stage.bracket}.${stage.stage}`
+      : ends(stage) - stage.start_s > 0.12 * end_s ? `stage ${stage.stage}` : String(stage.stage),
   }));
   const marks = limit_marks({ deadline_s, max_cost_usd: null }, unit_s, end_s, 0);
   const layout = {
@@ -127,7 +127,7 @@ function lanes_of(estimate) {
 
 function lane(stages, at, count, edges, unit_s) {
   const words = (stage) => stage === null ? "done" : [
-    `stage ${stage.stage}: ${counted(stage.instances, "instance")}, ${counted(stage.trials, "trial")} on ${counted(stage.gpus_per_trial, "GPU")} each`,
+    `${stage.bracket === undefined ? "" : `bracket ${stage.bracket}, `}stage ${stage.stage}: ${counted(stage.instances, "instance")}, ${counted(stage.trials, "trial")} on ${counted(stage.gpus_per_trial, "GPU")} each`,
     `${duration(stage.provisioning_s)} to start, ${duration(stage.duration_s)} to train, ${usd(stage.cost_usd)} USD`,
   ].join("<br>");
   return {

@@ -1,60 +1,57 @@
-// The chart of cost against deadline: the line of the deadline follows the slider, the star glides to the new plan.
+// The chart of cost against deadline. The deadline's line and the plan's star lie above it and move by themselves, as to
+// draw the chart again for every step of the slider would take too long.
 import { draw } from "./charts.js";
-import { frontier_figure, limit_marks } from "./plan_figures.js";
-
-const GLIDE_MS = 160;
-const still = window.matchMedia("(prefers-reduced-motion: reduce)");
+import { byId, show } from "./dom.js";
+import { frontier_figure } from "./plan_figures.js";
 
 export class Frontier {
   constructor(element) {
     this.element = element;
     this.figure = null;
-    this.gliding = 0;
+    this.line = byId("at-deadline");
+    this.star = byId("at-plan");
+    new ResizeObserver(() => requestAnimationFrame(() => this.place())).observe(element);
   }
 
   // A new curve, drawn from scratch.
-  show(curve, limits, point) {
+  async show(curve, limits, point) {
     this.curve = curve;
     this.limits = limits;
     this.point = point;
     this.figure = frontier_figure(curve, limits, point);
-    cancelAnimationFrame(this.gliding);
-    return draw(this.element, this.figure);
+    await draw(this.element, this.figure);
+    this.place();
   }
 
   // Only the limits moved; the plan comes later.
   mark(limits) {
     this.limits = limits;
-    if (this.figure) this.change(this.point);
+    this.place();
   }
 
   // The plan (or none) under the present limits.
   move(limits, point) {
     this.limits = limits;
-    const from = this.point;
     this.point = point;
     if (!this.figure) return;
-    cancelAnimationFrame(this.gliding);
-    if (point && point.cost_usd > this.figure.top_usd) return void this.show(this.curve, limits, point);
-    if (!from || !point || still.matches) return void this.change(point);
-    const began = performance.now();
-    const frame = (now) => {
-      const share = Math.min((now - began) / GLIDE_MS, 1);
-      const eased = 1 - (1 - share) ** 3;
-      const between = (key) => from[key] + (point[key] - from[key]) * eased;
-      this.change({ jct_s: between("jct_s"), cost_usd: between("cost_usd") });
-      if (share < 1) this.gliding = requestAnimationFrame(frame);
-    };
-    this.gliding = requestAnimationFrame(frame);
+    const above = point && point.cost_usd > this.figure.top_usd;
+    if (above || limits.max_cost_usd !== this.figure.budget_usd) this.show(this.curve, limits, point);
+    else this.place();
   }
 
-  change(point) {
-    const { unit_s, far_s, top_usd, data, layout } = this.figure;
-    const star = data.at(-1);
-    star.x = point ? [point.jct_s / unit_s] : [];
-    star.y = point ? [point.cost_usd] : [];
-    Object.assign(layout, limit_marks(this.limits, unit_s, far_s, top_usd));
-    window.Plotly?.update(this.element, { x: [star.x], y: [star.y] },
-      { shapes: layout.shapes, annotations: layout.annotations }, [data.length - 1]);
+  place() {
+    const size = this.element._fullLayout?._size;
+    if (!this.figure || !size || !this.element.clientWidth) return;
+    const { from_s, far_s, top_usd } = this.figure;
+    const across = (at_s) => size.l + (size.w * (at_s - from_s)) / (far_s - from_s);
+    const { deadline_s } = this.limits;
+    show(this.line, deadline_s !== null && deadline_s >= from_s && deadline_s <= far_s);
+    this.line.style.top = `${size.t}px`;
+    this.line.style.height = `${size.h}px`;
+    this.line.style.transform = `translateX(${across(deadline_s)}px)`;
+    show(this.star, this.point !== null && this.point.jct_s <= far_s);
+    if (!this.point) return;
+    const down = size.t + size.h * (1 - this.point.cost_usd / top_usd);
+    this.star.style.transform = `translate(${across(this.point.jct_s)}px, ${down}px)`;
   }
 }

@@ -12,6 +12,8 @@ const POLICIES = {
   greedy: "elastic, by the paper's greedy search",
 };
 
+let allocated = "";
+
 // Everything below the limits, for a plan that there is.
 export function show_plan(estimate) {
   show(byId("body"));
@@ -29,7 +31,10 @@ export function show_plan(estimate) {
   byId("options").replaceChildren(options(estimate));
   byId("assumptions").replaceChildren(assumptions(estimate.assumptions));
   byId("notes").replaceChildren(...estimate.notes.map((note) => make("li", {}, note)));
-  return draw(byId("allocation"), allocation_figure(estimate));
+  const figure = allocation_figure(estimate);
+  const words = JSON.stringify(figure);
+  if (words !== allocated) draw(byId("allocation"), figure);
+  allocated = words;
 }
 
 // No plan: why, and what to change; `curve` is cost against deadline if it is known.
