@@ -8,6 +8,8 @@ and tells what came of it, as an event -> give back what the next stage does not
 
 from __future__ import annotations
 
+import math
+
 from rubberband.executor import attempts, rented, rules
 from rubberband.executor.events import (
     CancelRequested,
@@ -57,8 +59,7 @@ class Controller:
         )
         self._commands: list[Command] = []
         self._wake_at: float | None = None
-        """Valid while `_is_wake_known`: it is asked for twice between two events."""
-        self._is_wake_known = False
+        self._hold_until = math.inf
 
     def handle(self, event: Event) -> list[Command]:
         """Take one event in and return what is to be done now, in order."""
@@ -70,8 +71,7 @@ class Controller:
                 return []
             if isinstance(event, LimitsChanged):
                 return self._grant(event)
-        nothing_due = self._is_wake_known and (self._wake_at is None or event.occurred_at < self._wake_at)
-        self._is_wake_known = False
+        nothing_due = self._wake_at is None or event.occurred_at < self._wake_at
         self.state.now = max(self.state.now, event.occurred_at)
         if self.state.phase is Phase.FINISHED and (self.is_over or not isinstance(event, DriverResumed)):
             return [self._finish()] if isinstance(event, DriverResumed) else []
@@ -79,22 +79,27 @@ class Controller:
         if not nothing_due or self.state.purse is None:
             self._check_time(isinstance(event, Tick))
         self._advance()
+        self._look_ahead()
         return self._commands
 
     def wake_at(self) -> float | None:
         """When a Tick is due, if no other event comes before: a hang, a retry, or the end of the budget."""
-        if not self._is_wake_known:
-            self._wake_at, self._is_wake_known = rules.wake_at(self.job, self.state), True
         return self._wake_at
 
     def hold_until(self) -> float:
         """When whatever is held must have ended, should nothing be heard of the driver any more: the budget's reach."""
-        return rules.hold_until(self.job, self.state)
+        return self._hold_until
 
     @property
     def is_over(self) -> bool:
         """Whether it has ended, and no resume goes on with it."""
         return self.state.phase is Phase.FINISHED and not rules.can_go_on(self.job, self.state)
+
+    def _look_ahead(self) -> None:
+        """After every event, asked for or not: the budget's reach remembers when it was reckoned, and so a replay comes
+        to the very same."""
+        self._hold_until = rules.hold_until(self.job, self.state)
+        self._wake_at = rules.wake_at(self.job, self.state)
 
     # What was asked
 
@@ -120,7 +125,7 @@ class Controller:
             )
         )
         self.state.rent_changed()
-        self._is_wake_known = False
+        self._look_ahead()
         return []
 
     # What happened

@@ -16,7 +16,7 @@ from random import Random
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor.accounting import bill_usd
 from rubberband.executor.controller import Controller
-from rubberband.executor.driver import drive
+from rubberband.executor.driver import drive, replay
 from rubberband.executor.events import Command, DriverResumed, Event, Finish, LimitsChanged
 from rubberband.executor.inbox import DriverRequest, MemoryInbox
 from rubberband.executor.invariants import validate
@@ -252,12 +252,27 @@ class Run:
             validate(controller, is_told=self.weather is CALM)
         assert self.num_events < MOST_EVENTS, "it does not end"
 
+    def replayed(self) -> list[str]:
+        """How the state differs that the journal alone gives; not looked at where speed is measured."""
+        if self._check_every > MOST_EVENTS:
+            return []
+        again = Controller(self.case.job)
+        replay(again, self.journal)
+        told = [_standing(controller) for controller in (self.controller, again)]
+        return [] if told[0] == told[1] else [f"it ended {told[0]}, and by its journal {told[1]}"]
+
     def _check_extension(self, controller: Controller) -> None:
         """Until now the cap before it was kept, leases included: nothing that was granted just now is held yet."""
         self.seen["extended"] += 1
         granted = controller.state.granted[-1]
         billed_usd, cap_usd = self.backend.provider.bill_usd(math.inf), granted.max_cost_before_usd
         assert cap_usd is None or billed_usd <= cap_usd + 1e-6, f"{billed_usd} USD billed of {cap_usd}, then extended"
+
+
+def _standing(controller: Controller) -> tuple[object, ...]:
+    state = controller.state
+    records = [(record.status, record.ended_at) for record in state.instances.values()]
+    return state.phase, state.outcome, [(t.status, t.iterations) for t in state.trials], records
 
 
 def run_seed(
@@ -305,6 +320,7 @@ def _after_the_end(run: Run, finish: Finish | None) -> list[str]:
             wrong.append(f"{status.instance} outlives its lease by {ends_at - begins_at - LEASE_S:.1f} s")
     if finish is not None:
         validate(run.controller, is_told=False)
+        wrong += run.replayed()
         if run.controller.state.phase is not Phase.FINISHED:
             wrong.append(f"it ended in phase {run.controller.state.phase}")
         hindered = finish.outcome != "done" and run.case.job.max_cost_usd is None
