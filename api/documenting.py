@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -24,7 +23,7 @@ from rubberband.units import nearest, shown
 _REF = "#/components/schemas/{model}"
 _EVERYWHERE = (problems.FOREIGN_HOST, problems.RATE, problems.INTERNAL)
 _BEHIND_TOKEN = (problems.UNAUTHENTICATED, problems.FORBIDDEN, problems.UNAVAILABLE)
-_WITH_BODY = (problems.MALFORMED, problems.TOO_LARGE)
+_WITH_BODY = (problems.MALFORMED, problems.TOO_SLOW, problems.TOO_LARGE)
 TOKEN = "bearer"
 """Name of the security scheme."""
 _DESCRIPTION = """\
@@ -43,6 +42,32 @@ _TAGS = [
 ]
 
 
+_DETAILS: Mapping[str, str] = {
+    "malformed": "the body is not JSON: Expecting ',' delimiter (line 3, column 5); check quotes and commas",
+    "unauthenticated": "a token is needed; send it as Authorization: Bearer rb_…",
+    "forbidden": "this needs the scope submit; the token 'ci' has read",
+    "foreign-host": "this service does not answer for the host 'example.org'",
+    "not-found": "there is no experiment 'digits-sha'",
+    "too-slow": "the body was not there within 30 s; send it faster",
+    "too-large": "the body has more than 1,048,576 bytes",
+    "unsupported-media-type": "Content-Type 'text/csv' is not read here; send application/json",
+    "invalid": "constraints.deadline: '20 bananas' is not a duration; write 90s, 20m, 1h30m or seconds",
+    "not-allowed-here": "entrypoint: 'os:system' is not allowed here",
+    "profile-missing": "planning needs a profile",
+    "infeasible": "no plan meets deadline 10m; the fastest takes 14m2s and costs 18.40 USD",
+    "name-taken": "the name 'digits-sha' is taken by another experiment; choose another",
+    "conflict": "experiment 'digits-sha' is done; there is nothing to resume",
+    "idempotency-key-reused": "another request had this Idempotency-Key; make a new one for each new request",
+    "idempotency-key-busy": "the request with this Idempotency-Key is being served; ask again soon",
+    "too-many-requests": "more than 200 requests a second; wait a second",
+    "provider": "EC2 refused: RequestLimitExceeded; try again later",
+    "unavailable": "the store does not answer; try again soon",
+    "planning-too-long": "planning took more than 30s; allow fewer instances or types",
+    "internal": "something failed inside the service; its log tells more under 5f0c1d2e3a4b",
+}
+"""A line of each kind of problem, as it may read."""
+
+
 def refusals(*kinds: Kind) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route that may answer with problems of these kinds."""
     statuses = sorted({kind.status for kind in kinds})
@@ -50,40 +75,10 @@ def refusals(*kinds: Kind) -> dict[int | str, dict[str, Any]]:
 
 
 def _response(kinds: Sequence[Kind]) -> dict[str, Any]:
-    examples = {
-        kind.slug: {"value": problems.Problem(kind, _details().get(kind.slug, "…")).to_json()} for kind in kinds
-    }
+    examples = {kind.slug: {"value": problems.Problem(kind, _DETAILS.get(kind.slug, "…")).to_json()} for kind in kinds}
     return {
         "description": "; or ".join(kind.title for kind in kinds),
         "content": {MEDIA_TYPE: {"schema": {"$ref": _REF.format(model="Problem")}, "examples": examples}},
-    }
-
-
-@cache
-def _details() -> Mapping[str, str]:
-    """A line of each kind of problem, as it may read."""
-    return {
-        "malformed": "the body is not JSON: Expecting ',' delimiter (line 3, column 5); check quotes and commas",
-        "unauthenticated": "a token is needed; send it as Authorization: Bearer rb_…",
-        "forbidden": "this needs the scope submit; the token 'ci' has read",
-        "foreign-host": "this service does not answer for the host 'example.org'",
-        "not-found": "there is no experiment 'digits-sha'",
-        "too-slow": "the body was not there within 30 s; send it faster",
-        "too-large": "the body has more than 1,048,576 bytes",
-        "unsupported-media-type": "Content-Type 'text/csv' is not read here; send application/json",
-        "invalid": "constraints.deadline: '20 bananas' is not a duration; write 90s, 20m, 1h30m or seconds",
-        "not-allowed-here": "entrypoint: 'os:system' is not allowed here",
-        "profile-missing": "planning needs a profile",
-        "infeasible": "no plan meets deadline 10m; the fastest takes 14m2s and costs 18.40 USD",
-        "name-taken": "the name 'digits-sha' is taken by another experiment; choose another",
-        "conflict": "experiment 'digits-sha' is done; there is nothing to resume",
-        "idempotency-key-reused": "another request had this Idempotency-Key; make a new one for each new request",
-        "idempotency-key-busy": "the request with this Idempotency-Key is being served; ask again soon",
-        "too-many-requests": "more than 200 requests a second; wait a second",
-        "provider": "EC2 refused: RequestLimitExceeded; try again later",
-        "unavailable": "the store does not answer; try again soon",
-        "planning-too-long": "planning took more than 30s; allow fewer instances or types",
-        "internal": "something failed inside the service; its log tells more under 5f0c1d2e3a4b",
     }
 
 

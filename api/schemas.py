@@ -33,13 +33,6 @@ class KindView(Answer):
     explanation: str = Field(description="When it happens, and what to do.")
 
 
-class Nearest(Answer):
-    """What would make an infeasible plan feasible."""
-
-    jct_s: float = Field(description="The shortest time that any plan takes, in seconds.")
-    cost_usd: float = Field(description="The lowest cost of any plan, in US dollars.")
-
-
 class SummaryView(Answer):
     """How an experiment stands. All zero or null before it began."""
 

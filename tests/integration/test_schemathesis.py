@@ -20,11 +20,11 @@ def require_sound(found: Findings) -> None:
     assert not found.failures, f"{len(found.failures)} failures:\n" + "\n\n".join(found.failures[:5])
 
 
-def test_some_hundred_requests(tmp_path: Path) -> None:
+def test_more_than_a_hundred_requests(tmp_path: Path) -> None:
     with fuzzed_service(tmp_path) as (address, token):
-        found = fuzz(address, token, max_examples=8, phases=("examples", "fuzzing"))
+        found = fuzz(address, token, max_examples=6, phases=("examples", "fuzzing"))
     require_sound(found)
-    assert found.num_requests >= 150
+    assert found.num_requests >= 120
 
 
 @pytest.mark.long

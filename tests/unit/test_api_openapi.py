@@ -136,7 +136,7 @@ def test_errors_are_problems_and_every_kind_is_told(document: dict[str, Any]) ->
             if int(status) >= 400 and path != "/readyz":
                 assert set(content) == {MEDIA_TYPE}, (method, path, status)
                 told |= set(content[MEDIA_TYPE]["examples"])
-    assert {kind.slug for kind in KINDS} - told <= {"foreign-origin", "method-not-allowed", "too-slow"}
+    assert {kind.slug for kind in KINDS} - told <= {"foreign-origin", "method-not-allowed"}
 
 
 def test_tokens_are_asked_for_but_where_there_is_nothing_to_tell(document: dict[str, Any]) -> None:
