@@ -92,7 +92,8 @@ def sentence(submission: Submission, result: Result | None) -> str:
     """How it stands, in one sentence (or what is known of it)."""
     reason = printable(submission.reason)
     if result is None or submission.summary.started_at is None:
-        return " ".join(part for part in (_NOT_BEGUN.get(submission.state, ""), reason) if part)
+        told = _NOT_BEGUN.get(submission.state, "")
+        return " ".join(part for part in (told, reason) if part) if submission.state in ACTIVE else told or reason
     if submission.state in ACTIVE:
         parts = [_where(result), _ends(submission.summary, result), _money(submission.summary, result)]
         return _capitalised("; ".join(part for part in parts if part)) + "."

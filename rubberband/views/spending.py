@@ -15,6 +15,8 @@ from rubberband.executor.result import InstanceResult, Result
 from rubberband.offer import SECONDS_PER_HOUR
 from rubberband.views.charts import beyond_s, end_s
 
+_NOTHING_USD = 1e-9
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
@@ -48,25 +50,52 @@ class _Part:
 
 def spending(result: Result) -> Growth:
     """The bill over time, in US dollars, until now or until the last instance was given back."""
-    rented = [_instance(result, instance) for instance in result.instances if instance.running_s is not None]
+    rented = _rented(result)
     until_s = beyond_s(result)
     functions_usd = (
         result.actual_cost_usd - sum(i.cost_usd for i in result.instances if i.running_s is not None)
     ) - result.head_cost_usd
     parts = [*rented, *_spread(result.head_cost_usd, [(0.0, until_s)])]
-    if functions_usd > 1e-9:
+    if functions_usd > _NOTHING_USD:
         parts += _spread(functions_usd, [(use.start_s, use.end_s) for use in result.busy])
     return _grown(parts)
 
 
-def _instance(result: Result, instance: InstanceResult) -> _Part:
+def _rented(result: Result) -> list[_Part]:
+    """What instances cost: data and a billing minimum at once, and the time beyond that as it passes."""
+    ran = [instance for instance in result.instances if instance.running_s is not None]
+    beyond = [
+        (held_s, instance.cost_usd - _usd_per_s(instance) * held_s, instance) for held_s, instance in _held(result, ran)
+    ]
+    data_usd = min((extra for _, extra, _ in beyond if extra > -_NOTHING_USD), default=0.0)
+    minimum_s = max(
+        (held_s + (extra - data_usd) / _usd_per_s(i) for held_s, extra, i in beyond if extra > data_usd + _NOTHING_USD),
+        default=0.0,
+    )
+    return [
+        part
+        for held_s, _, i in beyond
+        for part in _instance(i, held_s, data_usd + _usd_per_s(i) * minimum_s, minimum_s)
+    ]
+
+
+def _held(result: Result, ran: Sequence[InstanceResult]) -> list[tuple[float, InstanceResult]]:
+    return [(max(0.0, end_s(result, i) - (i.running_s or 0.0)), i) for i in ran]
+
+
+def _usd_per_s(instance: InstanceResult) -> float:
+    return instance.price_usd_per_hour / SECONDS_PER_HOUR
+
+
+def _instance(instance: InstanceResult, held_s: float, once_usd: float, minimum_s: float) -> list[_Part]:
     start_s = instance.running_s or 0.0
-    until_s = max(start_s, end_s(result, instance))
-    usd_per_s = instance.price_usd_per_hour / SECONDS_PER_HOUR
-    once_usd = instance.cost_usd - usd_per_s * (until_s - start_s)
-    if once_usd < -1e-9:  # its time is not what is billed: functions are
-        return _Part(start_s=start_s, end_s=until_s, usd_per_s=0.0, once_usd=instance.cost_usd)
-    return _Part(start_s=start_s, end_s=until_s, usd_per_s=usd_per_s, once_usd=max(0.0, once_usd))
+    if held_s <= minimum_s or once_usd >= instance.cost_usd:
+        return [_Part(start_s=start_s, end_s=start_s, usd_per_s=0.0, once_usd=instance.cost_usd)]
+    usd_per_s = (instance.cost_usd - once_usd) / (held_s - minimum_s)
+    return [
+        _Part(start_s=start_s, end_s=start_s, usd_per_s=0.0, once_usd=max(0.0, once_usd)),
+        _Part(start_s=start_s + minimum_s, end_s=start_s + held_s, usd_per_s=usd_per_s),
+    ]
 
 
 def _spread(amount: float, stretches: Sequence[tuple[float, float]]) -> list[_Part]:

@@ -50,6 +50,17 @@ def test_the_bill_over_time_never_falls_and_ends_at_the_bill(which: str) -> None
     assert bill.at(math.inf) == pytest.approx(result.actual_cost_usd, abs=1e-9)
 
 
+@pytest.mark.parametrize("faults", [None, FAULTS])
+def test_the_bill_over_time_is_at_every_sync_what_the_stages_add_up_to(faults: Any) -> None:
+    result = a_result(a_job(), faults)
+    bill, at_s, spent_usd = spending(result), 0.0, 0.0
+    for stage in result.stages[:-1]:
+        assert stage.actual_s is not None
+        assert stage.actual_cost_usd is not None
+        at_s, spent_usd = at_s + stage.actual_s, spent_usd + stage.actual_cost_usd
+        assert bill.at(at_s) == pytest.approx(spent_usd)
+
+
 def test_functions_are_paid_for_while_trials_hold_them() -> None:
     job = a_job()
     offer = dataclasses.replace(job.offer, billing="per_function")
