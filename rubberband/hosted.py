@@ -35,7 +35,6 @@ AT_WORK = 75
 def main(arguments: Sequence[str]) -> int:
     """Run the order of HOME NAME, and exit as `rubberband run` would. A third argument is the lock, inherited."""
     folder = open_folder(arguments[1], Path(arguments[0]))
-    faulthandler.enable()
     with _lock(folder, arguments[2:]) as lock:
         if lock is None:
             _say(f"another process is at work on experiment {folder.name!r}")
@@ -137,4 +136,5 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.enable()
     sys.exit(main(sys.argv[1:]))

@@ -102,7 +102,7 @@ def test_a_server_that_is_killed_finds_its_experiments_again_and_tells_every_eve
     assert pids(tmp_path) == begun
     assert all(listener.of(name) == list(range(count_of(journal))) for name in names)
     assert listener.ids() == sorted(set(listener.ids()))
-    assert listener.connections == 2
+    assert listener.connections >= 2
     assert did_nothing_forbidden(tmp_path)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from rubberband import hosted
 from rubberband.api.problems import Problem
 from rubberband.api.runs import Runs
 from rubberband.api.store.records import ExperimentState
@@ -68,7 +68,9 @@ def test_a_run_that_is_killed_resumed_cancelled_and_resumed_trains_nothing_twice
     house.store.close()
 
 
-def test_limits_are_raised_while_it_runs_and_a_signal_ends_it_cleanly(tmp_path: Path) -> None:
+def test_limits_are_raised_while_it_runs_and_a_signal_ends_it_cleanly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     house = House(tmp_path, tmp_path)
     with house.open(SLOW) as runs:
         runs.submit(experiment(max_cost=5.0))
@@ -89,8 +91,8 @@ def test_limits_are_raised_while_it_runs_and_a_signal_ends_it_cleanly(tmp_path: 
         until(lambda: not is_hosted(folder))
         result = runs.result("one")
         with holding(folder):
-            second = subprocess.run([*HOSTED, str(house.home), "one"], capture_output=True, text=True, check=False)
-    assert (second.returncode, second.stderr) == (75, "another process is at work on experiment 'one'\n")
+            assert hosted.main([str(house.home), "one"]) == hosted.AT_WORK
+    assert capsys.readouterr().err == "another process is at work on experiment 'one'\n"
     ending = read_ending(folder)
     assert ending is not None
     assert ending.exit_code == 130
@@ -113,10 +115,10 @@ def test_what_has_no_plan_is_refused_with_the_reason_that_the_command_line_gives
     house.store.close()
 
 
-def test_journals_are_in_the_store_where_one_is_given(tmp_path: Path, store_url: str) -> None:
+def test_journals_are_in_the_store_where_one_is_given(tmp_path: Path, postgresql_url: str) -> None:
     house = House(tmp_path, tmp_path)
     house.store.close()
-    house.settings, house.store = replace(house.settings, store=store_url), open_store(store_url, tmp_path)
+    house.settings, house.store = replace(house.settings, store=postgresql_url), open_store(postgresql_url, tmp_path)
     with house.open(HOSTED) as runs:
         runs.submit(experiment())
         house.wait("one", DONE)
