@@ -45,6 +45,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def preview(visit: Visit, text: str = SCALING) -> Any:
     page = visit.open("/plan")
     page.get_by_label("Experiment file").fill(text)
+    expect(page.get_by_role("button", name="Preview")).to_be_enabled()
     page.keyboard.press("Control+Enter")
     return page
 
@@ -129,6 +130,7 @@ def test_what_is_wrong_with_the_file_is_told_beside_it(browser: Any, address: st
     ]
     with visiting(browser, address) as visit:
         page = visit.open("/plan")
+        expect(page.get_by_role("button", name="Preview")).to_be_enabled()
         for text, line, told in cases:
             page.get_by_label("Experiment file").fill(text)
             page.keyboard.press("Control+Enter")
@@ -198,6 +200,7 @@ def test_the_text_stays_in_the_tab_alone_and_files_are_opened(browser: Any, addr
     )
     with visiting(browser, address) as visit:
         page = visit.open("/plan")
+        expect(page.get_by_role("button", name="Preview")).to_be_enabled()
         page.locator("#chosen").set_input_files(words)
         expect(page.locator("#headline")).to_contain_text("within the limits")
         page.reload()
