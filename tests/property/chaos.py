@@ -246,8 +246,8 @@ class Run:
         self.num_events += 1
         if self.backend.story is not None:
             self.story.append(f"{self.clock.now():10.1f} {event}")
-        if isinstance(event, LimitsChanged) and controller.state.granted:
-            self._check_extension(controller)
+        if isinstance(event, LimitsChanged):
+            self._check_extension(controller, event.occurred_at)
         if self.num_events % self._check_every == 0:
             validate(controller, is_told=self.weather is CALM)
         assert self.num_events < MOST_EVENTS, "it does not end"
@@ -261,10 +261,12 @@ class Run:
         told = [_standing(controller) for controller in (self.controller, again)]
         return [] if told[0] == told[1] else [f"it ended {told[0]}, and by its journal {told[1]}"]
 
-    def _check_extension(self, controller: Controller) -> None:
+    def _check_extension(self, controller: Controller, at: float) -> None:
         """Until now the cap before it was kept, leases included: nothing that was granted just now is held yet."""
+        granted = controller.state.granted[-1] if controller.state.granted else None
+        if granted is None or granted.at != at:
+            return
         self.seen["extended"] += 1
-        granted = controller.state.granted[-1]
         billed_usd, cap_usd = self.backend.provider.bill_usd(math.inf), granted.max_cost_before_usd
         assert cap_usd is None or billed_usd <= cap_usd + 1e-6, f"{billed_usd} USD billed of {cap_usd}, then extended"
 
