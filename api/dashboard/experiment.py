@@ -16,8 +16,9 @@ from rubberband.api.dashboard.frame import render
 from rubberband.api.names import Known
 from rubberband.api.problems import NOT_FOUND, Problem
 from rubberband.api.security.access import Reader
-from rubberband.api.service import Serving
-from rubberband.api.store.records import ACTIVE, Submission
+from rubberband.api.service import Service, Serving
+from rubberband.api.store.records import ACTIVE, ExperimentState, Submission
+from rubberband.errors import RubberbandError
 from rubberband.executor.forecast import Forecast
 from rubberband.executor.result import Result
 from rubberband.views.allocation_chart import ALLOCATION_NOTE, allocation
@@ -61,7 +62,7 @@ Trials = Annotated[Asked, Depends(asked_trials)]
 def experiment_page(request: Request, service: Serving, _reader: Reader, experiment: Known, asked: Trials) -> Response:
     """The page of an experiment."""
     after = service.store.last_feed_id()
-    result = service.runs.result(experiment.name)
+    result = _result(service, experiment)
     data = Markup(script_json(figures(experiment, result)))
     values = _shown(experiment, result, asked)
     return render(request, "experiment.html", **values, after=after, figures=data)
@@ -70,13 +71,13 @@ def experiment_page(request: Request, service: Serving, _reader: Reader, experim
 @router.get("/fragments/experiments/{name}")
 def experiment_live(request: Request, service: Serving, _reader: Reader, experiment: Known, asked: Trials) -> Response:
     """What changes of the page of an experiment."""
-    return render(request, "experiment_live.html", **_shown(experiment, service.runs.result(experiment.name), asked))
+    return render(request, "experiment_live.html", **_shown(experiment, _result(service, experiment), asked))
 
 
 @router.get("/experiments/{name}/figures")
 def experiment_figures(request: Request, service: Serving, _reader: Reader, experiment: Known) -> Response:
     """The page's charts as JSON: chart -> Plotly figure. A chart that has nothing to show yet is missing."""
-    body = script_json(figures(experiment, service.runs.result(experiment.name))).encode()
+    body = script_json(figures(experiment, _result(service, experiment))).encode()
     version = f'"{hashlib.sha256(body).hexdigest()[:20]}"'
     headers = {"ETag": version, "Cache-Control": "private, no-cache", "Vary": "Accept-Encoding"}
     if request.headers.get("if-none-match") == version:
@@ -89,11 +90,21 @@ def experiment_figures(request: Request, service: Serving, _reader: Reader, expe
 @router.get("/experiments/{name}/report")
 def experiment_report(service: Serving, _reader: Reader, experiment: Known) -> Response:
     """The report as one page, which may be kept as a file. Raises Problem if nothing is journalled yet."""
-    result = service.runs.result(experiment.name)
+    result = _result(service, experiment)
     if result is None:
         raise Problem(NOT_FOUND, f"there is no report of {experiment.name!r} yet: it has not begun")
     headers = {"Content-Security-Policy": f"{CONTENT_POLICY}; frame-ancestors 'none'", "Cache-Control": "no-store"}
     return HTMLResponse(render_html(result), headers=headers)
+
+
+def _result(service: Service, experiment: Submission) -> Result | None:
+    """What came of it so far. Of a journal that cannot be read nothing is known: the page says so."""
+    try:
+        return service.runs.result(experiment.name)
+    except (Problem, RubberbandError):
+        if experiment.state is ExperimentState.UNREADABLE:
+            return None
+        raise
 
 
 def figures(experiment: Submission, result: Result | None) -> dict[str, Figure]:

@@ -16,6 +16,7 @@ from rubberband.api.app import create_app
 from rubberband.api.settings import Settings
 from rubberband.api.store.records import ExperimentState, Summary
 from rubberband.api.store.sql import open_store
+from rubberband.errors import JournalError
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.fortune import Faults
 from rubberband.executor.inbox import Inbox
@@ -54,6 +55,12 @@ def test_every_state_has_a_page(service: FakeService, state: ExperimentState, be
     assert f"one {state.value}" in shown
     assert ("Progress by stage" in shown) == begun
     assert ("Report" in shown.split("time")[0]) == begun
+
+
+def test_of_a_journal_that_cannot_be_read_the_page_says_so(service: FakeService) -> None:
+    service.add("one", state=ExperimentState.UNREADABLE, reason="the journal is no database", summary=BEGUN)
+    service.runs.failure = JournalError("the journal is no database")
+    assert "the journal is no database" in text(page(service))
 
 
 def test_the_page_is_read_without_a_script(service: FakeService) -> None:

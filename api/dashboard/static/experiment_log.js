@@ -3,13 +3,14 @@ import { make } from "./dom.js";
 
 const MOST_LINES = 2000;
 const AT_ONCE = 1000;
+const END = "tail"; // the cursor of whoever has read nothing and wants the last lines
 
 export function followLog(name) {
   const lines = document.getElementById("log-lines");
   const note = document.getElementById("log-note");
   const follow = document.getElementById("log-follow");
   const trial = document.getElementById("log-trial");
-  let cursor = null;
+  let cursor = END;
   let reading = null;
   let turn = 0;
 
@@ -18,9 +19,8 @@ export function followLog(name) {
   async function read() {
     const mine = turn;
     for (let whole = true; whole && mine === turn;) {
-      const asked = new URLSearchParams({ source: source(), limit: AT_ONCE });
+      const asked = new URLSearchParams({ source: source(), limit: AT_ONCE, cursor });
       if (source() === "trials" && trial.value !== "") asked.set("trial", trial.value);
-      if (cursor) asked.set("cursor", cursor);
       const answer = await fetch(`/v1/experiments/${name}/logs?${asked}`, { headers: { Accept: "application/json" } });
       const page = await answer.json();
       if (mine !== turn) return;
@@ -51,7 +51,7 @@ export function followLog(name) {
 
   async function anew() {
     turn += 1;
-    cursor = null;
+    cursor = END;
     lines.replaceChildren();
     await reading;
     more();
