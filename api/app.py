@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.concurrency import run_in_threadpool
 
 import rubberband
 from rubberband.api.answers import Failures, Heads, answer_errors
@@ -90,8 +91,11 @@ def app_of(service: Service) -> FastAPI:
 
 def _lifespan(service: Service) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
-    async def living(_app: FastAPI) -> AsyncIterator[None]:
+    async def living(app: FastAPI) -> AsyncIterator[None]:
+        # Made now, the first request need not wait for it.
+        app.openapi()
         service.feed.open()
+        await run_in_threadpool(service.store.free_keys)
         await service.plans.start()
         service.runs.start()
         try:

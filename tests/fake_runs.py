@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from fastapi import FastAPI
+
 from rubberband.api.app import app_of
 from rubberband.api.feed import Feed
 from rubberband.api.planner_process import planned, question_of
@@ -154,6 +156,15 @@ class FakeService:
         return made
 
 
+_DOCUMENTS: list[dict[str, Any]] = []
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    if not _DOCUMENTS:
+        _DOCUMENTS.append(app.openapi())
+    return _DOCUMENTS[0]
+
+
 @contextmanager
 def fake_service(home: Path, **settings: Any) -> Iterator[FakeService]:
     """A service in this process, whatever host is asked for, without tokens."""
@@ -163,6 +174,8 @@ def fake_service(home: Path, **settings: Any) -> Iterator[FakeService]:
     runs = FakeRuns(store=store)
     plans = NearPlans(chosen, store)
     app = app_of(Service(settings=chosen, store=store, plans=plans, runs=cast("Runs", runs), feed=feed))
+    # All apps have the same routes, and to derive the document of each anew is most of what a short test takes.
+    app.openapi_schema = _document(app)
     with served(app) as client:
         yield FakeService(client=client, store=store, runs=runs, feed=feed)
 
