@@ -144,6 +144,10 @@ class Store(Protocol):
         """Let a key go whose request came to nothing."""
         ...
 
+    def free_keys(self) -> None:
+        """Let all keys go whose requests have no answer: nobody serves them when a server starts."""
+        ...
+
     # The store itself
 
     def check(self) -> None:

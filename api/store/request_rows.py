@@ -63,6 +63,11 @@ class RequestRows:
         with self._database.writing() as connection:
             connection.execute(sql.delete(KEYS).where(_of(key, owner), KEYS.c.status.is_(None)))
 
+    def free_keys(self) -> None:
+        """See `Store.free_keys`."""
+        with self._database.writing() as connection:
+            connection.execute(sql.delete(KEYS).where(KEYS.c.status.is_(None)))
+
     def _prune_requests(self, connection: sql.Connection, at: float) -> None:
         connection.execute(sql.delete(KEYS).where(KEYS.c.claimed_at <= at - KEY_KEPT_S))
         old = sql.select(PLANS.c.id).order_by(PLANS.c.created_at.desc(), PLANS.c.id.desc()).offset(KEPT_PLANS)

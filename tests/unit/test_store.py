@@ -318,6 +318,15 @@ def test_a_key_is_claimed_once_and_answered_from_then_on(store: Store) -> None:
     assert store.claim_key("k", owner="bob", request_hash="other", at=2.0) == "busy"
 
 
+def test_a_server_that_starts_finds_no_request_being_served(store: Store) -> None:
+    for key in ("answered", "cut-off"):
+        assert store.claim_key(key, owner="ann", request_hash="h", at=0.0) is None
+    store.keep_answer("answered", owner="ann", answer=ANSWER, at=0.0)
+    store.free_keys()
+    assert store.claim_key("answered", owner="ann", request_hash="h", at=1.0) == ANSWER
+    assert store.claim_key("cut-off", owner="ann", request_hash="h", at=1.0) is None
+
+
 def test_a_key_is_free_again_after_failure_after_a_minute_without_answer_and_after_a_day(store: Store) -> None:
     def claim(at: float) -> object:
         return store.claim_key("k", owner="ann", request_hash="h", at=at)
