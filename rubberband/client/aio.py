@@ -9,7 +9,6 @@ with rubberband.Client("http://127.0.0.1:8265") as client:
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
@@ -220,8 +219,7 @@ class AsyncClient:
                 await source.response.aread()
                 raise_for(source.response)
             async for sent in source.aiter_sse():
-                event: EventView = json.loads(sent.data)
-                if place.takes(event):
+                if (event := place.next(sent.data)) is not None:
                     yield event
 
     async def wait(self, name: str, *, timeout_s: float | None = None, every_s: float = 1.0) -> ExperimentDetail:

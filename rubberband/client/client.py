@@ -8,7 +8,6 @@ with rubberband.Client("http://127.0.0.1:8265") as client:
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
@@ -216,8 +215,7 @@ class Client:
                 source.response.read()
                 raise_for(source.response)
             for sent in source.iter_sse():
-                event: EventView = json.loads(sent.data)
-                if place.takes(event):
+                if (event := place.next(sent.data)) is not None:
                     yield event
 
     def wait(self, name: str, *, timeout_s: float | None = None, every_s: float = 1.0) -> ExperimentDetail:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Mapping
@@ -83,9 +84,12 @@ class Place:
         """Of the next connection."""
         return {} if self.last_id is None else {"Last-Event-ID": str(self.last_id)}
 
-    def takes(self, event: EventView) -> bool:
-        """Whether the event is new; it is the last one then."""
+    def next(self, data: str) -> EventView | None:
+        """The event that was sent, if it is a new one; the service also sends what is none, such as how long to wait."""
+        if not data:
+            return None
+        event: EventView = json.loads(data)
         if self.last_id is not None and event["id"] <= self.last_id:
-            return False
+            return None
         self.last_id = event["id"]
-        return True
+        return event

@@ -196,7 +196,11 @@ class Cut(httpx.SyncByteStream):
 
 def test_a_stream_that_is_cut_goes_on_where_it_was_and_repeats_nothing() -> None:
     asked: list[str | None] = []
-    streams = [Cut(event(1), event(2)[:9]), Cut(event(1), event(2)), Cut(b": heartbeat\n\n", event(3))]
+    streams = [
+        Cut(b"retry: 1000\n\n", event(1), event(2)[:9]),
+        Cut(event(1), event(2)),
+        Cut(b": heartbeat\n\n", event(3)),
+    ]
 
     def handler(request: httpx.Request) -> httpx.Response:
         asked.append(request.headers.get("Last-Event-ID"))
@@ -242,7 +246,9 @@ def test_both_clients_have_the_same_methods() -> None:
 def test_the_asynchronous_client_asks_and_streams() -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/events":
-            return httpx.Response(200, headers={"Content-Type": "text/event-stream"}, content=event(7))
+            return httpx.Response(
+                200, headers={"Content-Type": "text/event-stream"}, content=b"retry: 1000\n\n" + event(7)
+            )
         return httpx.Response(
             200, json={"name": "digits", "state": "done", "items": [{"name": "digits"}], "next": None}
         )
