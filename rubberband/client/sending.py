@@ -85,7 +85,7 @@ class Place:
         return {} if self.last_id is None else {"Last-Event-ID": str(self.last_id)}
 
     def next(self, data: str) -> EventView | None:
-        """The event that was sent, if it is a new one; the service also sends what is none, such as how long to wait."""
+        """The event that was sent, if it is a new one; how long to wait, say, is sent as well and is none."""
         if not data:
             return None
         event: EventView = json.loads(data)

@@ -183,6 +183,10 @@ def event(id: int) -> bytes:
     return f"id: {id}\nevent: TrialReported\ndata: {json.dumps(data)}\n\n".encode()
 
 
+RETRY = b"retry: 1000\n\n"
+"""How long to wait before a stream is opened again: sent first of all, and no event."""
+
+
 class Cut(httpx.SyncByteStream):
     """Some events, then the connection is lost."""
 
