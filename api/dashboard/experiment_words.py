@@ -143,7 +143,7 @@ def _time(summary: Summary, result: Result, running: bool) -> Card:
         limit,
         _against(
             duration(result.planned_jct_s),
-            expected_s if running else result.actual_jct_s,
+            expected_s if running else _whole(result, result.actual_jct_s),
             result.planned_jct_s,
             "" if expected_s is None else duration(expected_s),
         ),
@@ -161,13 +161,18 @@ def _cost(summary: Summary, result: Result, running: bool) -> Card:
         "no max_cost" if cap is None else f"max_cost {usd(cap, decimals)}",
         _against(
             usd(result.planned_cost_usd, decimals),
-            expected_usd if running else spent_usd,
+            expected_usd if running else _whole(result, spent_usd),
             result.planned_cost_usd,
             "" if expected_usd is None else usd(expected_usd, decimals),
         ),
     ]
     gauge = _gauge(spent_usd, cap, result.planned_cost_usd, expected_usd, "max_cost")
     return Card(title="spent (USD)", value=usd(spent_usd, decimals), notes=tuple(notes), gauge=gauge)
+
+
+def _whole(result: Result, actual: float) -> float | None:
+    """What is to be held against the plan: only of a run that was carried out to its end."""
+    return actual if result.outcome == "done" else None
 
 
 def _against(planned: str, actual: float | None, plan: float, forecast: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from rubberband.api.app import create_app
 from rubberband.api.settings import Settings
-from rubberband.api.store.records import ExperimentState, Summary
+from rubberband.api.store.records import ExperimentState, Submission, Summary
 from rubberband.api.store.sql import open_store
 from rubberband.errors import JournalError
 from rubberband.executor.folder import ExperimentFolder
@@ -23,6 +23,7 @@ from rubberband.executor.inbox import Inbox
 from tests.browser import chromium, served, visiting
 from tests.fake_runs import FakeService, fake_service
 from tests.journalled_runs import Recorded, recorded, words
+from tests.unit.service_runs import until
 from tests.unit.test_views_html import hostile
 from tests.unit.test_views_tables import a_result
 
@@ -148,8 +149,15 @@ def home(tmp_path_factory: pytest.TempPathFactory, run: Recorded) -> Iterator[Ho
         for name in ("grown", "asked", "still"):
             folder = folders[name] = run.named(name).put(path, int(HALF * len(run.events)))
             stack.enter_context(folder.driving())
-        app = create_app(Settings(home=path), store=open_store(None, path))
-        yield Home(address=stack.enter_context(served(app)), folders=folders)
+        store = open_store(None, path)
+        address = stack.enter_context(served(create_app(Settings(home=path), store=store)))
+        for name in folders:
+            until(lambda name=name: _is_running(store.submission(name)))
+        yield Home(address=address, folders=folders)
+
+
+def _is_running(found: Submission | None) -> bool:
+    return found is not None and found.state is ExperimentState.RUNNING
 
 
 def drawn(page: Any, name: str) -> None:

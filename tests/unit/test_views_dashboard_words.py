@@ -83,6 +83,12 @@ def test_any_result_has_cards_stages_history_and_trials(which: str, state: Exper
     assert len(trial_page(result, Asked()).rows) == len(result.trials)
 
 
+def test_only_what_was_carried_out_is_held_against_the_plan() -> None:
+    stopped = submission(ExperimentState.INTERRUPTED)
+    assert all("%" not in note for card in cards(stopped, cut_short(30, cancel=False)) for note in card.notes)
+    assert [card.notes[1].endswith("(0 %)") for card in cards(submission(DONE), a_result())[:2]] == [True, True]
+
+
 def test_a_cap_that_is_passed_is_told_by_its_gauge() -> None:
     cost = cards(submission(DONE), dataclasses.replace(a_result(), max_cost_usd=0.001))[1]
     assert cost.gauge is not None
