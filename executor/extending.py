@@ -217,7 +217,7 @@ def _planned(job: Job, state: State, standing: Standing, now: float) -> Outlook:
 
 def _told(job: Job, expected: Forecast, plan: Plan, reason: str, *, feasible: bool | None = None) -> Outlook:
     """An outlook; `feasible` where more is known than what is expected."""
-    in_time = job.deadline_s is None or expected.jct_s <= job.deadline_s
+    in_time = job.deadline_s is None or expected.jct_s <= job.deadline_s + rules.SMALLEST_WAIT_S
     in_budget = job.max_cost_usd is None or expected.cost_usd <= job.max_cost_usd + MONEY_SLACK_USD
     return Outlook(
         jct_s=expected.jct_s,
