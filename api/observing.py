@@ -128,6 +128,14 @@ class Observed:
             )
             return Extension(before=outlook, after=outlook, stage=len(state.stages), applied=True)
 
+    @property
+    def max_cost_usd(self) -> float | None:
+        """What it may cost in all, profiling and limits that were asked for meanwhile included; None: no limit."""
+        with self._lock:
+            most_usd = self._as_asked().job.max_cost_usd
+        used_usd: float = self.header.setup.get("profiling_cost_usd", 0.0)
+        return None if most_usd is None else most_usd + used_usd
+
     def goes_on(self) -> bool:
         """Whether a resume goes on with it, other limits that were asked for meanwhile included."""
         with self._lock:

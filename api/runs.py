@@ -25,6 +25,7 @@ from rubberband.errors import InputError, JournalError, RubberbandError
 from rubberband.executor.extending import Extension, Limits
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.inbox import DriverRequest, Inbox
+from rubberband.executor.purse import MONEY_SLACK_USD
 from rubberband.executor.result import Result
 from rubberband.experiment import Experiment
 from rubberband.planner.families import Policy
@@ -63,7 +64,7 @@ class Runs:
             max_running=settings.limits.max_running,
         )
         self._settled: OrderedDict[str, Settled] = OrderedDict()
-        self._reading = threading.Lock()
+        self._reading, self._extending = threading.Lock(), threading.Lock()
 
     def start(self) -> None:
         """Adopt what runs, start what waits, and watch from now on (in a thread)."""
@@ -126,6 +127,8 @@ class Runs:
         row = self._row(name)
         if row.state is ExperimentState.QUEUED:
             row = self._withdraw(row)
+            if row.state not in AT_WORK:
+                return row
         if row.state in AT_WORK:
             inbox = Inbox(self._watcher.folder(name).inbox)
             if not any(request.kind == "cancel" for request in inbox.pending()):
@@ -141,7 +144,7 @@ class Runs:
     def _withdraw(self, row: Submission) -> Submission:
         """Take it from the queue: what had begun is then as its journal has it."""
         state, reason = ExperimentState.CANCELLED, "cancelled before it began"
-        if row.attempt:
+        if row.attempt or not row.words:
             state, reason = self._before_queueing(row)
         self._store.change(row.name, at=time.time(), state=state, reason=reason, expected={ExperimentState.QUEUED})
         self._watcher.kick(row.name)
@@ -176,18 +179,21 @@ class Runs:
                 raise _conflict(row, _NOT_RESUMED)
 
     def _require_allowed(self, row: Submission, folder: ExperimentFolder) -> None:
-        """What was run by hand goes on here only where submissions may run."""
-        if row.words or not folder.exists:
+        """What was begun goes on here only where submissions may run, and for no more than they may cost now."""
+        if not folder.exists:
             return
         with self._opened(row.name) as observed:
-            provider = observed.header.setup["provider"]
+            provider, max_cost_usd = observed.header.setup["provider"], observed.max_cost_usd
+        most_usd, reason = self._settings.limits.max_cost_usd, ""
         if provider not in self._settings.providers:
             allowed = ", ".join(self._settings.providers)
-            raise Problem(
-                REFUSED,
-                f"resources.provider: {provider} is not among those that may be used here ({allowed}); go on with it "
-                f"by `rubberband resume {row.name}` on the machine where it was run",
-            )
+            reason = f"resources.provider: {provider} is not among those that may be used here ({allowed})"
+        elif most_usd is not None and (max_cost_usd is None or max_cost_usd > most_usd + MONEY_SLACK_USD):
+            has = "none" if max_cost_usd is None else format_usd(max_cost_usd)
+            reason = f"constraints.max_cost: it has {has}, and at most {format_usd(most_usd)} may be spent here"
+        if reason:
+            by_hand = f"go on with it by `rubberband resume {row.name}` on the machine where it was run"
+            raise Problem(REFUSED, f"{reason}; {by_hand}")
 
     def extension(self, name: str, *, deadline: object = None, max_cost_usd: float | None = None) -> Extension:
         """What another deadline or budget would change: the plan of the rest, before and after. Raises Problem."""
@@ -200,7 +206,12 @@ class Runs:
 
         What nobody is at work on has them from when it is resumed.
         """
-        row = self._row(name)
+        with self._extending:
+            return self._extended(self._row(name), deadline, max_cost_usd, request)
+
+    def _extended(self, row: Submission, deadline: object, max_cost_usd: float | None, request: str) -> Extension:
+        """For one request after the other: what the one before changed is what the next one begins with."""
+        name = row.name
         if (granted := self._granted(row, request)) is not None:
             return granted
         found, limits, words = self._extension(row, deadline, max_cost_usd)
@@ -236,7 +247,7 @@ class Runs:
             raise _conflict(row, _NOT_EXTENDED)
         with _told_as_problems():
             instant = self._instant(row, deadline)
-            if row.state is ExperimentState.QUEUED and not row.attempt:
+            if row.state is ExperimentState.QUEUED and row.words and not row.attempt:
                 words = with_limits(row.words, cast("datetime | None", instant), max_cost_usd)
                 policy = cast(Policy, row.policy)
                 return waiting_extension(row.words, words, policy, time.time()), Limits(), words

@@ -59,7 +59,7 @@ def standing(row: Submission, sight: Sight) -> Standing | None:
 def _starting(row: Submission, sight: Sight) -> Standing | None:
     if sight.at_work:
         # What was resumed has its old outcome in the journal until its driver goes on.
-        settled = sight.outcome is not None and row.attempt > 1
+        settled = sight.outcome is not None and (row.attempt > 1 or not row.words)
         if not sight.has_begun or settled:
             return Standing(state=row.state, reason=row.reason)
         return Standing(state=sight.outcome or ExperimentState.RUNNING, reason=sight.reason)

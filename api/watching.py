@@ -247,7 +247,7 @@ class Watcher:
         row, folder = self._rows[name], self.folder(name)
         if at_work(folder):  # an earlier process of it has not quite ended
             return False
-        if row.attempt == 0 and folder.exists:
+        if row.words and row.attempt == 0 and folder.exists:
             self._change(row, ExperimentState.REFUSED, "the name was taken meanwhile by an experiment run by hand")
             return False
         attempt = row.attempt + 1

@@ -57,6 +57,16 @@ def count_of(journal: Path) -> int:
         connection.close()
 
 
+def cut_off(journal: Path, *, at: int) -> None:
+    """Have a SQLite journal end after so many events, as if its driver was killed then."""
+    connection = sqlite3.connect(journal)
+    try:
+        connection.execute("DELETE FROM events WHERE seq >= ?", (at,))
+        connection.commit()
+    finally:
+        connection.close()
+
+
 class House:
     """A home, its store, and the runs in it."""
 

@@ -21,7 +21,8 @@ BEGUN = replace(SIGNED, has_begun=True)
 
 
 def row(state: ExperimentState, attempt: int = 1) -> Submission:
-    return Submission(name="one", state=state, created_at=0.0, changed_at=0.0, attempt=attempt)
+    words = {"name": "one"}
+    return Submission(name="one", state=state, created_at=0.0, changed_at=0.0, words=words, attempt=attempt)
 
 
 def told(exit_code: int, attempt: int = 1) -> Ending:
@@ -62,6 +63,8 @@ def test_a_process_that_never_signed_was_never_started(sight: Sight) -> None:
 def test_what_is_resumed_keeps_waiting_while_its_journal_says_how_it_ended_before() -> None:
     sight = replace(BEGUN, at_work=True, mark=Mark(pid=1, attempt=2, started_at=0.0), outcome=CANCELLED)
     assert standing(row(STARTING, attempt=2), sight) == Standing(state=STARTING)
+    by_hand = replace(row(STARTING, attempt=1), words={})
+    assert standing(by_hand, replace(sight, mark=SIGNED.mark)) == Standing(state=STARTING)
 
 
 def test_an_ending_of_an_earlier_process_is_not_that_of_this_one() -> None:

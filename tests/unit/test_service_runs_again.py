@@ -1,0 +1,109 @@
+"""What the service goes on with: what was run by hand, what may cost no more than it may, what is asked at once."""
+
+from __future__ import annotations
+
+import fcntl
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubberband.api.problems import Problem
+from rubberband.api.processes import Processes
+from rubberband.api.settings import Limits, Settings
+from rubberband.api.store.records import ExperimentState
+from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.hosting import Order
+from rubberband.executor.inbox import Inbox
+from rubberband.tuning import run_experiment
+from tests.unit.service_runs import DONE, House, count_of, cut_off, experiment, template
+
+QUEUED, RUNNING, INTERRUPTED = ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.INTERRUPTED
+
+
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return template(tmp_path_factory.mktemp("template"))
+
+
+@pytest.fixture
+def house(tmp_path: Path, journal: Path) -> Any:
+    made = House(tmp_path, journal)
+    yield made
+    made.store.close()
+
+
+def test_what_was_run_by_hand_and_cut_off_is_resumed(house: House) -> None:
+    by_hand = template(house.home)
+    count = count_of(by_hand)
+    cut_off(by_hand, at=count // 2)
+    house.tell(template="hold")
+    with house.open() as runs:
+        house.wait("template", INTERRUPTED)
+        runs.resume("template")
+        house.wait("template", RUNNING)
+        house.go()
+        row = house.wait("template", DONE)
+    assert row.attempt == 1
+    assert len(house.starts()) == 1
+    assert house.seqs("template") == list(range(count))
+
+
+def test_what_was_run_by_hand_waits_in_the_queue_as_what_was_submitted_and_had_begun(house: House) -> None:
+    cut_off(template(house.home), at=3)
+    house.settings = Settings(home=house.home, limits=Limits(max_running=0))
+    with house.open() as runs:
+        house.wait("template", INTERRUPTED)
+        assert runs.resume("template").state is QUEUED
+        assert runs.extend("template", deadline="2h", request="r1").applied
+        assert runs.cancel("template").state is INTERRUPTED
+    assert house.row("template").words == {}
+    assert [asked.kind for asked in Inbox(ExperimentFolder(home=house.home, name="template").inbox).pending()] == [
+        "extend"
+    ]
+
+
+def test_a_budget_that_is_more_than_may_be_spent_here_is_not_gone_on_with(house: House) -> None:
+    dear = ExperimentFolder(home=house.home, name="dear")
+    run_experiment(experiment("dear", max_cost=6.0), dear)
+    cut_off(dear.journal, at=3)
+    cut_off(template(house.home), at=3)
+    house.settings = Settings(home=house.home, limits=Limits(max_cost_usd=5.0))
+    with house.open() as runs:
+        for name, told in (("template", "it has none"), ("dear", "it has 6.00 USD")):
+            house.wait(name, INTERRUPTED)
+            with pytest.raises(Problem, match=told):
+                runs.resume(name)
+    assert house.starts() == []
+
+
+def test_who_only_looks_keeps_no_process_from_being_started(tmp_path: Path) -> None:
+    folder = ExperimentFolder(home=tmp_path, name="one")
+    processes = Processes((sys.executable, "-S", "-c", ""))
+    order = Order(attempt=1, resume=False, words={})
+    folder.path.mkdir(parents=True)
+    with open(folder.process_lock, "a") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        leaving = threading.Timer(0.05, fcntl.flock, (looking, fcntl.LOCK_UN))
+        leaving.start()
+        assert processes.start(folder, order)
+        leaving.join()
+    processes.let_go()
+
+
+def test_limits_that_are_changed_at_the_same_time_are_all_kept(tmp_path: Path, journal: Path) -> None:
+    house = House(tmp_path, journal, max_running=0)
+    with house.open() as runs, ThreadPoolExecutor(2) as pool:
+        runs.submit(experiment(max_cost=5.0, deadline="30m"))
+        asked = [
+            pool.submit(runs.extend, "one", deadline="1h", request="r1"),
+            pool.submit(runs.extend, "one", max_cost_usd=6.0, request="r2"),
+        ]
+        assert all(done.result().applied for done in asked)
+    constraints = experiment(**house.row("one").words["constraints"]).constraints
+    assert constraints.deadline_at == pytest.approx(house.row("one").created_at + 3600.0, abs=0.001)
+    assert constraints.max_cost_usd == 6.0
+    house.store.close()
