@@ -73,7 +73,7 @@ class Problem(Exception):
     ) -> None:
         super().__init__(detail)
         self.kind = kind
-        self.detail = " ".join(detail.split())
+        self.detail = _short(" ".join(detail.split()))
         self.headers = dict(headers or {})
         self.extensions = extensions
 
@@ -82,6 +82,14 @@ class Problem(Exception):
         kind = self.kind
         base = {"type": f"/problems/{kind.slug}", "title": kind.title, "status": kind.status, "detail": self.detail}
         return base | self.extensions
+
+
+MOST_TOLD = 2000
+"""Characters of a detail: it may quote a request, is remembered with its answer, and should be read by people."""
+
+
+def _short(detail: str) -> str:
+    return detail if len(detail) <= MOST_TOLD else f"{detail[: MOST_TOLD - 1]}…"
 
 
 def problem_of(error: RubberbandError) -> Problem:

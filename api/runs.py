@@ -61,6 +61,7 @@ class Runs:
             home=settings.home,
             journals=settings.store,
             code=settings.code,
+            entrypoints=settings.entrypoints,
             max_running=settings.limits.max_running,
         )
         self._settled: OrderedDict[str, Settled] = OrderedDict()

@@ -56,12 +56,13 @@ class Watcher:
         home: Path,
         journals: str | None,
         code: Sequence[Path],
+        entrypoints: Sequence[str],
         max_running: int,
     ) -> None:
         """`journals` is the URL of the store that journals are in; None: in the experiments' folders."""
         self._store, self._processes, self._wake = store, processes, wake
         self._home, self._journals, self._max_running = home, journals, max_running
-        self._code = tuple(str(path) for path in code)
+        self._code, self._entrypoints = tuple(str(path) for path in code), tuple(entrypoints)
         self._rows: dict[str, Submission] = {}
         """Those that wait, run, or cannot be read."""
         self._queue: list[str] = []
@@ -276,6 +277,7 @@ class Watcher:
             words=row.words,
             policy=row.policy,
             code=self._code,
+            entrypoints=self._entrypoints,
             store=self._journals,
         )
 

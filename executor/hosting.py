@@ -41,6 +41,8 @@ class Order:
     policy: Policy = "optimal"
     code: tuple[str, ...] = ()
     """Folders in which the entry point is found."""
+    entrypoints: tuple[str, ...] = ()
+    """What may be run: `module:attribute`, or `module:*` for what the module itself defines."""
     store: str | None = None
     """URL of the store of the journal; None: a file in the experiment's folder."""
 

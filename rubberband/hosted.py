@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rubberband.errors import Cancelled, RubberbandError
+from rubberband.errors import Cancelled, InputError, RubberbandError
 from rubberband.executor.folder import ExperimentFolder, open_folder
 from rubberband.executor.hosting import Ending, Mark, Order, holding, read_order, write_ending, write_mark
 
@@ -87,14 +87,35 @@ def _run(folder: ExperimentFolder, order: Order) -> Result:
     if order.resume:
         with session.cancel_on_signals() as cancelled:
             return session.run(folder, view=_plain_view, cancelled=cancelled)
+    experiment = Experiment(**order.words)
+    if experiment.resources.provider != "virtual":
+        _require_own(experiment.entrypoint, order)
     return run_experiment(
-        Experiment(**order.words),
+        experiment,
         folder,
         search_path=order.code,
         policy=order.policy,
         announce=_say,
         view=_plain_view,
     )
+
+
+def _require_own(entrypoint: object, order: Order) -> None:
+    """Raise InputError where `module:*` is allowed, and what is named is not the module's: it only imports that.
+
+    What modules import, such as `subprocess.run`, could make a command of a configuration.
+    """
+    module, _, attribute = str(entrypoint).partition(":")
+    if entrypoint in order.entrypoints or f"{module}:*" not in order.entrypoints:
+        return
+    from rubberband.executor.training.entrypoint import Entrypoint
+
+    found = Entrypoint.parse(str(entrypoint), order.code).load()
+    if not f"{found.__module__}.".startswith(f"{module}."):
+        raise InputError(
+            f"entrypoint {entrypoint}: {attribute} is defined in {found.__module__}, and {module}:* allows what "
+            f"{module} itself defines; let the operator allow it by its name"
+        )
 
 
 def _plain_view(job: Job, _clock: Callable[[], float], stack: ExitStack) -> Sequence[Observer]:

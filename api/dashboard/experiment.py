@@ -93,7 +93,8 @@ def experiment_report(service: Serving, _reader: Reader, experiment: Known) -> R
     result = _result(service, experiment)
     if result is None:
         raise Problem(NOT_FOUND, f"there is no report of {experiment.name!r} yet: it has not begun")
-    headers = {"Content-Security-Policy": f"{CONTENT_POLICY}; frame-ancestors 'none'", "Cache-Control": "no-store"}
+    policy = f"{CONTENT_POLICY}; form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
+    headers = {"Content-Security-Policy": policy, "Cache-Control": "no-store"}
     return HTMLResponse(render_html(result), headers=headers)
 
 

@@ -17,6 +17,7 @@ from rubberband.api.store.records import ExperimentState
 from rubberband.api.store.sql import open_store
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.hosting import holding, is_hosted, read_ending, read_mark
+from rubberband.experiment import Experiment
 from tests.unit.service_runs import DONE, House, experiment, until
 
 SLOW = (sys.executable, "-P", str(Path(__file__).parent / "slow_hosted.py"))
@@ -112,6 +113,21 @@ def test_what_has_no_plan_is_refused_with_the_reason_that_the_command_line_gives
     ending = read_ending(folder_of(house))
     assert ending is not None
     assert (ending.exit_code, ending.error) == (3, row.reason)
+    house.store.close()
+
+
+def test_a_star_allows_what_a_module_defines_and_not_what_it_imports(tmp_path: Path) -> None:
+    made = tmp_path / "made-by-a-configuration"
+    (tmp_path / "mine.py").write_text("from subprocess import run\n")
+    house = House(tmp_path, tmp_path)
+    house.settings = replace(house.settings, code=(tmp_path,), entrypoints=("mine:*",))
+    words = experiment().to_words() | {"entrypoint": "mine:run", "resources": {"provider": "local"}}
+    words["search"]["space"] = {"touch": 1, str(made): 1}
+    with house.open(HOSTED) as runs:
+        runs.submit(Experiment(**words))
+        row = house.wait("one", REFUSED)
+    assert "run is defined in subprocess" in row.reason
+    assert not made.exists()
     house.store.close()
 
 

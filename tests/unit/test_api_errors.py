@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.api.problems import KINDS
+from rubberband.api.problems import KINDS, MOST_TOLD
 from rubberband.api.routes.problems import EXPLANATIONS
 from rubberband.errors import JournalError
 from tests.fake_runs import FakeService, fake_service, words
@@ -241,3 +241,10 @@ def test_head_is_get_without_a_body(service: FakeService, path: str) -> None:
 def test_a_body_that_is_too_large_is_refused(service: FakeService) -> None:
     answer = service.client.post("/v1/plans", content=b" " * (50 << 20), headers={"content-type": "application/json"})
     assert told(answer)[:2] == (413, "too-large")
+
+
+def test_an_error_quotes_no_more_of_a_request_than_people_read(service: FakeService) -> None:
+    answer = service.client.post("/v1/experiments", json={**words(), "x" * 200_000: 1})
+    status, kind, detail = told(answer)
+    assert (status, kind) == (422, "invalid")
+    assert 100 < len(detail) <= MOST_TOLD
