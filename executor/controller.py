@@ -138,6 +138,7 @@ class Controller:
                     self._note_trial(trial, event)
             case Started():
                 self.state.started_at = event.occurred_at
+                self.job = rules.begun(self.job, event.occurred_at)
                 self._begin_stage(0, tuple(range(len(self.state.trials))))
             case DriverResumed():
                 self._note_resumed(event)
@@ -182,6 +183,7 @@ class Controller:
         state.relaunch_at = 0.0
         if state.phase is Phase.NEW:
             state.started_at = state.now
+            self.job = rules.begun(self.job, state.now)
             self._begin_stage(0, tuple(range(len(state.trials))))
         elif rules.can_go_on(self.job, state):
             state.paused_s += state.now - (state.now if state.ended_at is None else state.ended_at)

@@ -26,11 +26,18 @@ SMALLEST_WAIT_S = 1e-6
 """A stop that is so near is reached: sums of instants are no more exact than that."""
 
 
+def begun(job: Job, started_at: float) -> Job:
+    """The job once it is known when it started: a deadline that is an instant is no later than that."""
+    return job if job.deadline_at is None else replace(job, deadline_s=max(0.0, job.deadline_at - started_at))
+
+
 def granted(job: Job, event: LimitsChanged) -> Job:
     """The job with the limits that the event grants; none is ever lowered."""
+    deadline_s = raised(job.deadline_s, event.deadline_s)
     return replace(
         job,
-        deadline_s=raised(job.deadline_s, event.deadline_s),
+        deadline_s=deadline_s,
+        deadline_at=job.deadline_at if deadline_s == job.deadline_s else None,
         max_cost_usd=raised(job.max_cost_usd, event.max_cost_usd),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -30,6 +31,8 @@ class Job:
     mode: Literal["max", "min"]
     deadline_s: float | None = None
     """From Started."""
+    deadline_at: float | None = None
+    """Where the deadline is an instant: that, on the backend's clock. It is known at Started how far off it is."""
     max_cost_usd: float | None = None
     max_failures: int = 1
     """How often a trial is tried again after a failure."""
@@ -274,12 +277,8 @@ class State:
 
     def put(self, trial: TrialState, status: TrialStatus) -> None:
         """Give a trial its status."""
-        if status is TrialStatus.RUNNING:
-            self._running = None
-        elif trial.status is TrialStatus.RUNNING and self._running is not None:
-            self._running = [other for other in self._running if other is not trial]
-        if TrialStatus.QUEUED in (trial.status, status):
-            self._queued = None
+        self._running = _kept(self._running, trial, status, TrialStatus.RUNNING)
+        self._queued = _kept(self._queued, trial, status, TrialStatus.QUEUED)
         trial.status = status
 
     def rent_changed(self) -> None:
@@ -347,6 +346,20 @@ class State:
     def allocation(self, trial: TrialState) -> Allocation:
         """The trial's latest stretch on a gang; it has had one."""
         return self.allocations[trial.allocation]
+
+
+def _kept(
+    known: list[TrialState] | None, trial: TrialState, status: TrialStatus, of: TrialStatus
+) -> list[TrialState] | None:
+    """The trials with the status `of`, in their order, once `trial` has `status`; a new list if that changes it."""
+    if known is None or (trial.status is of) is (status is of):
+        return known
+    at = bisect_left(known, trial.trial, key=_number)
+    return known[:at] + known[at + 1 :] if trial.status is of else [*known[:at], trial, *known[at:]]
+
+
+def _number(trial: TrialState) -> int:
+    return trial.trial
 
 
 def _or_never(instant: float | None) -> float:

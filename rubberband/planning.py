@@ -225,6 +225,7 @@ def _job(
         metric=experiment.search.metric,
         mode=experiment.search.mode,
         deadline_s=constraints.deadline_s,
+        deadline_at=None if experiment.resources.provider == "virtual" else experiment.constraints.deadline_at,
         max_cost_usd=constraints.max_cost_usd,
         max_failures=experiment.constraints.max_failures,
         iteration_timeout_s=experiment.constraints.iteration_timeout_s,

@@ -8,12 +8,14 @@ import pytest
 
 from rubberband.executor import rules
 from rubberband.executor.codec import decode_event, encode_event
+from rubberband.executor.controller import Controller
 from rubberband.executor.events import (
     CancelRequested,
     DriverResumed,
     InstanceReleased,
     LaunchInstance,
     LimitsChanged,
+    Started,
     StartTrial,
     Tick,
 )
@@ -40,6 +42,16 @@ def ended_by_budget(job: Job = CAPPED) -> Story:
     assert kinds(story.tell(InstanceReleased, instance="i-002", ended_at=story.at)) == ["Finish"]
     assert story.state.outcome == "budget"
     return story
+
+
+@pytest.mark.parametrize(("started_at", "left_s"), [(100.0, 20.0), (130.0, 0.0)])
+def test_a_deadline_that_is_an_instant_does_not_wait_for_the_start(started_at: float, left_s: float) -> None:
+    planned = dataclasses.replace(JOB, deadline_s=30.0, deadline_at=120.0)
+    controller = Controller(planned)
+    controller.handle(Started(occurred_at=started_at))
+    assert controller.job.deadline_s == left_s
+    controller.handle(LimitsChanged(occurred_at=started_at, request="r", deadline_s=50.0, max_cost_usd=None))
+    assert controller.job.deadline_s == 50.0
 
 
 @pytest.mark.parametrize(
