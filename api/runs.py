@@ -6,22 +6,33 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal, cast
 
+from rubberband.api.conflicts import (
+    AT_WORK,
+    EXTENDED,
+    NOT_CANCELLED,
+    NOT_EXTENDED,
+    NOT_RESUMED,
+    RESUMED,
+    conflict,
+    require_unmeasured,
+    told_as_problems,
+)
 from rubberband.api.observing import Failure, Observed, at_work
-from rubberband.api.problems import CONFLICT, NAME_TAKEN, NOT_FOUND, REFUSED, UNAVAILABLE, Problem, problem_of
+from rubberband.api.problems import CONFLICT, NAME_TAKEN, NOT_FOUND, REFUSED, UNAVAILABLE, Problem
 from rubberband.api.processes import HOSTED, Processes
 from rubberband.api.run_logs import LogLine, page, trial_files
 from rubberband.api.settings import Settings
 from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import OVER, ExperimentState, Submission
+from rubberband.api.store.records import ExperimentState, Submission
 from rubberband.api.waiting import instant_of, waiting_extension, with_instant, with_limits
 from rubberband.api.watching import Watcher
-from rubberband.errors import InputError, JournalError, RubberbandError
+from rubberband.errors import RubberbandError
 from rubberband.executor.extending import Extension, Limits
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.inbox import DriverRequest, Inbox
@@ -33,7 +44,6 @@ from rubberband.units import format_usd, shown
 
 KEPT_RESULTS = 16
 """Results of experiments that do not run, which are kept to be asked for again."""
-AT_WORK = frozenset({ExperimentState.STARTING, ExperimentState.RUNNING})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +75,7 @@ class Runs:
             max_running=settings.limits.max_running,
         )
         self._settled: OrderedDict[str, Settled] = OrderedDict()
-        self._reading, self._extending = threading.Lock(), threading.Lock()
+        self._reading, self._extending, self._resuming = threading.Lock(), threading.Lock(), threading.Lock()
 
     def start(self) -> None:
         """Adopt what runs, start what waits, and watch from now on (in a thread)."""
@@ -94,7 +104,7 @@ class Runs:
         Asked again by the same `request`, it is the submission that there is. Raises Problem (NAME_TAKEN, …).
         """
         now = time.time()
-        with _told_as_problems():
+        with told_as_problems():
             experiment.require_runnable()
             words = with_instant(experiment.to_words(), now)
         row = Submission(
@@ -110,7 +120,7 @@ class Runs:
         )
         if self._is_mine(row.name, request):
             return self._row(row.name)
-        with _told_as_problems():
+        with told_as_problems():
             self._watcher.folder(row.name).require_free()
             if not self._store.add(row):
                 if self._is_mine(row.name, request):
@@ -134,13 +144,13 @@ class Runs:
             inbox = Inbox(self._watcher.folder(name).inbox)
             if not any(request.kind == "cancel" for request in inbox.pending()):
                 asked = DriverRequest(id=f"cancel-{secrets.token_hex(8)}", kind="cancel", asked_at=time.time())
-                with _told_as_problems():
+                with told_as_problems():
                     inbox.put(asked)
             self._watcher.kick(name)
             return self._row(name)
         if row.state is ExperimentState.CANCELLED:
             return row
-        raise _conflict(row, _NOT_CANCELLED)
+        raise conflict(row, NOT_CANCELLED)
 
     def _withdraw(self, row: Submission) -> Submission:
         """Take it from the queue: what had begun is then as its journal has it."""
@@ -160,16 +170,21 @@ class Runs:
     def resume(self, name: str) -> Submission:
         """Go on with what was interrupted, cancelled, or ended by a budget that was raised since. Raises Problem."""
         row = self._row(name)
-        if row.state not in _RESUMED:
-            raise _conflict(row, _NOT_RESUMED)
+        if row.state not in RESUMED:
+            raise conflict(row, NOT_RESUMED)
         folder = self._watcher.folder(name)
         if row.state in (ExperimentState.BUDGET, ExperimentState.FAILED):
             self._require_open(row)
         self._require_allowed(row, folder)
-        Inbox(folder.inbox).withdraw_cancels()
-        queued = self._store.change(name, at=time.time(), state=ExperimentState.QUEUED, reason="", expected={row.state})
-        if not queued:
-            raise _conflict(self._row(name), _NOT_RESUMED)
+        with self._resuming:  # who comes second must not withdraw what was asked since of the one that goes on
+            now = self._row(name)
+            if now.state is not row.state:
+                raise conflict(now, NOT_RESUMED)
+            Inbox(folder.inbox).withdraw_cancels()
+            if not self._store.change(
+                name, at=time.time(), state=ExperimentState.QUEUED, reason="", expected={row.state}
+            ):
+                raise conflict(self._row(name), NOT_RESUMED)
         self._watcher.kick(name)
         return self._row(name)
 
@@ -177,12 +192,15 @@ class Runs:
         """What its budget ended goes on once that is raised; what failed, if instances were all that it lacked."""
         with self._opened(row.name) as observed:
             if not observed.goes_on():
-                raise _conflict(row, _NOT_RESUMED)
+                raise conflict(row, NOT_RESUMED)
 
     def _require_allowed(self, row: Submission, folder: ExperimentFolder) -> None:
         """What was begun goes on here only where submissions may run, and for no more than they may cost now."""
         if not folder.exists:
+            require_unmeasured(row)
             return
+        if not folder.is_here:
+            raise Problem(CONFLICT, f"experiment {row.name!r} was begun in another home; go on with it where it is")
         with self._opened(row.name) as observed:
             provider, max_cost_usd = observed.header.setup["provider"], observed.max_cost_usd
         most_usd, reason = self._settings.limits.max_cost_usd, ""
@@ -227,7 +245,7 @@ class Runs:
                 deadline_s=limits.deadline_s,
                 max_cost_usd=limits.max_cost_usd,
             )
-            with _told_as_problems():
+            with told_as_problems():
                 Inbox(self._watcher.folder(name).inbox).put(asked)
         self._watcher.kick(name)
         return replace(found, applied=True)
@@ -244,9 +262,9 @@ class Runs:
     ) -> tuple[Extension, Limits, dict[str, Any] | None]:
         """The extension, the limits as a driver counts them, and the new words of what still waits."""
         self._require_within(max_cost_usd)
-        if row.state not in _EXTENDED:
-            raise _conflict(row, _NOT_EXTENDED)
-        with _told_as_problems():
+        if row.state not in EXTENDED:
+            raise conflict(row, NOT_EXTENDED)
+        with told_as_problems():
             instant = self._instant(row, deadline)
             if row.state is ExperimentState.QUEUED and row.words and not row.attempt:
                 words = with_limits(row.words, cast("datetime | None", instant), max_cost_usd)
@@ -326,7 +344,7 @@ class Runs:
             if known is not None and known.changed_at == row.changed_at:
                 self._settled.move_to_end(row.name)
                 return known
-            with _told_as_problems():
+            with told_as_problems():
                 if not self._watcher.folder(row.name).exists:
                     return None
             with self._opened(row.name) as observed:
@@ -356,40 +374,3 @@ class Runs:
             yield observed
         finally:
             observed.close()
-
-
-_RESUMED = frozenset(
-    {ExperimentState.INTERRUPTED, ExperimentState.CANCELLED, ExperimentState.BUDGET, ExperimentState.FAILED}
-)
-_EXTENDED = AT_WORK | {
-    ExperimentState.QUEUED,
-    ExperimentState.INTERRUPTED,
-    ExperimentState.CANCELLED,
-    ExperimentState.BUDGET,
-    ExperimentState.FAILED,
-}
-_NOT_CANCELLED: Mapping[ExperimentState, str] = {
-    ExperimentState.INTERRUPTED: "nothing of it runs; resume it and cancel it then, to have what is left ended at once",
-}
-_NOT_RESUMED: Mapping[ExperimentState, str] = {
-    ExperimentState.BUDGET: "raise max_cost first: POST …/extend, and then resume it",
-    ExperimentState.FAILED: "submit it again under another name",
-    ExperimentState.REFUSED: "it never began; submit it again under another name",
-    ExperimentState.QUEUED: "it goes on by itself as soon as fewer run than may",
-}
-_NOT_EXTENDED: Mapping[ExperimentState, str] = {
-    ExperimentState.REFUSED: "it never began; submit it again under another name",
-}
-
-
-def _conflict(row: Submission, remedies: Mapping[ExperimentState, str]) -> Problem:
-    remedy = remedies.get(row.state, "it is over" if row.state in OVER else "it is under way")
-    return Problem(CONFLICT, f"experiment {row.name!r} is {row.state.value}: {remedy}", state=row.state.value)
-
-
-@contextmanager
-def _told_as_problems() -> Iterator[None]:
-    try:
-        yield
-    except (InputError, JournalError) as error:
-        raise problem_of(error) from None

@@ -95,6 +95,11 @@ class ExperimentFolder:
         """Whether the experiment was created. Raises JournalError if the store does not tell."""
         return self.journal.exists() if self.store is None else bool(journalled(self.store, self.name))
 
+    @property
+    def is_here(self) -> bool:
+        """Whether a driver was ever at work on it in this home: its instances are written down here then."""
+        return self._lock.exists()
+
     def require_free(self) -> None:
         """Raise NameTakenError, naming the ways out, if the experiment is here.
 

@@ -18,6 +18,7 @@ from rubberband.api.store.records import ExperimentState
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.hosting import Order
 from rubberband.executor.inbox import Inbox
+from rubberband.experiment import Experiment
 from rubberband.tuning import run_experiment
 from tests.unit.service_runs import DONE, House, count_of, cut_off, experiment, template
 
@@ -107,3 +108,50 @@ def test_limits_that_are_changed_at_the_same_time_are_all_kept(tmp_path: Path, j
     assert constraints.deadline_at == pytest.approx(house.row("one").created_at + 3600.0, abs=0.001)
     assert constraints.max_cost_usd == 6.0
     house.store.close()
+
+
+def test_what_was_begun_in_another_home_is_not_driven_twice(tmp_path: Path, journal: Path) -> None:
+    house = House(tmp_path, journal)
+    folder = ExperimentFolder(home=house.home, name="template")
+    cut_off(template(house.home), at=3)
+    with house.open() as runs:
+        house.wait("template", INTERRUPTED)
+        (folder.path / "driver.lock").unlink()
+        with pytest.raises(Problem, match="another home"):
+            runs.resume("template")
+    assert house.starts() == []
+    house.store.close()
+
+
+def test_what_ended_while_it_was_measured_on_ec2_is_not_measured_again_for_the_same_money(house: House) -> None:
+    house.tell(one="silent")
+    words = experiment("one").to_words() | {
+        "entrypoint": "a:b",
+        "resources": {"provider": "aws", "checkpoints": "s3://a/b"},
+    }
+    del words["profile"]
+    with house.open() as runs:
+        runs.submit(Experiment(**words))
+        house.wait("one", INTERRUPTED)
+        with pytest.raises(Problem, match="submit it again"):
+            runs.resume("one")
+    assert len(house.starts()) == 1
+
+
+def test_a_second_resume_withdraws_nothing_that_was_asked_since(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_off(template(house.home), at=3)
+    house.tell(template="hold")
+    with house.open() as runs:
+        stale = house.wait("template", INTERRUPTED)
+        runs.resume("template")
+        house.wait("template", RUNNING)
+        runs.cancel("template")
+        rows = iter([stale])
+        read = runs._row
+        monkeypatch.setattr(runs, "_row", lambda name: next(rows, None) or read(name))
+        with pytest.raises(Problem, match="under way"):
+            runs.resume("template")
+        pending = Inbox(ExperimentFolder(home=house.home, name="template").inbox).pending()
+        house.go()
+        house.wait("template", DONE)
+    assert [asked.kind for asked in pending] == ["cancel"]
