@@ -7,6 +7,7 @@ driver will plan it at that SYNC. What has ended and can go on is taken to be re
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -88,6 +89,8 @@ def limits_of(
     deadline_s = None if deadline is None else _deadline_s(header, job, state, parse_deadline(deadline))
     if max_cost_usd is None:
         return Limits(deadline_s=deadline_s)
+    if not math.isfinite(max_cost_usd):
+        raise InputError(f"max_cost: {max_cost_usd} is no amount; give USD, such as 5")
     used_usd: float = header.setup.get("profiling_cost_usd", 0.0)
     _require_larger(max_cost_usd - used_usd, job.max_cost_usd, used_usd)
     return Limits(deadline_s=deadline_s, max_cost_usd=max_cost_usd - used_usd)

@@ -194,7 +194,8 @@ def _changes(done: int, present: Planned, chosen: Planned) -> str:
     changes = [_change(done + index, old, new) for index, (old, new) in enumerate(pairs) if old != new]
     named = changes[:MOST_CHANGES]
     if len(changes) > MOST_CHANGES:
-        named.append(f"{len(changes) - MOST_CHANGES} more stages change")
+        left = len(changes) - MOST_CHANGES
+        named.append("1 more stage changes" if left == 1 else f"{left} more stages change")
     return f"{', '.join(named)} ({_difference(present.prediction, chosen.prediction)})"
 
 

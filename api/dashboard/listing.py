@@ -98,7 +98,7 @@ def _progress(state: ExperimentState, summary: Summary) -> str:
     if state is ExperimentState.DONE:
         return f"{counted(summary.stages, 'stage')}, {counted(summary.trials, 'trial')}"
     done = f"{summary.iterations} of {summary.target_iterations} iterations"
-    return f"stage {summary.stage + 1} of {summary.stages}, {done}"
+    return f"stage {summary.stage} ({summary.stage + 1} of {summary.stages}), {done}"
 
 
 def _slack(submission: Submission, now: float) -> tuple[str, str]:

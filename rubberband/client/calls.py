@@ -13,6 +13,7 @@ import httpx
 
 from rubberband.client.submission import Submittable, self_contained
 from rubberband.client.words import ExperimentDetail, ExperimentView, ExtensionView, LogPage
+from rubberband.errors import InputError
 
 Answer = TypeVar("Answer")
 Params = Mapping[str, str | int | bool | Sequence[str] | None]
@@ -56,7 +57,10 @@ def _path(name: str, what: str = "") -> str:
 
 
 def _post(path: str, body: object = None, *, key: str | None = None, params: Params | None = None) -> Call[Any]:
-    content = None if body is None else json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
+    try:
+        content = None if body is None else json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
+    except ValueError:
+        raise InputError(f"{path}: NaN and infinity are no values here; give a number, or leave it out") from None
     headers = {} if content is None else {"Content-Type": "application/json"}
     if key is not None:
         headers["Idempotency-Key"] = key

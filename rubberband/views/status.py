@@ -39,7 +39,7 @@ def headline(view: Mapping[str, Any]) -> str:
     state, summary = str(view["state"]), view["summary"]
     told = STATES.get(state, state)
     if state == "running" and summary["stages"]:
-        told = f"runs, stage {summary['stage'] + 1} of {summary['stages']}"
+        told = f"runs, stage {summary['stage']} ({summary['stage'] + 1} of {summary['stages']})"
     reason = printable(view.get("reason") or "")
     return f"{view['name']}: {told}" + (f" ({reason})" if reason and reason not in told else "")
 

@@ -96,6 +96,11 @@ def test_a_preview_of_an_extension_is_not_repeated_blindly_and_a_grant_has_a_key
     assert "Idempotency-Key" in seen[1].headers
 
 
+def test_what_json_has_no_word_for_is_told_before_it_is_sent() -> None:
+    with answering(lambda request: httpx.Response(500)) as client, pytest.raises(InputError, match="NaN and infinity"):
+        client.extend("digits", max_cost=float("inf"))
+
+
 @pytest.mark.parametrize(
     ("answer", "kind", "match"),
     [

@@ -44,7 +44,7 @@ def line(state: str = "running", *, words: dict[str, Any] | None = None, reason:
 
 def test_a_running_experiment_tells_where_it_is_and_what_it_spent() -> None:
     told = line()
-    assert (told.share, told.progress) == (0.25, "stage 2 of 4, 30 of 120 iterations")
+    assert (told.share, told.progress) == (0.25, "stage 1 (2 of 4), 30 of 120 iterations")
     assert (told.cost, told.cap, told.spent) == ("0.2500", "1.00", 0.25)
     assert told.best == "accuracy 0.912346"
     assert (told.slack, told.mood) == ("1m20s to spare", "good")

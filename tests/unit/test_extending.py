@@ -252,6 +252,8 @@ def test_the_instant_that_it_has_already_is_no_error() -> None:
         ("31m", None, "deadline: 31m is before the 32m that it has; give a later one"),
         ("2027-01-15T08:20:00Z", None, "2027-01-15T08:20:00Z is before the 2027-01-15T08:28:20Z that it has"),
         (None, 5.25, "max_cost: 5.25 USD is less than the 5.50 USD that it has; give more"),
+        (None, float("nan"), "max_cost: nan is no amount; give USD, such as 5"),
+        (None, float("inf"), "max_cost: inf is no amount"),
         ("soon", None, "soon"),
         ("2027-01-15T09:00:00", None, "time zone"),
         (0, None, "0s is over before it began"),
