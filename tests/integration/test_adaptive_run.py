@@ -40,6 +40,7 @@ def command_line(tmp_path: Path) -> CommandLine:
     return command_line
 
 
+@pytest.mark.long
 def test_measured_planned_killed_and_resumed_a_run_keeps_what_its_agents_learnt(command_line, tmp_path):
     command_line("profile", "noisy.yaml", "--output", "noisy.json")
     profile = json.loads((tmp_path / "noisy.json").read_text())

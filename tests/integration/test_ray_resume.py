@@ -50,6 +50,7 @@ def _killed_driver(directory: Path) -> None:
             driver.kill()
 
 
+@pytest.mark.long
 def test_a_new_driver_adopts_what_it_knows_and_releases_the_rest(tmp_path: Path) -> None:
     _killed_driver(tmp_path)
     assert processes_of(tmp_path, "b")

@@ -208,6 +208,7 @@ def test_the_invariants_hold_over_a_whole_real_history(undisturbed: CommandLine)
     journal.close()
 
 
+@pytest.mark.long
 def test_a_run_without_a_profile_measures_one_and_says_so(command_line: CommandLine) -> None:
     _, errors = command_line("run", "sleepy.yaml", "-s", "profile=null", "-s", "resources.max_instances=1")
     assert "measuring one first" in errors
