@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import threading
@@ -27,6 +28,8 @@ _Found = TypeVar("_Found")
 FAST_S, SLOW_S, RETRY_S = 0.1, 1.0, 1.0
 LOOK_AROUND_S = 2.0
 """How often experiments are looked for that are run by hand, or go on by hand."""
+LOOKING_SHARE = 0.02
+"""Of the time, where there are so many that looking takes long."""
 FOUND_AT_ONCE = 5
 """So many of them are taken in at once, so that those that run do not wait."""
 PRUNE_S = 600.0
@@ -72,8 +75,10 @@ class Watcher:
         self._spawned: set[tuple[str, int]] = set()
         self._told: set[str] = set()
         self._loaded = False
-        self._is_lost = self._is_more_to_find = False
-        self._looked_at = self._pruned_at = -LOOK_AROUND_S
+        self._is_lost = False
+        self._look_at, self._pruned_at = -math.inf, -math.inf
+        self._found: list[ExperimentFolder] = []
+        """Those run by hand that are to be taken in."""
         self._dirty: dict[str, None] = {}
         """Those whose rows requests changed, in that order."""
         self._dirty_lock = threading.Lock()
@@ -140,7 +145,7 @@ class Watcher:
 
     @property
     def _is_busy(self) -> bool:
-        return self._is_more_to_find or bool(self._queue) or any(row.state in AT_WORK for row in self._rows.values())
+        return bool(self._found or self._queue) or any(row.state in AT_WORK for row in self._rows.values())
 
     def round(self) -> None:
         """Look at everything once. Raises JournalError if the store does not answer: the next round makes it good."""
@@ -152,9 +157,12 @@ class Watcher:
             self._alone(name, self._follow)
         self._start_queued()
         now = time.monotonic()
-        if self._is_more_to_find or now - self._looked_at >= LOOK_AROUND_S:
+        if now >= self._look_at:
             self._look_around()
-            self._looked_at = now
+            took_s = time.monotonic() - now
+            self._look_at = now + max(LOOK_AROUND_S, took_s / LOOKING_SHARE)
+        for _ in self._found[:FOUND_AT_ONCE]:
+            self._take_in(self._found.pop())
         if now - self._pruned_at >= PRUNE_S:
             self._store.prune(at=time.time())
             self._pruned_at = now
@@ -306,10 +314,8 @@ class Watcher:
                 self._settled[name] = stamp
         listed = folders(self._home, self._journals)
         found = [folder for folder in listed if _NAME.fullmatch(folder.name) and folder.path.is_dir()]
-        unknown = [folder for folder in found if folder.name not in self._rows and folder.name not in self._settled]
-        self._is_more_to_find = len(unknown) > FOUND_AT_ONCE
-        for folder in unknown[:FOUND_AT_ONCE]:
-            self._take_in(folder)
+        known = self._rows.keys() | self._settled.keys()
+        self._found = [folder for folder in reversed(found) if folder.name not in known]
 
     def _wake_up(self, name: str) -> None:
         """What had ended goes on, or was changed by hand: follow it again until it settles."""
@@ -321,6 +327,8 @@ class Watcher:
 
     def _take_in(self, folder: ExperimentFolder) -> None:
         """Keep an experiment that was run by hand; its events are told first, so that none is lost."""
+        if folder.name in self._rows or folder.name in self._settled:  # submitted meanwhile
+            return
         follower = Follower(folder, self._store, self._wake, patience=1)
         try:
             row = follower.first_row()
