@@ -176,7 +176,8 @@ def _whole(result: Result, actual: float) -> float | None:
 
 
 def _against(planned: str, actual: float | None, plan: float, forecast: str) -> str:
-    told = f" ({difference(actual, plan)})" if actual is not None and difference(actual, plan) else ""
+    off = "" if actual is None else difference(actual, plan).replace(" %", "\N{NO-BREAK SPACE}%")
+    told = f" ({off})" if off else ""
     return f"planned {planned}; forecast {forecast}{told}" if forecast else f"planned {planned}{told}"
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rubberband.executor.folder import ExperimentFolder
     from rubberband.executor.result import Result
 
+_MOST_OF_BEST = 60
+
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The experiment's name.", show_default=False)]
 
 
@@ -92,7 +94,7 @@ def ps(
             str(row.iterations),
             format_duration(row.jct_s),
             format_usd(row.cost_usd),
-            row.best,
+            row.best if len(row.best) <= _MOST_OF_BEST else row.best[: _MOST_OF_BEST - 1] + "…",
         ]
         for row in listed
     ]

@@ -98,7 +98,9 @@ def _told(look: Callable[[], View]) -> View:
     while True:
         view = look()
         summary = view["summary"]
-        line = f"{headline(view)}; {summary['iterations']} of {summary['target_iterations']} iterations"
+        line = headline(view)
+        if summary["target_iterations"]:
+            line += f"; {summary['iterations']} of {summary['target_iterations']} iterations"
         if line != told:
             print(line, file=sys.stderr, flush=True)
             told = line

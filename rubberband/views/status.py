@@ -74,9 +74,10 @@ def _cost(summary: Mapping[str, Any]) -> str:
     amounts = [summary[name] for name in ("cost_usd", "forecast_cost_usd", "planned_cost_usd")]
     decimals = usd_decimals(max(amount for amount in amounts if amount is not None))
     parts = [f"cost      {usd(summary['cost_usd'], decimals)}"]
-    if summary["max_cost_usd"] is not None:
-        parts.append(f" of {usd(summary['max_cost_usd'], decimals)} (max_cost)")
-    parts.append(" USD")
+    if summary["max_cost_usd"] is None:
+        parts.append(" USD")
+    else:
+        parts.append(f" of {usd(summary['max_cost_usd'], decimals)} USD (max_cost)")
     if summary["ended_at"] is None and summary["forecast_cost_usd"] is not None:
         parts.append(f"; forecast {usd(summary['forecast_cost_usd'], decimals)}")
     if summary["planned_cost_usd"] is not None:

@@ -3,6 +3,7 @@
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const narrow = window.matchMedia("(max-width: 720px)");
 const drawn = new Map();
+const LIMIT = "#d62728"; // of deadlines and caps in the figures that come: too dark to read on a dark page
 if (!window.Plotly) document.querySelector('script[src*="/plotly.js"]')?.addEventListener("load", drawAgain);
 
 function colour(name) {
@@ -24,6 +25,10 @@ function themed(layout) {
   };
   for (const name of Object.keys(layout).filter((key) => /^[xy]axis/.test(key))) {
     whole[name] = { ...layout[name], gridcolor: grid, zerolinecolor: grid, automargin: true };
+  }
+  if (layout.annotations) {
+    const readable = (font) => (font?.color === LIMIT ? { ...font, color: colour("--bad") } : font);
+    whole.annotations = layout.annotations.map((note) => ({ ...note, font: readable(note.font) }));
   }
   if (layout.updatemenus) {
     const button = { bgcolor: colour("--sunk"), bordercolor: grid, font: { color: text } };
