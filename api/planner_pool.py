@@ -92,7 +92,7 @@ class Planner:
         if self._process is None:
             live = ["--live"] if "aws" in self._settings.providers else []
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "rubberband.api.planner_process", str(self._settings.home), *live),
+                *(sys.executable, "-P", "-m", "rubberband.api.planner_process", str(self._settings.home), *live),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},

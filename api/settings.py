@@ -46,7 +46,8 @@ class Settings:
     hosts: Sequence[str] = ("localhost", "127.0.0.1", "[::1]")
     """Values of the Host header that are answered, without a port; `*` for any."""
     entrypoints: Sequence[str] = ()
-    """The code that submissions may run: `module:attribute`, or `module:*`. A request only names one of them."""
+    """The code that submissions may run: `module:attribute`, or `module:*`, which is what it defines itself. A
+    request only names one of them."""
     code: Sequence[Path] = ()
     """Folders in which that code is found."""
     providers: Sequence[str] = ("local", "virtual")

@@ -43,7 +43,7 @@ AllowOption = Annotated[
     typer.Option(
         "--allow",
         metavar="MODULE:ATTRIBUTE",
-        help="An entry point that submissions may run; MODULE:* for all of a module. Repeat for more.",
+        help="An entry point that submissions may run; MODULE:* for all that a module defines. Repeat for more.",
         show_default=False,
     ),
 ]
