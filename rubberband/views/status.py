@@ -23,6 +23,7 @@ STATES = {
     "refused": "never began",
     "unreadable": "its journal cannot be read",
 }
+_HEADED_FOR_ITS_END = ("starting", "running", "interrupted", "done")
 EXIT_CODES = {"done": 0, "cancelled": 130}
 """State -> that of the command that waited for it; 4 if it is done after its deadline, 1 for all else."""
 
@@ -63,7 +64,7 @@ def _time(view: Mapping[str, Any]) -> str:
         parts.append(f" of {duration(summary['deadline_s'])} (deadline)")
     if view["state"] == "running" and summary["forecast_jct_s"] is not None:
         parts.append(f"; forecast {duration(summary['forecast_jct_s'])}")
-    if slack_s is not None:
+    if slack_s is not None and view["state"] in _HEADED_FOR_ITS_END:
         parts.append(f", {duration(abs(slack_s))} {'to spare' if slack_s >= 0 else 'late'}")
     if summary["planned_jct_s"] is not None:
         parts.append(f"; planned {duration(summary['planned_jct_s'])}")

@@ -12,15 +12,18 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
-// A table; columns are [title, "words" or ""], rows are lists of texts or elements.
-export function table(caption, columns, rows, total = null) {
-  const cells = (tag, row) => row.map((cell, at) => make(at || tag === "td" ? "td" : "th",
-    { class: columns[at][1] || null, scope: at || tag === "td" ? null : "row" }, cell));
-  return make("table", {},
+// A table, whose rows are cards on a phone; columns are [title, "words" or ""], rows are lists of texts or elements.
+// The roles are written out, as cards undo them.
+export function table(caption, columns, rows) {
+  const head = ([title, kind]) => make("th", { role: "columnheader", scope: "col", class: kind || null }, title);
+  const first = (cell, [title, kind]) => make("th",
+    { role: "rowheader", scope: "row", class: kind || null, "data-label": kind ? null : title }, cell);
+  const other = (cell, [title, kind]) => make("td", { role: "cell", class: kind || null, "data-label": title }, cell);
+  const cells = (row) => row.map((cell, at) => (at ? other : first)(cell, columns[at]));
+  return make("table", { class: "stacks", role: "table" },
     make("caption", { class: "unseen" }, caption),
-    make("thead", {}, make("tr", {}, ...columns.map(([title, kind]) => make("th", { scope: "col", class: kind || null }, title)))),
-    make("tbody", {}, ...rows.map((row) => make("tr", {}, ...cells("th", row)))),
-    total ? make("tfoot", {}, make("tr", {}, ...cells("th", total))) : null);
+    make("thead", { role: "rowgroup" }, make("tr", { role: "row" }, ...columns.map(head))),
+    make("tbody", { role: "rowgroup" }, ...rows.map((row) => make("tr", { role: "row" }, ...cells(row)))));
 }
 
 export function show(element, yes = true) {
