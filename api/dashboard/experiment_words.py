@@ -108,7 +108,8 @@ def _capitalised(text: str) -> str:
 def _where(result: Result) -> str:
     current = max((stage.stage for stage in result.stages if stage.actual_s is not None), default=0)
     left = sum(trial.status in ("queued", "running", "paused") for trial in result.trials)
-    return f"stage {current} ({current + 1} of {len(result.stages)}); {left} of {counted(len(result.trials), 'trial')} left"
+    stage = f"stage {current} ({current + 1} of {len(result.stages)})"
+    return f"{stage}; {left} of {counted(len(result.trials), 'trial')} left"
 
 
 def _ends(summary: Summary, result: Result) -> str:

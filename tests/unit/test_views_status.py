@@ -44,4 +44,4 @@ def test_time_is_left_only_to_what_comes_to_its_end(state: str, spare: bool) -> 
 
 
 def test_money_is_told_with_its_limit() -> None:
-    assert lines(view("running"))[2] == "cost      0.5000 of 2.0000 USD (max_cost); forecast 0.9000; planned 1.0000"
+    assert lines(view("running"))[2] == "cost      0.50 of 2.00 USD (max_cost); forecast 0.90; planned 1.00"
