@@ -100,14 +100,13 @@ class Observed:
         """What other limits would change, and the limits as the driver counts them. Raises InputError."""
         with self._lock:
             controller = self._as_asked()
-            job, state = controller.job, controller.state
+            job, state = controller.job, copy.deepcopy(controller.state)
             limits = limits_of(self.header, job, state, deadline=deadline, max_cost_usd=max_cost_usd)
             # Time goes on also where nobody is at work on it.
             now = self.now if self.header.setup["provider"] == "virtual" else self._clock()
-            found = extension(
-                job, state, now, deadline_s=limits.deadline_s, max_cost_usd=limits.max_cost_usd, driven=driven
-            )
-            return found, limits
+        # Planning may take long, and who follows the journal must not wait for it.
+        limited = {"deadline_s": limits.deadline_s, "max_cost_usd": limits.max_cost_usd}
+        return extension(job, state, now, driven=driven, **limited), limits
 
     def granted(self, request: str) -> Extension | None:
         """The limits in force, if `request` changed them already, or is about to; None otherwise."""

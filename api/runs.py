@@ -42,6 +42,8 @@ from rubberband.experiment import Experiment
 from rubberband.planner.families import Policy
 from rubberband.units import format_usd, shown
 
+EXTENDING_S = 2.0
+"""So long who asks for other limits waits for who asked before; threads that wait serve nobody else."""
 KEPT_RESULTS = 16
 """Results of experiments that do not run, which are kept to be asked for again."""
 
@@ -216,7 +218,18 @@ class Runs:
 
     def extension(self, name: str, *, deadline: object = None, max_cost_usd: float | None = None) -> Extension:
         """What another deadline or budget would change: the plan of the rest, before and after. Raises Problem."""
-        return self._extension(self._row(name), deadline, max_cost_usd)[0]
+        with self._planning():
+            return self._extension(self._row(name), deadline, max_cost_usd)[0]
+
+    @contextmanager
+    def _planning(self) -> Iterator[None]:
+        """One at a time: it may take long, in this process, and what one changes is what the next begins with."""
+        if not self._extending.acquire(timeout=EXTENDING_S):
+            raise Problem(UNAVAILABLE, "other limits are being planned; ask again soon", headers={"Retry-After": "2"})
+        try:
+            yield
+        finally:
+            self._extending.release()
 
     def extend(
         self, name: str, *, deadline: object = None, max_cost_usd: float | None = None, request: str
@@ -225,11 +238,10 @@ class Runs:
 
         What nobody is at work on has them from when it is resumed.
         """
-        with self._extending:
+        with self._planning():
             return self._extended(self._row(name), deadline, max_cost_usd, request)
 
     def _extended(self, row: Submission, deadline: object, max_cost_usd: float | None, request: str) -> Extension:
-        """For one request after the other: what the one before changed is what the next one begins with."""
         name = row.name
         if (granted := self._granted(row, request)) is not None:
             return granted

@@ -155,3 +155,27 @@ def test_a_second_resume_withdraws_nothing_that_was_asked_since(house: House, mo
         house.go()
         house.wait("template", DONE)
     assert [asked.kind for asked in pending] == ["cancel"]
+
+
+def test_limits_are_planned_one_after_the_other_and_nobody_waits_long(
+    tmp_path: Path, journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = House(tmp_path, journal, max_running=0)
+    planning, done = threading.Event(), threading.Event()
+
+    def plan(*_: object) -> Any:
+        planning.set()
+        done.wait()
+
+    monkeypatch.setattr("rubberband.api.runs.waiting_extension", plan)
+    monkeypatch.setattr("rubberband.api.runs.EXTENDING_S", 0.01)
+    with house.open() as runs, ThreadPoolExecutor(1) as pool:
+        runs.submit(experiment())
+        asked = pool.submit(runs.extension, "one", deadline="2h")
+        planning.wait()
+        with pytest.raises(Problem, match="ask again") as told:
+            runs.extension("one", deadline="3h")
+        done.set()
+        asked.result()
+    assert told.value.kind.status == 503
+    house.store.close()
