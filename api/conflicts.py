@@ -32,11 +32,12 @@ NOT_RESUMED: Mapping[ExperimentState, str] = {
 NOT_EXTENDED: Mapping[ExperimentState, str] = {
     ExperimentState.REFUSED: "it never began; submit it again under another name",
 }
+_OVER = "it is over; submit it under another name to run it again"
 
 
 def conflict(row: Submission, remedies: Mapping[ExperimentState, str]) -> Problem:
     """That an experiment is not in a state for what is asked; `remedies` tells what to do instead."""
-    remedy = remedies.get(row.state, "it is over" if row.state in OVER else "it is under way")
+    remedy = remedies.get(row.state, _OVER if row.state in OVER else "it is under way")
     return Problem(CONFLICT, f"experiment {row.name!r} is {row.state.value}: {remedy}", state=row.state.value)
 
 

@@ -56,10 +56,11 @@ def raise_for(response: httpx.Response) -> None:
 def unreachable(url: str, error: Exception) -> ServiceError:
     """What a service that does not answer is told as."""
     told = " ".join(str(error).split()) or type(error).__name__
-    return ServiceError(
-        f"the service at {url} does not answer ({told}); start one with `rubberband serve`, or set RUBBERBAND_SERVER",
-        status=None,
-    )
+    if "CERTIFICATE_VERIFY_FAILED" in told:
+        remedy = "name the file of the authority that signed it in SSL_CERT_FILE"
+    else:
+        remedy = "start one with `rubberband serve`, or set RUBBERBAND_SERVER"
+    return ServiceError(f"the service at {url} does not answer ({told}); {remedy}", status=None)
 
 
 def _problem(response: httpx.Response) -> dict[str, Any]:

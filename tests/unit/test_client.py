@@ -128,6 +128,14 @@ def test_an_infeasible_plan_tells_the_nearest_limits() -> None:
     assert (caught.value.shortest_jct_s, caught.value.cheapest_usd) == (90.0, 2.5)
 
 
+def test_of_a_certificate_that_nobody_vouches_for_it_is_told_who_may() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate", request=request)
+
+    with answering(handler) as client, pytest.raises(ServiceError, match="SSL_CERT_FILE"):
+        client.experiment("digits")
+
+
 def test_a_service_that_is_not_there_is_told_in_one_line() -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("Connection refused", request=request)
