@@ -87,7 +87,12 @@ EXPERIMENT_EXAMPLE: dict[str, Any] = {
     "name": "digits-sha",
     "entrypoint": "examples.digits:DigitsTrial",
     "search": {
-        "space": {"lr": {"type": "loguniform", "lower": 1e-4, "upper": 1e-1}},
+        "space": {
+            "lr": {"type": "loguniform", "lower": 1e-3, "upper": 0.3},
+            "momentum": {"type": "uniform", "lower": 0.5, "upper": 0.95},
+            "weight_decay": {"type": "loguniform", "lower": 1e-6, "upper": 1e-3},
+            "width": {"type": "choice", "values": [8, 12, 16]},
+        },
         "scheduler": {"type": "sha", "num_samples": 8, "grace_period": 1, "max_t": 9, "reduction_factor": 3},
         "metric": "accuracy",
         "mode": "max",
