@@ -5,19 +5,17 @@ The journal may be in a store instead, a database that holds those of many exper
 
 from __future__ import annotations
 
-import fcntl
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 import sqlalchemy as sql
 
 from rubberband.errors import InputError, NameTakenError
 from rubberband.executor.database import shown_url
 from rubberband.executor.journal import journalled, sqlite_url
+from rubberband.executor.locks import EXCLUSIVE, SHARED, locked
 from rubberband.home import default_home, default_store
 
 
@@ -137,7 +135,7 @@ class ExperimentFolder:
         if not self._lock.exists():
             return False
         with open(self._lock) as file:
-            return not _locked(file, fcntl.LOCK_SH)
+            return not locked(file, SHARED)
 
     @contextmanager
     def driving(self) -> Iterator[None]:
@@ -152,7 +150,7 @@ class ExperimentFolder:
                 ) from None
             raise InputError(_unwritable(self.path, error)) from None
         with open(self._lock, "a") as file:
-            if not _locked(file, fcntl.LOCK_EX, wait_s=_GLANCE_S):
+            if not locked(file, EXCLUSIVE, wait_s=_GLANCE_S):
                 raise InputError(f"another driver is at work on experiment {self.name!r}; wait for it, or stop it")
             yield
 
@@ -163,20 +161,6 @@ class ExperimentFolder:
 
 _GLANCE_S = 0.5
 """Who only looks holds a shared lock for an instant; a driver waits that out."""
-
-
-def _locked(file: IO[str], kind: int, wait_s: float = 0.0) -> bool:
-    """Lock `file` until it is closed; False if that cannot be had within `wait_s`."""
-    deadline = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.01)
-        else:
-            return True
 
 
 def _unwritable(path: Path, error: OSError) -> str:

@@ -10,9 +10,7 @@ Each file carries the number of the attempt that it belongs to.
 
 from __future__ import annotations
 
-import fcntl
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rubberband.errors import InputError
 from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.locks import EXCLUSIVE, SHARED, locked
 from rubberband.planner.families import Policy
 
 _GLANCE_S = 2.0
@@ -123,7 +122,7 @@ def is_hosted(folder: ExperimentFolder) -> bool:
     except OSError:
         return False
     try:
-        return not _locked(lock, fcntl.LOCK_SH)
+        return not locked(lock, SHARED)
     finally:
         os.close(lock)
 
@@ -140,22 +139,9 @@ def holding(folder: ExperimentFolder, wait_s: float = _GLANCE_S) -> Iterator[int
     except OSError as error:
         raise InputError(f"{folder.path} cannot be written ({error.strerror}); make room or give access") from None
     try:
-        yield lock if _locked(lock, fcntl.LOCK_EX, wait_s) else None
+        yield lock if locked(lock, EXCLUSIVE, wait_s) else None
     finally:
         os.close(lock)
-
-
-def _locked(lock: int, kind: int, wait_s: float = 0.0) -> bool:
-    deadline = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(lock, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.01)
-        else:
-            return True
 
 
 def _read(path: Path, kind: type[_Note]) -> _Note | None:

@@ -65,13 +65,18 @@ def wait_s(call: Call[Any], tried: int, answer: httpx.Response | None) -> float 
     """
     if tried >= MOST_TRIES or not call.may_be_repeated:
         return None
-    if answer is not None and answer.status_code not in _AGAIN:
+    if answer is not None and answer.status_code not in _AGAIN and not _is_being_served(answer):
         return None
     told = None if answer is None else answer.headers.get("Retry-After", "")
     if told and told.isascii() and told.isdigit():
         return min(float(told), LONGEST_WAIT_S)
     longest_s: float = 0.25 * 2.0**tried
     return min(longest_s, LONGEST_WAIT_S) * random.uniform(0.5, 1.0)
+
+
+def _is_being_served(answer: httpx.Response) -> bool:
+    """Whether the same request came in before, and is not answered yet."""
+    return answer.status_code == 409 and b"/problems/idempotency-key-busy" in answer.content
 
 
 @dataclass(slots=True)

@@ -59,8 +59,15 @@ def resume(
     """Go on with an experiment that was cut off.
 
     It may have been cancelled, its driver may have died, no instance was to be had, or max_cost was reached and is
-    larger now (`rubberband extend`); no reported iteration is trained again.
+    larger now (`rubberband extend`); no reported iteration is trained again. A service goes on with it by itself; on
+    this machine, this command does.
     """
+    client = client_of(server)
+    if client is not None:
+        with client:
+            found = client.resume(name)
+        print(f"{name}: {found['state']} at {client.url}", file=sys.stderr)
+        return
     from rubberband.executor import session
     from rubberband.executor.folder import open_folder
     from rubberband.executor.inbox import Inbox

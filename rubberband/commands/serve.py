@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -177,7 +178,6 @@ def _serve(settings: Settings, transport: Transport) -> None:
     from rubberband.api import serving
     from rubberband.api.entrypoint_check import EntrypointCheck
 
-    _log_to_stderr()
     check = EntrypointCheck(settings.entrypoints, settings.code)
 
     def announce(address: str, store: Store) -> None:
@@ -185,10 +185,11 @@ def _serve(settings: Settings, transport: Transport) -> None:
             _say(line)
         check.start(_say)
 
-    try:
-        serving.serve(settings, transport, announce)
-    finally:
-        check.close()
+    with _logging_to_stderr():
+        try:
+            serving.serve(settings, transport, announce)
+        finally:
+            check.close()
     _say("the service has ended; experiments that run go on, and are found again when it is started")
 
 
@@ -218,13 +219,19 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _log_to_stderr() -> None:
+@contextmanager
+def _logging_to_stderr() -> Iterator[None]:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    root = logging.getLogger()
+    root, own = logging.getLogger(), logging.getLogger("rubberband")
+    before = own.level
     root.addHandler(handler)
-    root.setLevel(logging.WARNING)
-    logging.getLogger("rubberband").setLevel(logging.INFO)
+    own.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        own.setLevel(before)
+        root.removeHandler(handler)
 
 
 def _each(read: Callable[[_T], _T], values: Sequence[_T]) -> tuple[_T, ...]:

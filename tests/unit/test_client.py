@@ -70,12 +70,12 @@ def test_a_submission_has_a_key_that_stays_the_same_when_it_is_sent_again() -> N
 
 
 def test_what_may_be_repeated_is_tried_again_when_the_service_says_so() -> None:
-    answers = iter(
-        [httpx.Response(429, headers={"Retry-After": "3"}), httpx.Response(503), httpx.Response(200, json={})]
-    )
+    busy = httpx.Response(429, headers={"Retry-After": "3"})
+    served = problem(409, "idempotency-key-busy")
+    answers = iter([busy, httpx.Response(503), served, httpx.Response(200, json={})])
     with answering(lambda _: next(answers)) as client:
-        client.experiment("digits")
-        first, second = client.waits  # type: ignore[attr-defined]
+        client.submit(words())
+        first, second, _ = client.waits  # type: ignore[attr-defined]
     assert first == 3.0
     assert 0.0 < second <= 10.0
 

@@ -86,7 +86,7 @@ def test_any_result_has_cards_stages_history_and_trials(which: str, state: Exper
 def test_only_what_was_carried_out_is_held_against_the_plan() -> None:
     stopped = submission(ExperimentState.INTERRUPTED)
     assert all("%" not in note for card in cards(stopped, cut_short(30, cancel=False)) for note in card.notes)
-    assert [card.notes[1].endswith("(0 %)") for card in cards(submission(DONE), a_result())[:2]] == [True, True]
+    assert [card.notes[1].endswith("(0\xa0%)") for card in cards(submission(DONE), a_result())[:2]] == [True, True]
 
 
 def test_a_cap_that_is_passed_is_told_by_its_gauge() -> None:
