@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 
 from rubberband.offer import Offer
+from rubberband.plan import Stage
 from rubberband.planner.adapting import at_noise_scale
 from rubberband.planner.estimate import Estimate
 from rubberband.planner.families import box_of
 from rubberband.planner.goodput.planning import extrapolated
 from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
 from rubberband.planner.lanes import JobPlan, Lane
-from rubberband.planner.mean_cost import MeanCost
+from rubberband.planner.mean_cost import mean_cost_of
 from rubberband.planner.sampling import Draws, varies
 from rubberband.planner.table import Floats
 from rubberband.profile import Profile
@@ -263,11 +265,17 @@ def _outcome(estimate: Estimate, job: JobPlan, terms: _Terms) -> _Outcome:
 
 
 def _certain(lane: Lane, terms: _Terms, seed: int) -> tuple[Floats, Floats]:
-    jct_s, cost_usd = MeanCost(lane.stages, terms.profile, terms.offer)(lane.planned.plan)
+    jct_s, cost_usd = mean_cost_of(lane.stages, terms.profile, terms.offer)(lane.planned.plan)
     return np.array([jct_s]), np.array([cost_usd])
 
 
 def _sampled(lane: Lane, terms: _Terms, seed: int) -> tuple[Floats, Floats]:
-    draws = Draws(lane.stages, terms.profile, terms.offer, seed=seed + lane.brackets[0])
+    draws = _draws(tuple(lane.stages), terms.profile, terms.offer, seed + lane.brackets[0])
     samples = draws.evaluate(lane.planned.plan, min(_CHUNKS, draws.most_chunks))
     return samples.jct_s, samples.cost_usd
+
+
+@lru_cache(maxsize=2)
+def _draws(stages: tuple[Stage, ...], profile: Profile, offer: Offer, seed: int) -> Draws:
+    """The random numbers of a job are the same whatever its limits; those of the latest jobs are kept."""
+    return Draws(stages, profile, offer, seed=seed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from rubberband.offer import SECONDS_PER_HOUR, Offer
 from rubberband.plan import Market, Plan, Stage, StagePlan
@@ -30,17 +31,34 @@ class _Node:
     after: dict[tuple[int, int, Market], _Node] = field(default_factory=dict)
 
 
+KEPT_JOBS = 64
+MOST_NODES = 20_000
+"""Of one job; beyond that it starts anew."""
+
+
+def mean_cost_of(stages: Sequence[Stage], profile: Profile, offer: Offer) -> MeanCost:
+    """The function of a job; of those that were asked about lately, with all that it found out before."""
+    return _kept(tuple(stages), profile, offer)
+
+
+@lru_cache(maxsize=KEPT_JOBS)
+def _kept(stages: tuple[Stage, ...], profile: Profile, offer: Offer) -> MeanCost:
+    return MeanCost(stages, profile, offer)
+
+
 class MeanCost:
     """A function from a plan to (jct_s, cost_usd)."""
 
     def __init__(self, stages: Sequence[Stage], profile: Profile, offer: Offer) -> None:
         self._offer, self._num_stages = offer, len(stages)
         self._times = MeanTimes(stages, profile, offer)
-        self._root = _Node((), None, 0.0, ())
+        self._root, self._num_nodes = _Node((), None, 0.0, ()), 0
 
     def __call__(self, plan: Plan) -> tuple[float, float]:
         """What the plan takes and costs. Raises InputError as `predict` does."""
         check_length(self._num_stages, plan)
+        if self._num_nodes > MOST_NODES:
+            self._root, self._num_nodes = _Node((), None, 0.0, ()), 0
         node = self._root
         for index, choice in enumerate(plan.stages):
             key = (choice.instances, choice.gpus_per_trial, choice.market)
@@ -48,6 +66,7 @@ class MeanCost:
             if found is None:
                 check_choice(index, choice, self._offer)
                 found = node.after[key] = self._after(node, index, choice)
+                self._num_nodes += 1
             node = found
         return node.jct_s, sum(node.costs_usd)
 

@@ -21,7 +21,7 @@ from rubberband.plan import Cohort, Constraints, Market, Odds, Plan, Planned, St
 from rubberband.planner.families import Policy, box_of, family
 from rubberband.planner.judge import Judge
 from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
-from rubberband.planner.mean_cost import MeanCost
+from rubberband.planner.mean_cost import mean_cost_of
 from rubberband.planner.model import check_plan, predict
 from rubberband.planner.moments import NoisyMoments, late_growth
 from rubberband.planner.sampling import Draws, Samples, varies
@@ -74,7 +74,7 @@ def evaluator(
 ) -> Callable[[Plan], tuple[float, float]]:
     """A function from a plan to (the JCT that it keeps with the confidence, its mean cost)."""
     if not varies(profile, offer):
-        return MeanCost(stages, profile, offer)
+        return mean_cost_of(stages, profile, offer)
     draws = Draws(stages, profile, offer, seed=seed)
 
     def sampled(candidate: Plan) -> tuple[float, float]:

@@ -6,6 +6,8 @@ It words the problem for the solver and the answer for the user; the search itse
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
 
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.offer import Offer, slots
@@ -19,6 +21,8 @@ from rubberband.planner.solver import Box, Found, Objective, pareto
 from rubberband.planner.table import Table, build_table, holding_is_free
 from rubberband.planner.wording import too_dear, too_late, too_much_at_once
 from rubberband.profile import Profile
+
+KEPT_TABLES = 32
 
 
 def plan(
@@ -80,7 +84,16 @@ def _tables(
     held: Sequence[Cohort],
 ) -> list[Table]:
     searches = family(policy, profile, offer, constraints)
-    return [build_table(stages, profile, offer, limits, held) for limits in searches]
+    if held:
+        return [build_table(stages, profile, offer, limits, held) for limits in searches]
+    unlimited = [replace(limits, deadline_s=None, max_cost_usd=None, confidence=0.95) for limits in searches]
+    return [_table(tuple(stages), profile, offer, limits) for limits in unlimited]
+
+
+@lru_cache(maxsize=KEPT_TABLES)
+def _table(stages: tuple[Stage, ...], profile: Profile, offer: Offer, limits: Constraints) -> Table:
+    """The table of a job is the same whatever its deadline and budget, which are what is mostly asked about anew."""
+    return build_table(stages, profile, offer, limits)
 
 
 def _certain(

@@ -43,6 +43,10 @@ class Profile:
     def __post_init__(self) -> None:
         assert self.seconds_per_iteration, "the edge refuses an empty profile"
 
+    def __hash__(self) -> int:
+        """Of equal profiles the same: what was reckoned for one is found again."""
+        return hash((frozenset(self.seconds_per_iteration.items()), self.trial_startup_s, self.trial_cv))
+
     @property
     def smallest_gpus(self) -> int:
         """The smallest measured number of GPUs."""
