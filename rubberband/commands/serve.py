@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -145,6 +146,7 @@ def serve(
     Submissions name the code that they run; only what --allow lists is run. Each runs in a process of its own, which
     the end of the service does not end. Listening beyond this machine needs tokens (rubberband token create).
     """
+    _require_server()
     from rubberband.api.security import binding
     from rubberband.api.serving import Transport
     from rubberband.api.settings import Limits, Settings
@@ -172,6 +174,12 @@ def serve(
         ),
     )
     _serve(settings, Transport(certfile=ssl_certfile, keyfile=_key(ssl_certfile, ssl_keyfile), proxies=proxy or []))
+
+
+def _require_server() -> None:
+    missing = [name for name in ("fastapi", "jinja2", "prometheus_client", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise InputError(f"the service needs {', '.join(missing)}; pip install 'rubberband[server]'")
 
 
 def _serve(settings: Settings, transport: Transport) -> None:
