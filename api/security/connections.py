@@ -6,7 +6,7 @@ Answers are sent in as few pieces as can be: each costs a call of the system.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -15,6 +15,8 @@ HEADERS_S = 10.0
 """The headers of a request must be there by then; a body has its own time (rubberband.api.security.bodies)."""
 HEADERS_BYTES = 32 << 10
 """Of all headers together; more is answered with 400."""
+MOST_WAITING = 64
+"""Connections of one address that have not sent a request whole; with more, the oldest is cut off."""
 
 
 class _Gathering:
@@ -50,6 +52,8 @@ class PatientProtocol(H11Protocol):
     """uvicorn's protocol, with an end to the wait for headers."""
 
     _late: asyncio.TimerHandle | None = None
+    _waiting: ClassVar[dict[str, dict[PatientProtocol, None]]] = {}
+    """Address -> its connections that owe a request, the oldest first."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
@@ -73,15 +77,28 @@ class PatientProtocol(H11Protocol):
         answered = self.cycle is not None and self.cycle.response_complete
         return self.conn.their_state is h11.IDLE or (answered and self.conn.their_state is h11.SEND_BODY)
 
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
+
     def _expect(self) -> None:
         self._late = self.loop.call_later(HEADERS_S, self._cut_off)
+        waiting = self._waiting.setdefault(self._address, {})
+        waiting[self] = None
+        if len(waiting) > MOST_WAITING:
+            next(iter(waiting))._cut_off()
 
     def _stop_waiting(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+        if self._late is None:
+            return
+        self._late.cancel()
+        self._late = None
+        waiting = self._waiting.get(self._address, {})
+        waiting.pop(self, None)
+        if not waiting:
+            self._waiting.pop(self._address, None)
 
     def _cut_off(self) -> None:
-        self._late = None
+        self._stop_waiting()
         if not self.transport.is_closing():
             self.transport.close()

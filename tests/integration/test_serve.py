@@ -274,3 +274,14 @@ def _exchange(port: int, request: bytes) -> bytes:
         with suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(request)
         return connection.recv(4096)
+
+
+def test_a_crowd_of_silent_connections_of_one_address_keeps_nobody_out(server: ServerProcess) -> None:
+    crowd = [socket.create_connection(("127.0.0.1", server.port), timeout=30.0) for _ in range(600)]
+    try:
+        assert httpx.get(f"{server.address}/healthz", timeout=30.0).status_code == 200
+        first = crowd[0]
+        assert first.recv(1) == b"", "the oldest are cut off"
+    finally:
+        for silent in crowd:
+            silent.close()

@@ -39,7 +39,9 @@ export function followLog(name) {
       line.trial === null ? null : make("b", {}, `${line.trial}  `), line.text));
     lines.append(...shown);
     while (lines.childElementCount > MOST_LINES) lines.firstChild.remove();
-    note.textContent = lines.childElementCount ? `The last ${lines.childElementCount} lines.` : "Nothing was printed yet.";
+    const shownLines = lines.childElementCount;
+    const told = shownLines === 1 ? "The last line." : `The last ${shownLines} lines.`;
+    note.textContent = shownLines ? told : "Nothing was printed yet.";
     if (follow.checked && fresh.length) lines.scrollTop = lines.scrollHeight;
   }
 
