@@ -194,7 +194,7 @@ class Session:
             iteration_s=mean_s,
             iteration_cv=math.sqrt(within) / mean_s,
             trial_cv=math.sqrt(max(0.0, between)) / mean_s,
-            startup_s=statistics.fmean(trial[1] - trial[0] for trial in timed.values()),
+            startup_s=statistics.fmean(max(0.0, trial[1] - trial[0]) for trial in timed.values()),
         )
 
     def sweep(self, done: int) -> None:

@@ -30,7 +30,7 @@ const editor = new Editor(() => {
   clearTimeout(editing);
   editing = setTimeout(() => shown.question && outdate(), 0);
 }, begin);
-const submitter = new Submitter(() => shown);
+const submitter = new Submitter(() => shown, () => live.settled());
 
 // A preview from the file alone: its own limits, and a curve of its own.
 function begin() {

@@ -12,6 +12,13 @@ export class Live {
     this.wanted = null;
     this.asking = null;
     this.slow = null;
+    this.waiting = [];
+  }
+
+  // Resolves once every question is answered.
+  settled() {
+    if (!this.asking && !this.wanted) return Promise.resolve();
+    return new Promise((resolve) => this.waiting.push(resolve));
   }
 
   want(question) {
@@ -46,6 +53,7 @@ export class Live {
       this.tell(answer, question);
     } else if (!asking.signal.aborted) this.tell(answer, question);
     if (this.wanted) this.next();
+    else this.waiting.splice(0).forEach((resolve) => resolve());
   }
 
   remember(question, answer) {

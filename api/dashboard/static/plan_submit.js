@@ -6,9 +6,10 @@ import { duration, usd } from "./plan_words.js";
 const WHERE = { local: "on this service's machine", virtual: "on a simulated cloud (nothing is spent)", aws: "on AWS" };
 
 export class Submitter {
-  // `current()` gives { question, answer } of the plan that is shown.
-  constructor(current) {
+  // `current()` gives { question, answer } of the plan that is shown; `settled()` waits until that is the newest.
+  constructor(current, settled) {
     this.current = current;
+    this.settled = settled;
     this.key = null;
     byId("submit").addEventListener("click", () => this.ask());
     byId("start").addEventListener("click", () => this.start());
@@ -41,8 +42,11 @@ export class Submitter {
     byId("may").textContent = `Cannot be submitted: ${reason}.`.replace(/\.\.$/, ".");
   }
 
-  ask() {
-    const { answer } = this.current();
+  async ask() {
+    await this.settled();
+    if (byId("submit").disabled) return;
+    this.chosen = { ...this.current() };
+    const { answer } = this.chosen;
     this.key = fresh_key();
     show(byId("confirm-wrong"), false);
     byId("start").disabled = false;
@@ -60,7 +64,7 @@ export class Submitter {
     if (!byId("name").reportValidity()) return;
     button.disabled = true;
     button.textContent = "Starting…";
-    const { question, answer } = this.current();
+    const { question, answer } = this.chosen;
     const name = byId("name").value === this.told.name ? null : byId("name").value;
     const made = await submit({ ...question, name }, answer?.id ?? null, this.key);
     button.textContent = "Start it";
