@@ -251,6 +251,17 @@ def test_who_does_not_finish_a_request_is_cut_off(monkeypatch: pytest.MonkeyPatc
     assert asyncio.run(scenario()) == [b"", b""]
 
 
+def test_a_crowd_of_silent_connections_of_one_address_keeps_nobody_out(server: ServerProcess) -> None:
+    crowd = [socket.create_connection(("127.0.0.1", server.port), timeout=30.0) for _ in range(600)]
+    try:
+        assert httpx.get(f"{server.address}/healthz", timeout=30.0).status_code == 200
+        first = crowd[0]
+        assert first.recv(1) == b"", "the oldest are cut off"
+    finally:
+        for silent in crowd:
+            silent.close()
+
+
 def test_a_server_has_imported_no_code_of_trials_and_ctrl_c_ends_it(server: ServerProcess) -> None:
     mapped = [region.path for region in psutil.Process(server.process.pid).memory_maps()]
     assert any("numpy" in path for path in mapped)
@@ -274,14 +285,3 @@ def _exchange(port: int, request: bytes) -> bytes:
         with suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(request)
         return connection.recv(4096)
-
-
-def test_a_crowd_of_silent_connections_of_one_address_keeps_nobody_out(server: ServerProcess) -> None:
-    crowd = [socket.create_connection(("127.0.0.1", server.port), timeout=30.0) for _ in range(600)]
-    try:
-        assert httpx.get(f"{server.address}/healthz", timeout=30.0).status_code == 200
-        first = crowd[0]
-        assert first.recv(1) == b"", "the oldest are cut off"
-    finally:
-        for silent in crowd:
-            silent.close()
