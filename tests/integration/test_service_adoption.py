@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from rubberband.client.client import Client
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.hosting import is_hosted, read_mark
 from tests.integration.listener import Listener
@@ -136,7 +137,8 @@ def test_kills_at_any_moment_lose_and_repeat_nothing(tmp_path: Path) -> None:
         names = list(answers)
         until(lambda: all_done(address, names))
         until(lambda: all(len(listener.of(name)) == count_of(journal) for name in names))
-        listed = httpx.get(f"{address}/v1/experiments", params={"limit": 200}, timeout=30.0).json()["items"]
+        with Client(address) as client:
+            listed = list(client.experiments())
         listener.close()
     lost = sum(status == 409 for status in answers.values())
     print(f"{KILLS} kills, {len(names)} submissions, {lost} answers lost, {len(listener.events)} events")
