@@ -135,8 +135,8 @@ def test_kills_at_any_moment_lose_and_repeat_nothing(tmp_path: Path) -> None:
         is_over.set()
         submitter.join()
         names = list(answers)
-        until(lambda: all_done(address, names))
-        until(lambda: all(len(listener.of(name)) == count_of(journal) for name in names))
+        until(lambda: all_done(address, names), 300.0)
+        until(lambda: all(len(listener.of(name)) == count_of(journal) for name in names), 300.0)
         with Client(address) as client:
             listed = list(client.experiments())
         listener.close()
