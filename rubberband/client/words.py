@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, TypedDict
 
 State = Literal[
     "queued",
@@ -122,13 +122,3 @@ class LogPage(TypedDict):
 
     lines: list[LogLine]
     next: str
-
-
-class ProblemView(TypedDict):
-    """An error, as RFC 9457 has it."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    nearest: NotRequired[dict[str, float]]

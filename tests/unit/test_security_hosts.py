@@ -35,8 +35,10 @@ def test_other_hosts_are_not_answered(values: list[str]) -> None:
     assert caught.value.kind is FOREIGN_HOST
 
 
-def test_every_host_is_answered_if_the_operator_says_so() -> None:
+def test_every_host_is_answered_only_if_the_operator_says_so() -> None:
     require_host(["anything"], frozenset({"*"}))
+    with pytest.raises(Problem):
+        require_host(["anything"], SERVED)
 
 
 @pytest.mark.parametrize(
