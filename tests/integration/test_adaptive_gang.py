@@ -73,7 +73,7 @@ def test_a_gang_grows_its_batch_where_gradients_are_noise(workers, store, optimi
     reports = run(workers, replace(SEGMENT, config={"optimizer": optimizer}), store)
     assert [report.iterations for report in reports] == [1, 2, 3, 4, 5, 6]
     assert sizes(reports[0])[0] == 16
-    assert max(size for report in reports for size in sizes(report)) >= 32, "how far depends on the machine"
+    assert max(size for report in reports for size in sizes(report)) > 16, "how far depends on the machine"
     use = reports[-1].told.batches[-1]
     assert use.noise_scale is not None
     assert use.noise_scale > 100
