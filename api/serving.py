@@ -124,7 +124,7 @@ def _config(app: object, settings: Settings, transport: Transport) -> uvicorn.Co
 
 @contextmanager
 def _opened(settings: Settings) -> Iterator[Store]:
-    store = open_store(settings.store, settings.home)
+    store = open_store(settings.store, settings.home, settings.keeping)
     try:
         yield store
     finally:
@@ -141,6 +141,9 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         raise InputError(
             f"{host}:{port} cannot be listened on ({told}); choose another by --host and --port (0: any free port)"
         ) from None
+    # What it accepts inherits this; asyncio sets it only where a socket was made with a protocol. Without it an event
+    # of a stream waits until the one before was acknowledged, up to 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with listener:
         yield listener
 

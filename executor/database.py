@@ -9,14 +9,14 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import sqlalchemy as sql
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
 from rubberband.errors import InputError, JournalError
 
@@ -102,6 +102,26 @@ class Database:
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(_RETRY_S)
+
+    def write(self, work: Callable[[sql.Connection, bool], None]) -> None:
+        """Have `work` write in a transaction, and again where the connection was lost, as long as patience lasts.
+
+        Nobody knows whether what was lost had been committed: `work` is told by True that it may be there already.
+        Raises JournalError.
+        """
+        deadline = time.monotonic() + self._patience_s
+        again = False
+        while True:
+            try:
+                with self.writing() as connection:
+                    work(connection, again)
+                return
+            except JournalError as error:
+                lost = isinstance(error.__cause__, DBAPIError) and error.__cause__.connection_invalidated
+                if not lost or time.monotonic() >= deadline:
+                    raise
+            again = True
+            time.sleep(_RETRY_S)
 
     def make(self, metadata: sql.MetaData) -> None:
         """Make the tables that are not there. Others may do so at the same time. Raises JournalError."""

@@ -21,8 +21,11 @@ from rubberband.executor.database import Database, first_line
 from rubberband.executor.events import Event
 from rubberband.executor.state import Job
 
-_PATIENCE_S = 15.0
-"""A database server is restarted in less; a run, which costs money, need not end for that."""
+_PATIENCE_S = 180.0
+"""A database server is restarted, or replaced by its standby, in less; a run, which costs money, need not end for that.
+
+Leases are renewed meanwhile, as far as the budget is reserved.
+"""
 
 _metadata = sql.MetaData()
 _experiments = sql.Table(
@@ -146,9 +149,19 @@ class Journal:
             row = {"experiment": self.name, "seq": seq, "occurred_at": event.occurred_at, "kind": kind, "body": body}
             rows.append(row)
         if rows:
-            with self._database.writing() as connection:
-                connection.execute(sql.insert(_events), rows)
+            self._database.write(lambda connection, again: self._keep(rows, connection, again))
             self._next_seq += len(rows)
+
+    def _keep(self, rows: list[dict[str, Any]], connection: sql.Connection, again: bool) -> None:
+        if not again:
+            connection.execute(sql.insert(_events), rows)
+            return
+        connection.execute(self._database.if_absent(_events).on_conflict_do_nothing(), rows)
+        ours = sql.select(_events).where(_events.c.experiment == self.name, _events.c.seq >= self._next_seq)
+        if [dict(row) for row in connection.execute(ours.order_by(_events.c.seq)).mappings()] != rows:
+            raise JournalError(
+                f"the journal of {self.name!r} has events that another process wrote; let only one go on with it"
+            )
 
     def events(self, after: int = -1) -> Iterator[tuple[int, Event]]:
         """(sequence number, event) of all events past `after`, in order. Raises JournalError if they cannot be read."""

@@ -27,6 +27,8 @@ _ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+PATIENCE_S = 60.0
+"""How long a page may take to do anything: it ends a test that waits in vain, and is no claim about speed."""
 DESKTOP, PHONE = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
 
 
@@ -36,6 +38,7 @@ def chromium() -> Iterator[Any]:
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
     if not Path(CHROMIUM).exists():
         pytest.skip(f"there is no {CHROMIUM}; apt-get install chromium")
+    api.expect.set_options(timeout=1000 * PATIENCE_S)
     with api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_ARGUMENTS)
         try:
@@ -51,7 +54,7 @@ class Visit:
         self.page, self.address = page, address
         self.errors: list[str] = []
         self.foreign: list[str] = []
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(1000 * PATIENCE_S)
         page.on("console", lambda message: self._note(message) if message.type == "error" else None)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("request", lambda request: self._leaves(request.url))
@@ -107,6 +110,8 @@ def visiting(browser: Any, address: str, *, phone: bool = False, dark: bool = Fa
 def served(app: Any) -> Iterator[str]:
     """The address of an app that is served from a thread, on a free port."""
     listening = socket.create_server(("127.0.0.1", 0))
+    # As rubberband.api.serving does: uvicorn writes head and body of an answer apart.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2, ws="none"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
@@ -114,5 +119,5 @@ def served(app: Any) -> Iterator[str]:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(timeout=15)
+        thread.join(timeout=PATIENCE_S)
         listening.close()

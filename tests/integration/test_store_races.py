@@ -21,9 +21,12 @@ from rubberband.api.store.records import Entry, ExperimentState, Submission
 from rubberband.api.store.schema import NUMBERS
 from rubberband.api.store.sql import SqlStore, open_store
 from rubberband.errors import InputError, JournalError
+from rubberband.executor.codec import encode_event
+from rubberband.executor.events import Event
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.journal import Journal
 from tests.databases import database
+from tests.unit.service_runs import until
 from tests.unit.test_journal import EVENTS, JOB
 
 ROOT = Path(__file__).parents[2]
@@ -280,6 +283,47 @@ def test_a_driver_waits_for_a_server_that_is_being_restarted(postgresql: sql.URL
     driver.join(PATIENCE_S)
     assert [event for _, event in journal.events()] == EVENTS[:1]
     journal.close()
+
+
+@pytest.mark.parametrize("there", [[], EVENTS[:3], EVENTS[1:2]], ids=["nothing", "all", "another's"])
+def test_a_driver_whose_connection_is_lost_writes_what_is_not_there_yet(
+    postgresql_url: str, there: list[Event]
+) -> None:
+    journal = Journal(postgresql_url, "test", create=True)
+    journal.create(created_at=1.0, job=JOB, setup={})
+    failures: list[JournalError] = []
+
+    def drive() -> None:
+        try:
+            journal.append(EVENTS[:3])
+        except JournalError as error:
+            failures.append(error)
+
+    driver = threading.Thread(target=drive)
+    engine = sql.create_engine(postgresql_url, poolclass=sql.NullPool)
+    with engine.connect() as connection:
+        connection.exec_driver_sql("LOCK TABLE events IN SHARE ROW EXCLUSIVE MODE")
+        driver.start()
+        until(lambda: end_who_waits(connection))
+        for seq, event in enumerate(there):
+            kind, body = encode_event(event)
+            row = {"experiment": "test", "seq": seq, "occurred_at": event.occurred_at, "kind": kind, "body": body}
+            connection.execute(sql.text(INSERT), row)
+        connection.commit()
+    driver.join(PATIENCE_S)
+    assert not driver.is_alive()
+    assert [event for _, event in journal.events()] == (there or EVENTS[:3])
+    assert bool(failures) == (there == EVENTS[1:2])
+    journal.close()
+
+
+INSERT = "INSERT INTO events VALUES (:experiment, :seq, :occurred_at, :kind, :body)"
+
+
+def end_who_waits(connection: sql.Connection) -> bool:
+    """End the connections to this database that wait for a lock; whether there were any."""
+    waiting = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    return bool(connection.exec_driver_sql(f"SELECT pg_terminate_backend(pid) {waiting}").all())
 
 
 def let_in(server: sql.URL, url: str, allowed: bool) -> None:
