@@ -1,4 +1,8 @@
-"""The processes that plan, as the server sees them: asked one question each at a time, ended and replaced as needed."""
+"""The processes that plan, as the server sees them: asked one question each at a time, ended and replaced as needed.
+
+Callers take turns. A question that turns out to be hard goes on in a lane for such ones, so that the others need not
+wait for it; where that lane is taken it is given up, and asked again when its turn comes there.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,15 @@ import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from rubberband.api.problems import KINDS, TOO_LONG, UNAVAILABLE, Problem
 from rubberband.api.settings import Settings
+from rubberband.api.turns import Turns
 
+EASY_S = 1.0
+"""What takes longer is a hard question: nobody else waits for it."""
 _LINE_BYTES = 8 << 20
 """Longest line that a planner may answer with."""
 _MOST_WAITING = 128
@@ -21,6 +29,10 @@ _MOST_WAITING = 128
 _KINDS = {kind.slug: kind for kind in KINDS}
 
 Json = dict[str, Any]
+
+
+class HardError(Exception):
+    """The question was given up since it is hard and others wait: to be asked again as a hard one."""
 
 
 class _Ended(Exception):
@@ -33,11 +45,20 @@ class Planner:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._process: asyncio.subprocess.Process | None = None
+        self._is_killed = False
 
     @property
     def pid(self) -> int | None:
         """Of the process; None if there is none."""
         return None if self._process is None else self._process.pid
+
+    async def start(self) -> None:
+        """Have a process that is ready for a question. Raises _Ended."""
+        if self._is_killed:  # whoever was to see it gone was stopped meanwhile
+            await self.end()
+        if self._process is None:
+            self._process = await self._spawned()
+            await self._told(self._process)
 
     async def ask(self, question: Mapping[str, Any]) -> Json:
         """What identifies a question: `id` and `good_s`. Raises Problem, and _Ended."""
@@ -50,34 +71,46 @@ class Planner:
 
     async def skip(self) -> None:
         """The answer is not needed."""
-        process = await self._started()
+        process = self._at_work()
         assert process.stdin is not None, "it is a pipe"
         process.stdin.write(b"skip\n")
 
+    def give_up(self) -> None:
+        """End what it does: whoever waits for the answer is told that the process is gone."""
+        if self._process is not None:
+            self._is_killed = True
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
     async def end(self) -> None:
         """End the process, whatever it does. The next question starts another."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.communicate()
+        self.give_up()
+        if self._process is not None:
+            await self._process.communicate()
+        self._process, self._is_killed = None, False
 
     async def _exchange(self, line: bytes) -> Json:
-        process = await self._started()
+        process = self._at_work()
         assert process.stdin is not None, "it is a pipe"
-        assert process.stdout is not None, "it is a pipe"
         try:
             process.stdin.write(line + b"\n")
             await process.stdin.drain()
+        except ConnectionError:
+            raise _Ended from None
+        answer = await self._told(process)
+        if "problem" in answer:
+            raise Problem(_KINDS[answer["problem"]], answer["detail"], **answer["extensions"])
+        return answer
+
+    async def _told(self, process: asyncio.subprocess.Process) -> Json:
+        assert process.stdout is not None, "it is a pipe"
+        try:
             told = await process.stdout.readline()
         except (ConnectionError, ValueError):
             raise _Ended from None
         if not told.endswith(b"\n"):
             raise _Ended
         answer: Json = json.loads(told)
-        if "problem" in answer:
-            raise Problem(_KINDS[answer["problem"]], answer["detail"], **answer["extensions"])
         return answer
 
     async def _read(self, length: int) -> bytes:
@@ -88,43 +121,110 @@ class Planner:
         except (ConnectionError, asyncio.IncompleteReadError):
             raise _Ended from None
 
-    async def _started(self) -> asyncio.subprocess.Process:
-        if self._process is None:
-            live = ["--live"] if "aws" in self._settings.providers else []
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "rubberband.api.planner_process", str(self._settings.home), *live),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-                limit=_LINE_BYTES,
-                # Ctrl-C in the server's terminal ends the server, which then ends its planners.
-                start_new_session=True,
-            )
+    def _at_work(self) -> asyncio.subprocess.Process:
+        assert self._process is not None, "it was started"
         return self._process
+
+    async def _spawned(self) -> asyncio.subprocess.Process:
+        live = ["--live"] if "aws" in self._settings.providers else []
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "rubberband.api.planner_process", str(self._settings.home), *live),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=_environment(self._settings),
+            limit=_LINE_BYTES,
+            # Ctrl-C in the server's terminal ends the server, which then ends its planners.
+            start_new_session=True,
+        )
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    """Of a planner. The store's URL is there and not among the arguments, which everybody may read."""
+    kept = {name: value for name, value in os.environ.items() if name != "RUBBERBAND_STORE"}
+    store = {} if settings.store is None else {"RUBBERBAND_STORE": settings.store}
+    return {**kept, **store, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class _Turn:
+    """One question, from when it waits."""
+
+    caller: str
+    granted: asyncio.Future[Planner] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    planner: Planner | None = None
+    """From when it is its turn."""
+    timer: asyncio.TimerHandle | None = None
+    is_overdue: bool = False
+    """Whether it takes longer than an easy one."""
+    is_given_up: bool = False
+    """Whether it was ended since others wait."""
+
+
+class _Lane:
+    """So many questions that are planned at the same time, and those that wait for it."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self.planned: list[_Turn] = []
+        """First those that began first."""
+        self.waiting: Turns[_Turn] = Turns()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more may be planned."""
+        return len(self.planned) < self._width
+
+    def leave(self, turn: _Turn) -> None:
+        """It is not planned in this lane (any more), and does not wait for it."""
+        self.waiting.drop(turn.caller, turn)
+        if turn in self.planned:
+            self.planned.remove(turn)
 
 
 class Pool:
-    """The planners of a server."""
+    """The planners of a server: as many as the operator says for all questions, and as many again for hard ones."""
 
     def __init__(self, settings: Settings) -> None:
+        width = max(1, settings.planners)
         self._planning_s = settings.limits.planning_s
-        self._planners = [Planner(settings) for _ in range(max(1, settings.planners))]
-        self._free: asyncio.Queue[Planner] = asyncio.LifoQueue()
-        for planner in self._planners:
-            self._free.put_nowait(planner)
-        self._waiting = 0
+        self._planners = [Planner(settings) for _ in range(2 * width)]
+        self._free = list(self._planners)
+        """The last one is asked next, so that no more are started than are needed."""
+        self._easy, self._hard = _Lane(width), _Lane(width)
+        self._most_waiting = _MOST_WAITING * width
 
     @asynccontextmanager
-    async def planner(self) -> AsyncIterator[Planner]:
+    async def planner(self, caller: str = "", *, is_hard: bool = False) -> AsyncIterator[Planner]:
         """A planner that is free, for one question and no longer than one may take.
 
-        Raises Problem: UNAVAILABLE where too many wait or the planner dies, TOO_LONG where it takes too long.
+        `is_hard` is to be said of what was given up by HardError, which is raised of nothing that is hard. Raises
+        Problem: UNAVAILABLE where too many wait or the planner dies, TOO_LONG where it takes too long.
         """
-        planner = await self._wait()
+        turn = _Turn(caller=caller)
+        try:
+            planner = await self._wait(turn, self._hard if is_hard else self._easy)
+            async with self._limited(turn, planner):
+                yield planner
+        finally:
+            self._leave(turn)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that there are."""
+        return [planner.pid for planner in self._planners if planner.pid is not None]
+
+    async def close(self) -> None:
+        """End all processes."""
+        await asyncio.gather(*(planner.end() for planner in self._planners))
+
+    @asynccontextmanager
+    async def _limited(self, turn: _Turn, planner: Planner) -> AsyncIterator[None]:
         whole = False
         try:
             async with asyncio.timeout(self._planning_s):
-                yield planner
+                await planner.start()
+                turn.timer = asyncio.get_running_loop().call_later(EASY_S, self._overdue, turn)
+                yield
             whole = True
         except Problem:
             whole = True
@@ -136,32 +236,73 @@ class Pool:
                 "fewer instance_types or stages, or lower max_instances or the number of trials",
             ) from None
         except _Ended:
-            raise self._busy("the process that planned has ended") from None
+            if turn.is_given_up:
+                raise HardError from None
+            raise _busy("the process that planned has ended") from None
         finally:
-            if not whole:
+            if turn.is_given_up or not whole:
                 await planner.end()
-            self._free.put_nowait(planner)
 
-    @property
-    def pids(self) -> list[int]:
-        """Of the processes that there are."""
-        return [planner.pid for planner in self._planners if planner.pid is not None]
-
-    async def close(self) -> None:
-        """End all processes."""
-        await asyncio.gather(*(planner.end() for planner in self._planners))
-
-    async def _wait(self) -> Planner:
-        if self._waiting >= _MOST_WAITING * len(self._planners):
-            raise self._busy(f"{self._waiting} previews wait already")
-        self._waiting += 1
+    async def _wait(self, turn: _Turn, lane: _Lane) -> Planner:
+        if len(self._easy.waiting) + len(self._hard.waiting) >= self._most_waiting:
+            self._make_room(turn.caller)
+        lane.waiting.put(turn.caller, turn)
+        self._go_on()
         try:
             async with asyncio.timeout(self._planning_s):
-                return await self._free.get()
+                return await turn.granted
         except TimeoutError:
-            raise self._busy("every planner is at work on previews that take long") from None
-        finally:
-            self._waiting -= 1
+            raise _busy("every planner is at work on previews that take long") from None
 
-    def _busy(self, reason: str) -> Problem:
-        return Problem(UNAVAILABLE, f"{reason}; ask again in a few seconds", headers={"Retry-After": "2"})
+    def _make_room(self, caller: str) -> None:
+        """Whoever asks most is refused first."""
+        displaced = self._easy.waiting.displace(caller)
+        busy = _busy(f"{self._most_waiting} previews wait already")
+        if displaced is None:
+            raise busy
+        if not displaced.granted.done():
+            displaced.granted.set_exception(busy)
+
+    def _leave(self, turn: _Turn) -> None:
+        """It has its answer, or none."""
+        if turn.timer is not None:
+            turn.timer.cancel()
+        for lane in (self._easy, self._hard):
+            lane.leave(turn)
+        if turn.planner is not None:
+            self._free.append(turn.planner)
+        self._go_on()
+
+    def _overdue(self, turn: _Turn) -> None:
+        turn.is_overdue = True
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Give planners to those that wait, as far as may be."""
+        for lane in (self._easy, self._hard):
+            while lane.has_room and lane.waiting:
+                self._grant(lane)
+        for turn in list(self._easy.planned):
+            if turn.is_overdue and not turn.is_given_up and self._easy.waiting:
+                self._step_aside(turn)
+
+    def _step_aside(self, turn: _Turn) -> None:
+        if not self._hard.has_room:
+            turn.is_given_up = True
+            assert turn.planner is not None, "it is planned"
+            turn.planner.give_up()
+            return
+        self._easy.planned.remove(turn)
+        self._hard.planned.append(turn)
+        self._grant(self._easy)
+
+    def _grant(self, lane: _Lane) -> None:
+        turn = lane.waiting.take([each.caller for each in lane.planned])
+        lane.planned.append(turn)
+        turn.planner = self._free.pop()
+        if not turn.granted.done():  # who waited may have left at this very moment, and gives it back then
+            turn.granted.set_result(turn.planner)
+
+
+def _busy(reason: str) -> Problem:
+    return Problem(UNAVAILABLE, f"{reason}; ask again in a few seconds", headers={"Retry-After": "2"})

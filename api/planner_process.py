@@ -1,8 +1,9 @@
 """The process that plans for the service: `python -m rubberband.api.planner_process HOME [--live]`.
 
-It is asked on stdin and answers on stdout, in lines of JSON: a question comes in, its identity goes out, and only then
-the server says whether the answer is wanted, since it may be known. The answer's bytes follow the line that tells
-their number. It ends with its stdin, or by itself where one plan takes much longer than it may.
+It is asked on stdin and answers on stdout, in lines of JSON. The first one says that it is ready. Then a question comes
+in, its identity goes out, and only then the server says whether the answer is wanted, since it may be known. The
+answer's bytes follow the line that tells their number. It ends with its stdin, or by itself where one plan takes much
+longer than it may.
 """
 
 from __future__ import annotations
@@ -190,6 +191,7 @@ def main() -> None:
     # What was imported stays for good: it need not be looked through each time that garbage is collected.
     gc.freeze()
     home, *flags = sys.argv[1:]
+    _tell(sys.stdout.buffer, {"ready": True})
     serve(sys.stdin.buffer, sys.stdout.buffer, Path(home), live="--live" in flags)
 
 

@@ -9,10 +9,11 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rubberband.api.experiment_body import JSON_TYPE
 from rubberband.api.plan_memory import Known, Memory, PlanAnswer
-from rubberband.api.planner_pool import Planner, Pool
+from rubberband.api.planner_pool import HardError, Planner, Pool
 from rubberband.api.problems import INTERNAL, PROVIDER, TOO_LONG, UNAVAILABLE, Problem
 from rubberband.api.settings import MIB, Settings
 from rubberband.api.store.protocol import Store
@@ -89,12 +90,18 @@ class Plans:
         return self._pool.pids
 
     async def preview(
-        self, experiment: Experiment, *, policy: Policy = "optimal", frontier: bool = False, seed: int = 0
+        self,
+        experiment: Experiment,
+        *,
+        policy: Policy = "optimal",
+        frontier: bool = False,
+        seed: int = 0,
+        caller: str = "",
     ) -> PlanAnswer:
         """Plan an experiment that would start now. Raises Problem for what cannot be planned."""
         words = experiment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
         preview = Preview(body=json.dumps(words).encode(), policy=policy, frontier=frontier, seed=seed)
-        return await self.answer(preview, fingerprint(preview.body, f"{policy} {frontier} {seed}".encode()))
+        return await self.answer(preview, fingerprint(preview.body, f"{policy} {frontier} {seed}".encode()), caller)
 
     def recall(self, fingerprint: bytes) -> PlanAnswer | None:
         """The answer to a request that came before; None if it is to be asked. Raises Problem if it had one."""
@@ -103,15 +110,18 @@ class Plans:
             raise again(found)
         return found
 
-    async def answer(self, preview: Preview, fingerprint: bytes) -> PlanAnswer:
-        """The answer to a request; `fingerprint` is the same for the same request only. Raises Problem."""
+    async def answer(self, preview: Preview, fingerprint: bytes, caller: str = "") -> PlanAnswer:
+        """The answer to a request; `fingerprint` is the same for the same request only. Raises Problem.
+
+        Callers take turns with what they ask.
+        """
         known = self.recall(fingerprint)
         if known is not None:
             return known
         asked = self._asked.get(fingerprint)
         if asked is None:
             asked = self._asked[fingerprint] = _Asked()
-            asked.task = asyncio.create_task(self._ask(preview, fingerprint, asked))
+            asked.task = asyncio.create_task(self._ask(preview, fingerprint, asked, caller))
             asked.task.add_done_callback(lambda done: self._forget(fingerprint, done))
         asked.waiting += 1
         try:
@@ -136,23 +146,25 @@ class Plans:
         if not done.cancelled():
             done.exception()
 
-    async def _ask(self, preview: Preview, fingerprint: bytes, request: _Asked) -> PlanAnswer:
+    async def _ask(self, preview: Preview, fingerprint: bytes, request: _Asked, caller: str) -> PlanAnswer:
+        is_hard = False
+        while True:
+            try:
+                return await self._ask_once(preview, fingerprint, request, caller, is_hard=is_hard)
+            except HardError:
+                is_hard, request.begun = True, False
+                if not request.waiting:
+                    raise Problem(UNAVAILABLE, "nobody waits for this plan any more; ask again") from None
+
+    async def _ask_once(
+        self, preview: Preview, fingerprint: bytes, request: _Asked, caller: str, *, is_hard: bool
+    ) -> PlanAnswer:
         now = float(int(time.time()))
-        question = {
-            "body": preview.body.decode("latin-1"),
-            "media_type": preview.media_type,
-            "overrides": list(preview.overrides),
-            "policy": preview.policy,
-            "frontier": preview.frontier,
-            "seed": preview.seed,
-            "now": now,
-            "planning_s": self._settings.limits.planning_s,
-        }
         until, identified = None, False
         try:
-            async with self._pool.planner() as planner:
+            async with self._pool.planner(caller, is_hard=is_hard) as planner:
                 request.begun = True
-                asked = await planner.ask(question)
+                asked = await planner.ask(self._question(preview, now))
                 identified, until = True, None if asked["good_s"] is None else now + asked["good_s"]
                 answer = await self._planned(planner, asked["id"], preview)
             answer = answer if isinstance(answer, PlanAnswer) else await asyncio.shield(answer)
@@ -162,6 +174,18 @@ class Plans:
             raise
         self._memory.keep_request(fingerprint, Known(meaning=answer.id, until=until))
         return answer
+
+    def _question(self, preview: Preview, now: float) -> dict[str, Any]:
+        return {
+            "body": preview.body.decode("latin-1"),
+            "media_type": preview.media_type,
+            "overrides": list(preview.overrides),
+            "policy": preview.policy,
+            "frontier": preview.frontier,
+            "seed": preview.seed,
+            "now": now,
+            "planning_s": self._settings.limits.planning_s,
+        }
 
     @property
     def _asks_cloud(self) -> bool:
@@ -184,8 +208,8 @@ class Plans:
             raise
         finally:
             del self._planning[id]
-            if not promise.done():
-                promise.set_exception(Problem(UNAVAILABLE, "the process that planned this has ended; ask again"))
+            if not promise.done():  # it was given up: whoever waits for the promise asks by itself
+                promise.set_exception(HardError())
                 promise.exception()
         return answer
 

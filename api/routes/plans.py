@@ -29,7 +29,7 @@ from rubberband.api.problems import (
     UNAVAILABLE,
     Problem,
 )
-from rubberband.api.security.access import Reader
+from rubberband.api.security.access import Reader, caller_of
 from rubberband.api.service import Serving
 from rubberband.planner.families import Policy
 from rubberband.units import shown
@@ -184,7 +184,7 @@ async def preview_plan(request: Request, service: Serving, _reader: Reader) -> R
             frontier=query.frontier,
             seed=query.seed,
         )
-        answer = await _unless_left(request, service.plans.answer(preview, asked))
+        answer = await _unless_left(request, service.plans.answer(preview, asked, caller_of(request)))
     return _response(answer)
 
 

@@ -28,6 +28,12 @@ def principal_of(request: Request) -> Principal:
     return STRANGER if service is not None and service.settings.auth else NOBODY
 
 
+def caller_of(request: Request) -> str:
+    """By what a request is counted, and takes turns with others: the token's id, or the address."""
+    found: str = getattr(request.state, "caller", "")
+    return found
+
+
 def needs(scope: Scope) -> Callable[[Request], Awaitable[Principal]]:
     """A dependency: who asks, if that one may do what needs `scope`; raises Problem otherwise.
 

@@ -92,7 +92,8 @@ class _Secured:
                 raise stranger_refused()
             await exchange.answer(303, {"Location": _sign_in_page(scope)}, b"")
             return
-        with self._turnstile.passing(principal.token or address_key(address), stream=path == _STREAMS):
+        scope["state"]["caller"] = caller = principal.token or address_key(address)
+        with self._turnstile.passing(caller, stream=path == _STREAMS):
             await self._pass_on(scope, body, exchange)
 
     async def _who(self, path: str, headers: Mapping[str, str], address: str) -> tuple[Principal, Way]:

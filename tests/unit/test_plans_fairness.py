@@ -1,0 +1,92 @@
+"""Questions that take long stand in nobody's way, and callers take turns."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubberband.api import planner_pool
+from rubberband.api.plans import PlanAnswer, Plans, Preview
+from rubberband.api.settings import Limits
+from rubberband.api.turns import Turns
+from tests.unit.test_plans_processes import of, preview, served
+
+
+def hard(name: str) -> Preview:
+    """Twenty stages of hundreds of trials whose iterations vary: minutes of work."""
+    stages = [{"trials": 600 - 30 * stage, "iterations": 3 + stage} for stage in range(20)]
+    asked = preview(
+        name=name,
+        search__scheduler={"type": "stages", "stages": stages},
+        resources__max_instances=500,
+        constraints__deadline="10h",
+        profile__iteration_cv=0.3,
+    )
+    return Preview(body=asked.body, frontier=True)
+
+
+def asking(plans: Plans, question: Preview, caller: str) -> asyncio.Task[PlanAnswer]:
+    return asyncio.create_task(plans.answer(question, of(question), caller))
+
+
+async def leave(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_who_asks_hard_questions_without_pause_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one planner, and more hard questions than are planned at once; even if all come from one address."""
+    monkeypatch.setattr(planner_pool, "EASY_S", 0.3)
+
+    async def ask(plans: Plans) -> None:
+        asked = [asking(plans, hard(f"hard-{number}"), "one") for number in range(3)]
+        for caller in ("other", "one"):
+            assert (await asking(plans, preview(name=f"easy-{caller}"), caller)).status == 200
+        assert not any(task.done() for task in asked)
+        assert len(plans.pids) <= 2
+        await leave(*asked)
+
+    served(tmp_path, ask, limits=Limits(planning_s=600.0))
+
+
+def taken(turns: Turns[str], busy: tuple[str, ...] = ()) -> list[str]:
+    return [turns.take(busy) for _ in range(len(turns))]
+
+
+def waiting(*items: str) -> Turns[str]:
+    """Of `a1` the caller is `a`."""
+    turns: Turns[str] = Turns()
+    for item in items:
+        turns.put(item[0], item)
+    return turns
+
+
+def test_callers_take_turns() -> None:
+    assert taken(waiting("a1", "a2", "a3", "b1", "c1", "b2")) == ["a1", "b1", "c1", "a2", "b2", "a3"]
+
+
+def test_who_has_a_question_planned_comes_after_who_has_none() -> None:
+    assert taken(waiting("a1", "a2", "b1", "b2"), busy=("a",)) == ["b1", "b2", "a1", "a2"]
+
+
+def test_who_leaves_is_waited_for_no_longer() -> None:
+    turns = waiting("a1", "a2", "b1")
+    for item in ("a1", "a1", "b1", "c1"):
+        turns.drop(item[0], item)
+    assert (len(turns), taken(turns)) == (1, ["a2"])
+    with pytest.raises(LookupError):
+        turns.take()
+
+
+def test_where_there_is_no_room_who_asks_most_waits_for_less() -> None:
+    turns = waiting("a1", "a2", "a3", "b1")
+    assert turns.displace("c") == "a3"
+    assert turns.displace("a") is None
+    assert turns.displace("b") is None
+    assert taken(turns) == ["a1", "b1", "a2"]
