@@ -53,6 +53,7 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env=_environment(order.store),
                 cwd=next((path for path in order.code if os.path.isdir(path)), folder.path),
                 start_new_session=True,
                 pass_fds=(lock,),
@@ -70,3 +71,8 @@ class Processes:
         for child in self._children.values():
             child.returncode = 0  # nobody waits for it here: Popen would warn that it still runs
         self._children = {}
+
+
+def _environment(store: str | None) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name != "RUBBERBAND_STORE"}
+    return kept if store is None else kept | {"RUBBERBAND_STORE": store}

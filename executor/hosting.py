@@ -43,7 +43,8 @@ class Order:
     entrypoints: tuple[str, ...] = ()
     """What may be run: `module:attribute`, or `module:*` for what the module itself defines."""
     store: str | None = None
-    """URL of the store of the journal; None: a file in the experiment's folder."""
+    """URL of the store of the journal; None: a file in the experiment's folder. `order.json` does not have it, since it
+    may hold a password: the process has it as RUBBERBAND_STORE."""
 
     @classmethod
     def of(cls, **values: Any) -> Order:
@@ -78,10 +79,10 @@ _Note = TypeVar("_Note", Order, Mark, Ending)
 
 
 def write_order(folder: ExperimentFolder, order: Order) -> None:
-    """Leave an order. Only this user may read it: the store's URL may hold a password. Raises InputError."""
+    """Leave an order, without the store, for this user alone. Raises InputError."""
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
-        _write(folder.order, TypeAdapter(Order).dump_json(order))
+        _write(folder.order, TypeAdapter(Order).dump_json(order, exclude={"store"}))
     except OSError as error:
         raise InputError(f"{folder.path} cannot be written ({error.strerror}); make room or give access") from None
 

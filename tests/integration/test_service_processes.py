@@ -142,5 +142,6 @@ def test_journals_are_in_the_store_where_one_is_given(tmp_path: Path, postgresql
     assert result is not None
     assert result.outcome == "done"
     assert not folder_of(house).journal.exists()
+    assert "s3cret" not in folder_of(house).order.read_text()
     assert house.seqs("one") == list(range(len(house.seqs("one"))))
     house.store.close()
