@@ -94,7 +94,7 @@ def _lifespan(service: Service) -> Callable[[FastAPI], AbstractAsyncContextManag
     async def living(app: FastAPI) -> AsyncIterator[None]:
         # Made now, the first request need not wait for it.
         app.openapi()
-        service.feed.open()
+        service.feed.open(service.store)
         await run_in_threadpool(service.store.free_keys)
         await service.plans.start()
         service.runs.start()

@@ -41,6 +41,7 @@ FOREIGN_ORIGIN = Kind(slug="foreign-origin", status=403, title="The page that as
 NOT_FOUND = Kind(slug="not-found", status=404, title="There is no such thing")
 METHOD = Kind(slug="method-not-allowed", status=405, title="This cannot be done here")
 TOO_SLOW = Kind(slug="too-slow", status=408, title="The request came too slowly")
+EVENTS_GONE = Kind(slug="events-gone", status=410, title="Some of these events are kept no longer")
 TOO_LARGE = Kind(slug="too-large", status=413, title="The body is too large")
 MEDIA = Kind(slug="unsupported-media-type", status=415, title="The body is of a type that is not read here")
 INVALID = Kind(slug="invalid", status=422, title="The input does not fit")

@@ -124,7 +124,7 @@ def _config(app: object, settings: Settings, transport: Transport) -> uvicorn.Co
 
 @contextmanager
 def _opened(settings: Settings) -> Iterator[Store]:
-    store = open_store(settings.store, settings.home)
+    store = open_store(settings.store, settings.home, settings.keeping)
     try:
         yield store
     finally:

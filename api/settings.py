@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 KIB, MIB = 1 << 10, 1 << 20
+HOUR_S, DAY_S = 3600.0, 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,27 @@ class Limits:
     """Experiments that run at the same time; more are queued."""
     max_cost_usd: float | None = None
     """The highest max_cost that a submission may have; with it, every submission must have one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """How long the service's store keeps what grows by itself. Experiments and their journals are kept whole."""
+
+    events_s: float = 30 * DAY_S
+    """Events of the feed, from when nobody was at work any more on their experiment and nothing changed there."""
+    plans_s: float = 30 * DAY_S
+    """Previews, from when they were made last."""
+    plans: int = 10_000
+    """So many at most, the newest."""
+    answers_s: float = 1 * DAY_S
+    """Idempotency keys, with the answers to their requests."""
+    sessions_s: float = 12 * HOUR_S
+    """So long a browser stays signed in."""
+    sessions: int = 1000
+    """Browsers that are signed in with one token; with more, those that have been for longest are signed out."""
+
+
+KEEPING = Keeping()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,3 +79,4 @@ class Settings:
     planners: int = 1
     """Processes that plan."""
     limits: Limits = Limits()
+    keeping: Keeping = KEEPING

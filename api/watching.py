@@ -32,7 +32,7 @@ LOOKING_SHARE = 0.02
 """Of the time, where there are so many that looking takes long."""
 FOUND_AT_ONCE = 5
 """So many of them are taken in at once, so that those that run do not wait."""
-PRUNE_S = 600.0
+PRUNE_S = 60.0
 WELL_S = 60.0
 """A watcher that was not through with a round for so long is not well."""
 
@@ -75,7 +75,7 @@ class Watcher:
         self._spawned: set[tuple[str, int]] = set()
         self._told: set[str] = set()
         self._loaded = False
-        self._is_lost = False
+        self._is_lost = self._is_pruning = False
         self._look_at, self._pruned_at = -math.inf, -math.inf
         self._found: list[ExperimentFolder] = []
         """Those run by hand that are to be taken in."""
@@ -145,7 +145,9 @@ class Watcher:
 
     @property
     def _is_busy(self) -> bool:
-        return bool(self._found or self._queue) or any(row.state in AT_WORK for row in self._rows.values())
+        return bool(self._found or self._queue or self._is_pruning) or any(
+            row.state in AT_WORK for row in self._rows.values()
+        )
 
     def round(self) -> None:
         """Look at everything once. Raises JournalError if the store does not answer: the next round makes it good."""
@@ -163,9 +165,15 @@ class Watcher:
             self._look_at = now + max(LOOK_AROUND_S, took_s / LOOKING_SHARE)
         for _ in self._found[:FOUND_AT_ONCE]:
             self._take_in(self._found.pop())
+        self._prune(now)
+
+    def _prune(self, now: float) -> None:
+        """Forget what is old: of the feed a little in each round, so that those that run do not wait."""
         if now - self._pruned_at >= PRUNE_S:
             self._store.prune(at=time.time())
-            self._pruned_at = now
+            self._pruned_at, self._is_pruning = now, True
+        if self._is_pruning:
+            self._is_pruning = self._store.prune_feed(at=time.time()) > 0
 
     def _alone(self, name: str, act: Callable[[str], _Found]) -> _Found | None:
         """Do something about one experiment; what goes wrong there is told once, and harms no other."""
@@ -207,6 +215,8 @@ class Watcher:
                 raise
             if row is not None:
                 self._take(row)
+        if dirty:
+            self._wake()
 
     def _take(self, row: Submission) -> None:
         """Put a row where it belongs by its state."""

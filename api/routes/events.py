@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
 from starlette.concurrency import run_in_threadpool
 
 from rubberband.api.answers import HEAD
 from rubberband.api.documenting import only_documented, refusals
 from rubberband.api.names import NAME_PATTERN
-from rubberband.api.problems import MALFORMED, Problem
-from rubberband.api.security.access import Reader
-from rubberband.api.security.tokens import is_live
+from rubberband.api.problems import EVENTS_GONE, MALFORMED, Problem
+from rubberband.api.security.access import Reader, always, still_allowed
 from rubberband.api.service import Service, Serving
-from rubberband.api.store.records import NOBODY, FeedEvent, Principal
-from rubberband.api.views_json import feed_event, to_bytes
+from rubberband.api.store.protocol import Store
+from rubberband.errors import JournalError
 from rubberband.units import shown
 
 router = APIRouter(tags=["events"], prefix="/v1", dependencies=[Depends(only_documented)])
 
 HEARTBEAT_S = 15.0
 """A comment is sent when there was nothing else for so long, so that nobody on the way thinks that the stream died."""
-PAGE = 200
-"""Events that are read at a time: a slow client holds no more than these."""
+CHECK_S = 2.0
+"""So often it is looked whether what the reader was let in with is still good."""
 MAX_ID = (1 << 63) - 1
 _MEDIA_TYPE = "text/event-stream"
 _EXAMPLE = """\
@@ -48,23 +48,26 @@ data: {"id":42,"experiment":"digits-sha","seq":17,"kind":"TrialReported","occurr
     response_model=None,
     responses={
         200: {
-            "description": "A stream that ends when the service does; reconnect with the last id.",
+            "description": "A stream that ends with the service, your token or session; reconnect with the last id.",
             "content": {_MEDIA_TYPE: {"schema": {"type": "string"}, "example": _EXAMPLE}},
         },
-        **refusals(MALFORMED),
+        **refusals(MALFORMED, EVENTS_GONE),
     },
 )
 async def stream_events(
     request: Request,
     service: Serving,
-    reader: Reader,
+    _reader: Reader,
     experiment: Annotated[
         str | None, Query(pattern=NAME_PATTERN, description="Only of this experiment.", examples=["digits-sha"])
     ] = None,
     after: Annotated[
-        Annotated[int, Field(ge=0, le=MAX_ID)] | Literal["latest"],
-        Query(description="Only events past this id; `latest` for none of those that there are."),
-    ] = 0,
+        Annotated[int, Field(ge=0, le=MAX_ID)] | Literal["latest"] | SkipJsonSchema[None],
+        Query(
+            description="Only events past this id, all of which must be kept still; `latest` for none of those that "
+            "there are. Without it, all that is kept.",
+        ),
+    ] = None,
     last_event_id: Annotated[
         str | None,
         Header(
@@ -77,43 +80,50 @@ async def stream_events(
     """Every event of every experiment, in one order. An id that is greater than any there is goes on from the end."""
     begin = after if last_event_id is None else _id(last_event_id)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    start = await run_in_threadpool(_start, service.store, begin, experiment)
     if HEAD in request.scope:
         return Response(status_code=200, headers=headers, media_type=_MEDIA_TYPE)
-    last = await run_in_threadpool(service.store.last_feed_id)
-    start = last if begin == "latest" else min(begin, last)
-    return StreamingResponse(stream(service, start, experiment, reader), headers=headers, media_type=_MEDIA_TYPE)
+    told = stream(service, start, experiment, still_allowed(request))
+    return StreamingResponse(told, headers=headers, media_type=_MEDIA_TYPE)
 
 
 async def stream(
     service: Service,
     after: int,
     experiment: str | None,
-    reader: Principal = NOBODY,
+    may_read: Callable[[], Awaitable[bool]] = always,
     heartbeat_s: float = HEARTBEAT_S,
 ) -> AsyncIterator[bytes]:
-    """The events past `after` as they come, until the service ends or the reader's token does."""
-    feed = service.feed
+    """The events past `after` as they come, until the service ends, or what the reader was let in with is over."""
+    feed, clock = service.feed, asyncio.get_running_loop().time
     yield b"retry: 1000\n\n"
-    while not feed.closed and await run_in_threadpool(_may_read, service, reader):
-        seen = feed.wakes
-        events = await run_in_threadpool(service.store.feed, after=after, experiment=experiment, limit=PAGE)
-        if events:
-            after = events[-1].id
-            yield b"".join(map(_event, events))
-        elif not await feed.wait(seen, heartbeat_s):
-            yield b": still here\n\n"
+    told_at = clock()
+    try:
+        while not feed.closed and await may_read():
+            seen = feed.wakes
+            told = await feed.past(after, experiment)
+            after = told.upto
+            quiet_s = heartbeat_s - (clock() - told_at)
+            if not told.text and quiet_s > 0:
+                await feed.wait(seen, min(quiet_s, CHECK_S))
+                continue
+            yield told.text or b": still here\n\n"
+            told_at = clock()
+    except JournalError:
+        return  # the log has it from the watcher; who reads asks again, and is told
 
 
-def _may_read(service: Service, reader: Principal) -> bool:
-    """Whether the token that a stream was opened with is still good."""
-    if not reader.token:
-        return True
-    known = service.store.token(reader.token)
-    return known is not None and is_live(known[0], at=time.time())
-
-
-def _event(event: FeedEvent) -> bytes:
-    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), to_bytes(feed_event(event)))
+def _start(store: Store, begin: int | Literal["latest"] | None, experiment: str | None) -> int:
+    """Past which event a stream begins. Raises Problem if some of what comes after is gone."""
+    if isinstance(begin, int) and begin < (gone := store.last_pruned_id(experiment)):
+        raise Problem(
+            EVENTS_GONE,
+            f"of the events past {begin} those up to {gone} are kept no longer; leave out `after` and Last-Event-ID "
+            "for all that is kept, or give after=latest, and read what was before from the experiments themselves",
+            oldest=gone,
+        )
+    last = store.last_feed_id()
+    return last if begin == "latest" else min(begin or 0, last)
 
 
 def _id(text: str) -> int:

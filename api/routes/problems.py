@@ -31,6 +31,9 @@ EXPLANATIONS: Mapping[str, str] = {
     "preview again.",
     "method-not-allowed": "The path is right and the method is not; the Allow header lists those that are.",
     "too-slow": "The request's body was not there in time. Send it faster, or less of it.",
+    "events-gone": "Events of experiments that ended long ago are kept no longer (`rubberband serve --keep-events`), "
+    "and some that come after the given id are among them. Ask without `after` and Last-Event-ID for all that is kept, "
+    "or with after=latest; what happened before is told by the experiments themselves.",
     "too-large": "The body is larger than the service reads. Shorten it, or ask whoever runs the service.",
     "unsupported-media-type": "The Content-Type is not one that is read here. Send application/json, or "
     "application/yaml for an experiment file.",

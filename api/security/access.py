@@ -28,6 +28,20 @@ def principal_of(request: Request) -> Principal:
     return STRANGER if service is not None and service.settings.auth else NOBODY
 
 
+async def always() -> bool:
+    """Who needs no token may stay."""
+    return True
+
+
+def still_allowed(request: Request) -> Callable[[], Awaitable[bool]]:
+    """Tells whether what a request was let in with is still good: for one that is served for long.
+
+    It may be asked often: it reads the store at most every few seconds. Raises JournalError if that cannot be read.
+    """
+    found: Callable[[], Awaitable[bool]] = getattr(request.state, "still_allowed", always)
+    return found
+
+
 def caller_of(request: Request) -> str:
     """By what a request is counted, and takes turns with others: the token's id, or the address."""
     found: str = getattr(request.state, "caller", "")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from rubberband.api.problems import UNAUTHENTICATED, Problem
 from rubberband.api.security.access import SIGN_IN, STRANGER
 from rubberband.api.security.limits import Buckets, address_key
-from rubberband.api.security.tokens import Bearer, Cookie, Tokens
+from rubberband.api.security.tokens import Bearer, Cookie, Credential, Tokens
 from rubberband.api.store.records import NOBODY, Principal
 
 COOKIE = "rubberband_session"
@@ -21,6 +23,19 @@ _STALE_PER_S, _STALE_AT_ONCE = 20.0, 100
 Way = Literal["bearer", "cookie", "none"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visitor:
+    """Who asks, and how that was told."""
+
+    principal: Principal
+    way: Way = "none"
+    credential: Credential | None = None
+    """What was shown; None where nothing is needed, and of who has shown nothing that is good."""
+
+
+UNKNOWN = Visitor(principal=STRANGER)
+
+
 class Doorkeeper:
     """Finds out who asks, and lets browsers sign in and out."""
 
@@ -28,20 +43,40 @@ class Doorkeeper:
         self.tokens, self.required = tokens, required
         self._failures = Buckets(per_s=_FAILURES_PER_S, burst=_FAILURES_AT_ONCE)
         self._stale = Buckets(per_s=_STALE_PER_S, burst=_STALE_AT_ONCE)
+        self._looks: dict[Credential, asyncio.Future[Principal | None]] = {}
 
-    async def who(self, headers: Mapping[str, str], address: str) -> tuple[Principal, Way]:
-        """Who sent these headers, and how that was told: STRANGER if it was not.
+    async def who(self, headers: Mapping[str, str], address: str) -> Visitor:
+        """Who sent these headers: STRANGER if that was not told.
 
         Raises Problem if a token is wrong (UNAUTHENTICATED) or too many were (RATE).
         """
         if not self.required:
-            return NOBODY, "none"
+            return Visitor(principal=NOBODY)
         authorization = headers.get("authorization")
         if authorization is not None:
-            return await self._bearer(Bearer(_token_of(authorization)), address), "bearer"
-        session = cookie_of(headers.get("cookie", ""))
-        found = None if session is None else await self._browser(Cookie(session), address)
-        return (STRANGER, "none") if found is None else (found, "cookie")
+            token = Bearer(_token_of(authorization))
+            return Visitor(principal=await self._bearer(token, address), way="bearer", credential=token)
+        text = cookie_of(headers.get("cookie", ""))
+        if text is None:
+            return UNKNOWN
+        session = Cookie(text)
+        found = await self._browser(session, address)
+        return UNKNOWN if found is None else Visitor(principal=found, way="cookie", credential=session)
+
+    async def still_good(self, credential: Credential | None) -> bool:
+        """Whether who was let in with this may stay. Of many that ask at once one looks. Raises JournalError."""
+        if credential is None or self.tokens.recall(credential) is not None:
+            return True
+        look = self._looks.get(credential)
+        if look is None:
+            look = self._looks[credential] = asyncio.ensure_future(asyncio.to_thread(self.tokens.look_up, credential))
+            look.add_done_callback(partial(self._looked, credential))
+        return await asyncio.shield(look) is not None
+
+    def _looked(self, credential: Credential, look: asyncio.Future[Principal | None]) -> None:
+        del self._looks[credential]
+        if not look.cancelled():
+            look.exception()  # is raised where it is awaited, if it still is
 
     async def sign_in(self, token: str, address: str) -> str | None:
         """Begin a browser's session: the value of its cookie; None if the token is wrong. Raises Problem (RATE)."""

@@ -1,4 +1,4 @@
-"""HTTP connections that do not wait for ever: who opens one, and does not send a request whole, is cut off.
+"""HTTP connections that do not wait for ever: who does not send a request whole, or takes no answer, is cut off.
 
 Answers are sent in as few pieces as can be: each costs a call of the system.
 """
@@ -15,6 +15,8 @@ HEADERS_S = 10.0
 """The headers of a request must be there by then; a body has its own time (rubberband.api.security.bodies)."""
 HEADERS_BYTES = 32 << 10
 """Of all headers together; more is answered with 400."""
+UNREAD_S = 30.0
+"""A client that takes nothing of what is sent for so long holds memory for nothing, as a stream does that stands."""
 MOST_WAITING = 64
 """Connections of one address that have not sent a request whole; with more, the oldest is cut off."""
 
@@ -49,9 +51,10 @@ class _Gathering:
 
 
 class PatientProtocol(H11Protocol):
-    """uvicorn's protocol, with an end to the wait for headers."""
+    """uvicorn's protocol, with an end to the wait for headers, and for somebody to take what is sent."""
 
     _late: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
     _waiting: ClassVar[dict[str, dict[PatientProtocol, None]]] = {}
     """Address -> its connections that owe a request, the oldest first."""
 
@@ -71,7 +74,34 @@ class PatientProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no longer."""
         self._stop_waiting()
+        self._stop_watching()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """More is to be sent than the client takes: whoever sends waits, and it is watched that it takes some."""
+        super().pause_writing()
+        self._watch(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """It has taken most of it."""
+        self._stop_watching()
+        super().resume_writing()
+
+    def _watch(self, owed: int) -> None:
+        self._stop_watching()
+        self._unread = self.loop.call_later(UNREAD_S, self._look, owed)
+
+    def _look(self, owed: int) -> None:
+        now_owed = self.transport.get_write_buffer_size()
+        if now_owed < owed:
+            self._watch(now_owed)
+        else:
+            self.transport.abort()
+
+    def _stop_watching(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _is_owed(self) -> bool:
         answered = self.cycle is not None and self.cycle.response_complete

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 from rubberband.api.problems import INTERNAL, Problem, problem_of
 from rubberband.api.security.access import STRANGER
-from rubberband.api.security.authentication import Doorkeeper, Way, stranger_refused
+from rubberband.api.security.authentication import UNKNOWN, Doorkeeper, Visitor, Way, stranger_refused
 from rubberband.api.security.bodies import Body, Message, Receive
 from rubberband.api.security.exchange import Exchange, Send
 from rubberband.api.security.hosts import require_host, require_own_page, safe_next
 from rubberband.api.security.limits import Turnstile, address_key
 from rubberband.api.security.tokens import Tokens
 from rubberband.api.service import Service
-from rubberband.api.store.records import Principal
 from rubberband.errors import RubberbandError
 
 Scope = MutableMapping[str, Any]
@@ -36,9 +36,10 @@ log = logging.getLogger("rubberband.server")
 
 
 def secure(app: ASGIApp, service: Service) -> ASGIApp:
-    """The app behind all that guards it. `request.state` has `principal`, `doorkeeper` and `request_id` inside."""
+    """The app behind all that guards it. Inside, `request.state` has `principal`, `still_allowed` and so on."""
     settings = service.settings
-    return _Secured(app, service, Doorkeeper(Tokens(service.store), required=settings.auth))
+    tokens = Tokens(service.store, session_s=settings.keeping.sessions_s, ended=service.feed.wake)
+    return _Secured(app, service, Doorkeeper(tokens, required=settings.auth))
 
 
 def is_public(path: str) -> bool:
@@ -84,9 +85,11 @@ class _Secured:
         path, method = scope["path"], scope["method"]
         require_host([value.decode("latin-1") for name, value in scope["headers"] if name == b"host"], self._hosts)
         body.require_announced(headers.get("content-length"))
-        principal, way = await self._who(path, headers, address)
-        scope["state"]["principal"] = principal
-        _require_own_page(method, headers, way)
+        visitor = await self._who(path, headers, address)
+        principal = visitor.principal
+        still_allowed = partial(self._doorkeeper.still_good, visitor.credential)
+        scope["state"].update(principal=principal, still_allowed=still_allowed)
+        _require_own_page(method, headers, visitor.way)
         if principal is STRANGER and not is_public(path):
             if not _is_visit(method, path, headers):
                 raise stranger_refused()
@@ -96,12 +99,12 @@ class _Secured:
         with self._turnstile.passing(caller, stream=path == _STREAMS):
             await self._pass_on(scope, body, exchange)
 
-    async def _who(self, path: str, headers: Mapping[str, str], address: str) -> tuple[Principal, Way]:
+    async def _who(self, path: str, headers: Mapping[str, str], address: str) -> Visitor:
         try:
             return await self._doorkeeper.who(headers, address)
         except (Problem, RubberbandError):
             if is_public(path):
-                return STRANGER, "none"
+                return UNKNOWN
             raise
 
     async def _pass_on(self, scope: Scope, body: Body, exchange: Exchange) -> None:

@@ -10,7 +10,6 @@ from fastapi.responses import RedirectResponse, Response
 
 from rubberband.api.security.authentication import COOKIE, Doorkeeper, cookie_of
 from rubberband.api.security.hosts import safe_next
-from rubberband.api.security.tokens import SESSION_S
 
 router = APIRouter(include_in_schema=False)
 
@@ -33,7 +32,7 @@ async def sign_in(
         answer.set_cookie(
             COOKIE,
             session,
-            max_age=int(SESSION_S),
+            max_age=int(doorkeeper.tokens.session_s),
             httponly=True,
             samesite="strict",
             secure=request.url.scheme == "https",

@@ -17,11 +17,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rubberband.api.settings import KEEPING
 from rubberband.api.store.protocol import Store
 from rubberband.api.store.records import Principal, Scope, TokenRecord
 
-SESSION_S = 12 * 3600.0
-"""So long a browser stays signed in."""
 REMEMBERED_S = 5.0
 """So long another process's revocation may go unnoticed."""
 _TOUCHED_S = 60.0
@@ -66,8 +65,20 @@ class _Found:
 class Tokens:
     """The tokens of one store. Safe to call from several threads; all but `recall` may wait for the store."""
 
-    def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
-        self._store, self._clock = store, clock
+    def __init__(
+        self,
+        store: Store,
+        *,
+        session_s: float = KEEPING.sessions_s,
+        clock: Callable[[], float] = time.time,
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        """A browser stays signed in for `session_s`.
+
+        `ended` is called when a token or a session was ended, so that who was let in by it is looked at again.
+        """
+        self._store, self._clock, self._tell_ended = store, clock, ended
+        self.session_s = session_s
         self._found: OrderedDict[str, _Found] = OrderedDict()
         self._lock = threading.Lock()
         self._ended = 0
@@ -92,6 +103,7 @@ class Tokens:
             self._ended += 1
             for key in [key for key, found in self._found.items() if found.record.id == id]:
                 del self._found[key]
+        self._tell_ended()
         return revoked
 
     def recall(self, credential: Credential) -> Principal | None:
@@ -122,7 +134,7 @@ class Tokens:
         if principal is None:
             return None
         session = secrets.token_urlsafe(32)
-        self._store.add_session(_hash(session), token=principal.token, expires_at=self._clock() + SESSION_S)
+        self._store.add_session(_hash(session), token=principal.token, expires_at=self._clock() + self.session_s)
         return session
 
     def sign_out(self, session: str) -> None:
@@ -132,6 +144,7 @@ class Tokens:
         with self._lock:
             self._ended += 1
             self._found.pop(key, None)
+        self._tell_ended()
 
     def _read_token(self, id: str, now: float) -> _Found | None:
         kept = self._store.token(id) if id else None

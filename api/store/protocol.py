@@ -72,7 +72,7 @@ class Store(Protocol):
         ...
 
     def last_seqs(self, experiments: Collection[str] | None = None) -> Mapping[str, int]:
-        """Experiment -> the last place of its journal that is in the feed; those without any are missing."""
+        """Experiment -> the last place of its journal that the feed ever had; those without any are missing."""
         ...
 
     def feed(self, *, after: int = 0, experiment: str | None = None, limit: int = 500) -> Sequence[FeedEvent]:
@@ -80,7 +80,18 @@ class Store(Protocol):
         ...
 
     def last_feed_id(self) -> int:
-        """The id of the last event; 0 if there is none."""
+        """The id of the last event; 0 if there never was one."""
+        ...
+
+    def prune_feed(self, *, at: float, limit: int = 1000) -> int:
+        """Let up to `limit` events go whose experiments are long over (`Keeping.events_s`); how many went.
+
+        The oldest of each go first. To be called by who appends, and until nothing is left to be let go.
+        """
+        ...
+
+    def last_pruned_id(self, experiment: str | None = None) -> int:
+        """The greatest id of all events that were let go (of an experiment); 0 if none was."""
         ...
 
     # Plans
@@ -155,7 +166,7 @@ class Store(Protocol):
         ...
 
     def prune(self, *, at: float) -> None:
-        """Forget what is old: keys after a day, sessions that are over, plans beyond the newest ten thousand."""
+        """Forget what is old by `Keeping`: keys, sessions that are over, plans. For events there is `prune_feed`."""
         ...
 
     def close(self) -> None:

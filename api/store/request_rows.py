@@ -6,12 +6,11 @@ from dataclasses import asdict
 
 import sqlalchemy as sql
 
+from rubberband.api.settings import Keeping
 from rubberband.api.store.records import KeptAnswer, StoredPlan
 from rubberband.api.store.schema import KEYS, PLANS
 from rubberband.executor.database import Database
 
-KEPT_PLANS = 10_000
-KEY_KEPT_S = 24 * 3600.0
 SERVED_WITHIN_S = 60.0
 """After that, a request without an answer is taken for one that came to nothing."""
 
@@ -20,6 +19,7 @@ class RequestRows:
     """The part of the store that is about requests sent again."""
 
     _database: Database
+    _keeping: Keeping
 
     def keep_plan(self, plan: StoredPlan) -> None:
         """See `Store.keep_plan`."""
@@ -38,7 +38,8 @@ class RequestRows:
         """See `Store.claim_key`."""
         claim = {"owner": owner, "key": key, "request_hash": request_hash, "claimed_at": at}
         with self._database.writing() as connection:
-            connection.execute(sql.delete(KEYS).where(_of(key, owner), KEYS.c.claimed_at <= at - KEY_KEPT_S))
+            stale = KEYS.c.claimed_at <= at - self._keeping.answers_s
+            connection.execute(sql.delete(KEYS).where(_of(key, owner), stale))
             insert = self._database.if_absent(KEYS).on_conflict_do_nothing(index_elements=["owner", "key"])
             if connection.execute(insert.values(claim).returning(KEYS.c.key)).first() is not None:
                 return None
@@ -69,9 +70,11 @@ class RequestRows:
             connection.execute(sql.delete(KEYS).where(KEYS.c.status.is_(None)))
 
     def _prune_requests(self, connection: sql.Connection, at: float) -> None:
-        connection.execute(sql.delete(KEYS).where(KEYS.c.claimed_at <= at - KEY_KEPT_S))
-        old = sql.select(PLANS.c.id).order_by(PLANS.c.created_at.desc(), PLANS.c.id.desc()).offset(KEPT_PLANS)
-        connection.execute(sql.delete(PLANS).where(PLANS.c.id.in_(old)))
+        keeping, made_at = self._keeping, PLANS.c.created_at
+        connection.execute(sql.delete(KEYS).where(KEYS.c.claimed_at <= at - keeping.answers_s))
+        connection.execute(sql.delete(PLANS).where(made_at <= at - keeping.plans_s))
+        beyond = sql.select(PLANS.c.id).order_by(made_at.desc(), PLANS.c.id.desc()).offset(keeping.plans)
+        connection.execute(sql.delete(PLANS).where(PLANS.c.id.in_(beyond)))
 
 
 def _of(key: str, owner: str) -> sql.ColumnElement[bool]:

@@ -89,6 +89,15 @@ FEED = sql.Table(
     sql.UniqueConstraint("experiment", "seq"),
 )
 
+PRUNED = sql.Table(
+    "service_feed_pruned",
+    METADATA,
+    sql.Column("experiment", Words, primary_key=True),
+    sql.Column("last_id", sql.BigInteger, nullable=False, index=True),
+    sql.Column("last_seq", sql.Integer, nullable=False),
+)
+"""How far the feed of an experiment was let go: the greatest id, and the greatest place in its journal (-1: none)."""
+
 PLANS = sql.Table(
     "service_plans",
     METADATA,

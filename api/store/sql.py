@@ -7,6 +7,7 @@ from pathlib import Path
 
 import sqlalchemy as sql
 
+from rubberband.api.settings import KEEPING, Keeping
 from rubberband.api.store.request_rows import RequestRows
 from rubberband.api.store.schema import METADATA, NUMBERS, SESSIONS, VERSION
 from rubberband.api.store.submission_rows import SubmissionRows
@@ -18,7 +19,7 @@ from rubberband.executor.database import Database, parse_url
 class SqlStore(SubmissionRows, TokenRows, RequestRows):
     """A `Store` in a database. Safe to use from several threads, and by several processes at once."""
 
-    def __init__(self, url: str | sql.URL) -> None:
+    def __init__(self, url: str | sql.URL, keeping: Keeping = KEEPING) -> None:
         """Open the database at `url`, a SQLAlchemy URL, and make what is missing in it. A SQLite file is private.
 
         Raises InputError for a URL that cannot be used or a store of a newer version, JournalError if it cannot be
@@ -28,7 +29,7 @@ class SqlStore(SubmissionRows, TokenRows, RequestRows):
         if parsed.get_backend_name() == "sqlite":
             _make_private(parsed)
         remedy = "make room or give access, and try again"
-        super().__init__(Database(parsed, what="the service's store", remedy=remedy))
+        super().__init__(Database(parsed, what="the service's store", remedy=remedy), keeping)
         try:
             self._database.make(METADATA)
             self._require_version()
@@ -64,9 +65,9 @@ class SqlStore(SubmissionRows, TokenRows, RequestRows):
         self._database.close()
 
 
-def open_store(url: str | None, home: Path) -> SqlStore:
+def open_store(url: str | None, home: Path, keeping: Keeping = KEEPING) -> SqlStore:
     """The store at `url`; without one, the SQLite file `server.db` in `home`. Raises as `SqlStore` does."""
-    return SqlStore(url or sql.URL.create("sqlite", database=str(home / "server.db")))
+    return SqlStore(url or sql.URL.create("sqlite", database=str(home / "server.db")), keeping)
 
 
 def _make_private(url: sql.URL) -> None:

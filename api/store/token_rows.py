@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sql
 
+from rubberband.api.settings import Keeping
 from rubberband.api.store.records import TokenRecord
 from rubberband.api.store.schema import SESSIONS, TOKENS
 from rubberband.executor.database import Database
@@ -17,6 +18,7 @@ class TokenRows:
     """The part of the store that is about who may ask."""
 
     _database: Database
+    _keeping: Keeping
 
     def add_token(self, record: TokenRecord, secret_hash: str) -> None:
         """See `Store.add_token`."""
@@ -53,6 +55,9 @@ class TokenRows:
         """See `Store.add_session`."""
         with self._database.writing() as connection:
             connection.execute(sql.insert(SESSIONS).values(hash=hash, token=token, expires_at=expires_at))
+            mine = sql.select(SESSIONS.c.hash).where(SESSIONS.c.token == token).order_by(SESSIONS.c.expires_at.desc())
+            beyond = mine.offset(self._keeping.sessions)
+            connection.execute(sql.delete(SESSIONS).where(SESSIONS.c.hash.in_(beyond)))
 
     def session(self, hash: str, *, at: float) -> TokenRecord | None:
         """See `Store.session`."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from rubberband.errors import InputError
-from rubberband.units import shown
+from rubberband.units import parse_duration, shown
 
 if TYPE_CHECKING:
     from rubberband.api.serving import Transport
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _PROVIDERS = ("local", "virtual", "aws")
+_LEAST_KEPT_S = 3600.0
 
 HostOption = Annotated[str, typer.Option("--host", help="The address to listen on.")]
 PortOption = Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0: any that is free.")]
@@ -104,6 +105,14 @@ BodyOption = Annotated[
 RateOption = Annotated[
     float, typer.Option("--rate", metavar="N", help="Requests a second of one token or address; 0 sets no limit.")
 ]
+KeepOption = Annotated[
+    str,
+    typer.Option(
+        "--keep-events",
+        metavar="DURATION",
+        help="Of experiments that are long over: their events leave the feed then. Their journals stay whole.",
+    ),
+]
 CertificateOption = Annotated[
     Path | None, typer.Option("--ssl-certfile", metavar="FILE", help="Speak HTTPS, by this.", show_default=False)
 ]
@@ -137,6 +146,7 @@ def serve(
     planning_limit: PlanningOption = 30.0,
     body_limit: BodyOption = 1 << 20,
     rate: RateOption = 200.0,
+    keep_events: KeepOption = "30d",
     ssl_certfile: CertificateOption = None,
     ssl_keyfile: KeyOption = None,
     proxy: ProxyOption = None,
@@ -149,7 +159,7 @@ def serve(
     _require_server()
     from rubberband.api.security import binding
     from rubberband.api.serving import Transport
-    from rubberband.api.settings import Limits, Settings
+    from rubberband.api.settings import Keeping, Limits, Settings
     from rubberband.home import default_home, default_store
 
     settings = Settings(
@@ -172,6 +182,7 @@ def serve(
             max_running=max_running,
             max_cost_usd=None if max_cost is None else _amount("--max-cost", max_cost, zero=False),
         ),
+        keeping=Keeping(events_s=_kept_s(keep_events)),
     )
     _serve(settings, Transport(certfile=ssl_certfile, keyfile=_key(ssl_certfile, ssl_keyfile), proxies=proxy or []))
 
@@ -240,6 +251,13 @@ def _logging_to_stderr() -> Iterator[None]:
     finally:
         own.setLevel(before)
         root.removeHandler(handler)
+
+
+def _kept_s(text: str) -> float:
+    kept_s = parse_duration(text)
+    if kept_s < _LEAST_KEPT_S:
+        raise InputError(f"--keep-events {shown(text)}: who reconnects must find what it missed; keep at least 1h")
+    return kept_s
 
 
 def _each(read: Callable[[_T], _T], values: Sequence[_T]) -> tuple[_T, ...]:

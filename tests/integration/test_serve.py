@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -249,6 +250,38 @@ def test_who_does_not_finish_a_request_is_cut_off(monkeypatch: pytest.MonkeyPatc
         return read
 
     assert asyncio.run(scenario()) == [b"", b""]
+
+
+def test_who_takes_nothing_of_an_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "UNREAD_S", 0.05)
+
+    async def send_on(send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": b"x" * 100_000, "more_body": True})
+            await asyncio.sleep(0)
+
+    async def endless(_scope: object, receive: Any, send: Any) -> None:
+        sending = asyncio.create_task(send_on(send))
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        sending.cancel()
+        lost.set()
+
+    async def scenario() -> None:
+        config = uvicorn.Config(endless, http=PatientProtocol, lifespan="off", log_config=None, access_log=False)
+        server = uvicorn.Server(config)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            config.load()
+            server.lifespan = config.lifespan_class(config)
+            await server.startup(sockets=[listener])
+            with socket.create_connection(listener.getsockname()) as client:
+                client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+                await asyncio.wait_for(lost.wait(), 30.0)
+            await server.shutdown()
+
+    lost = asyncio.Event()
+    asyncio.run(scenario())
 
 
 def test_a_crowd_of_silent_connections_of_one_address_keeps_nobody_out(server: ServerProcess) -> None:

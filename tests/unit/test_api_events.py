@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rubberband.api.routes.events import PAGE, stream
+from rubberband.api import feed as feed_module
+from rubberband.api.feed import PAGE
+from rubberband.api.routes import events as events_module
+from rubberband.api.routes.events import stream
+from rubberband.api.security import tokens as tokens_module
+from rubberband.api.security.authentication import Doorkeeper
+from rubberband.api.security.tokens import Bearer, Cookie, Tokens
 from rubberband.api.service import Service
-from rubberband.api.store.records import Entry, Principal, TokenRecord
+from rubberband.api.store.records import Entry, ExperimentState, Submission
 from tests.fake_runs import FakeService, fake_service
 
 
@@ -108,21 +116,140 @@ def test_streams_end_with_the_service(service: FakeService) -> None:
     assert service.client.wait(follow(), 10.0) == []
 
 
-def test_a_stream_ends_with_the_token_that_it_was_opened_with(service: FakeService) -> None:
-    record = TokenRecord(id="t", name="ci", scope="read", created_at=1.0)
-    service.store.add_token(record, "hash")
-    reader = Principal(token="t", name="ci", scope="read")
+@pytest.mark.parametrize("way", ["token revoked", "signed out", "revoked by another process"])
+def test_a_stream_ends_with_what_it_was_opened_with(
+    service: FakeService, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens_module, "REMEMBERED_S", 0.05)
+    monkeypatch.setattr(events_module, "CHECK_S", 0.02)
+    tokens = Tokens(service.store, ended=service.feed.wake)
+    doorkeeper = Doorkeeper(tokens, required=True)
+    record, text = tokens.create("ci", "read")
+    session = tokens.sign_in(text)
+    assert session is not None
+
+    def end() -> None:
+        if way == "signed out":
+            tokens.sign_out(session)
+        else:
+            (tokens if way == "token revoked" else Tokens(service.store)).revoke(record.id)
 
     async def follow() -> list[bytes]:
-        chunks = stream(parts(service), 0, None, reader)
+        shown = Cookie(session) if way == "signed out" else Bearer(text)
+        chunks = stream(parts(service), 0, None, partial(doorkeeper.still_good, shown))
         await anext(chunks)
         waiting = asyncio.create_task(_all(chunks))
-        await asyncio.to_thread(service.store.revoke_token, "t", at=2.0)
-        await asyncio.to_thread(service.store.append, entries("a", 1, 1))
-        service.feed.wake()
+        await asyncio.to_thread(end)
         return await waiting
 
-    assert len(service.client.wait(follow(), 10.0)) <= 1
+    assert service.client.wait(follow(), 10.0) == []
+
+
+def test_many_streams_of_one_token_ask_the_store_together_and_not_for_each_event(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = Tokens(service.store, clock=lambda: 1.0)
+    doorkeeper = Doorkeeper(tokens, required=True)
+    _, text = tokens.create("ci", "read")
+    asked = {"token": 0, "feed": 0}
+
+    def counted(name: str) -> None:
+        ask = getattr(service.store, name)
+
+        def count(*args: Any, **options: Any) -> Any:
+            asked[name] += 1
+            return ask(*args, **options)
+
+        monkeypatch.setattr(service.store, name, count)
+
+    counted("token")
+    counted("feed")
+
+    async def follow() -> list[list[dict[str, Any]]]:
+        may_read = partial(doorkeeper.still_good, Bearer(text))
+        streams = [asyncio.create_task(told(stream(parts(service), 0, None, may_read), 30)) for _ in range(20)]
+        for begin in range(1, 31):
+            await asyncio.to_thread(service.store.append, entries("a", begin, 1))
+            service.feed.wake()
+        return await asyncio.gather(*streams)
+
+    found = service.client.wait(follow())
+    assert all([one["seq"] for one in events] == list(range(1, 31)) for events in found)
+    assert asked["token"] == 1
+    assert asked["feed"] <= 20 + 30
+
+
+def test_streams_that_are_behind_read_what_is_remembered_no_longer(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_module, "KEPT", 5)
+    monkeypatch.setattr(feed_module, "PAGE", 3)
+
+    async def follow() -> list[list[dict[str, Any]]]:
+        slow, quick, picky = (stream(parts(service), 0, only) for only in (None, None, "b"))
+        for chunks in (slow, quick, picky):
+            await anext(chunks)
+        waiting = [asyncio.create_task(told(quick, 40)), asyncio.create_task(told(picky, 20))]
+        for begin in range(1, 21):
+            await asyncio.to_thread(service.store.append, entries("a", begin, 1) + entries("b", begin, 1))
+            service.feed.wake()
+            await asyncio.sleep(0)
+        await asyncio.gather(*waiting)
+        return [await told(slow, 40), *(task.result() for task in waiting)]
+
+    slow, quick, picky = service.client.wait(follow())
+    assert slow == quick
+    assert [(one["experiment"], one["seq"]) for one in quick] == [(name, seq) for seq in range(1, 21) for name in "ab"]
+    assert picky == [one for one in quick if one["experiment"] == "b"]
+
+
+def test_large_events_are_sent_few_at_a_time(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "PAGE_BYTES", 300)
+    service.store.append(entries("a", 1, 9))
+
+    async def follow() -> list[bytes]:
+        found = []
+        async for chunk in stream(parts(service), 0, None, heartbeat_s=0.001):
+            if chunk.startswith(b":"):
+                break
+            found.append(chunk)
+        return found
+
+    _, *pages = service.client.wait(follow())
+    assert b"".join(pages).count(b"data: ") == 9
+    assert 1 < len(pages) <= 9
+    assert max(map(len, pages)) <= 300
+
+
+@pytest.mark.parametrize(
+    ("query", "last", "status"),
+    [
+        ("?after=latest", None, 200),
+        ("", None, 200),
+        ("?after=1", None, 410),
+        ("", "1", 410),
+        ("?after=0", None, 410),
+        ("?after=3", None, 200),
+        ("?after=0&experiment=kept", None, 200),
+        ("?after=0&experiment=old", None, 410),
+    ],
+)
+def test_who_asks_for_what_is_kept_no_longer_is_told_so(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch, query: str, last: str | None, status: int
+) -> None:
+    async def end(_seen: int, _timeout_s: float) -> bool:
+        service.feed.close()
+        return True
+
+    service.store.append(entries("old", 1, 2))
+    service.store.add(Submission(name="old", state=ExperimentState.DONE, created_at=1.0, changed_at=1.0))
+    service.store.append(entries("kept", 1, 2))
+    assert service.store.prune_feed(at=time.time()) == 3
+    monkeypatch.setattr(service.feed, "wait", end)
+    answer = service.client.get(f"/v1/events{query}", headers={} if last is None else {"last-event-id": last})
+    assert answer.status_code == status
+    if status == 410:
+        assert (answer.json()["type"], answer.json()["oldest"]) == ("/problems/events-gone", 3)
 
 
 async def _all(chunks: AsyncIterator[bytes]) -> list[bytes]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.api.security.tokens import REMEMBERED_S, SESSION_S, Bearer, Cookie, Tokens
+from rubberband.api.security.tokens import REMEMBERED_S, Bearer, Cookie, Tokens
 from rubberband.api.store.sql import SqlStore, open_store
 
 
@@ -157,7 +157,7 @@ def test_a_session_ends_when_its_time_is_over_or_its_user_says_so(tokens: Tokens
     assert tokens.recall(Cookie(first)) is None
     assert tokens.look_up(Cookie(first)) is None
     assert tokens.look_up(Cookie(second)) is not None
-    clock.now += SESSION_S
+    clock.now += tokens.session_s
     assert tokens.look_up(Cookie(second)) is None
     assert tokens.sign_in("rb_nonsense") is None
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rubberband.api.store import request_rows
+from rubberband.api.settings import Keeping
 from rubberband.api.store.protocol import Store
 from rubberband.api.store.records import (
     Entry,
@@ -32,6 +32,7 @@ QUEUED, STARTING, RUNNING, DONE = (
     ExperimentState.RUNNING,
     ExperimentState.DONE,
 )
+DAY_S = 24 * 3600.0
 ANSWER = KeptAnswer(status=201, headers={"location": "/v1/experiments/a"}, body=b'{"name":"a"}\x00\xff')
 TOKEN = TokenRecord(id="t1", name="ann's", scope="submit", created_at=1.0, expires_at=100.0)
 on_one_store = settings(
@@ -255,8 +256,8 @@ def test_odd_texts_are_kept_readable(store: Store) -> None:
     found.reason.encode()
 
 
-def test_plans_are_kept_and_the_oldest_let_go(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_rows, "KEPT_PLANS", 2)
+def test_plans_are_kept_and_the_oldest_let_go(store_url: str) -> None:
+    store = SqlStore(store_url, Keeping(plans=2, plans_s=20.0))
     plan = StoredPlan(id="p0", created_at=0.0, words={"name": "a"}, options={"seed": 1}, status=422, body=b"{\x00\xff}")
     for number in range(4):
         store.keep_plan(dataclasses.replace(plan, id=f"p{number}", created_at=float(number)))
@@ -264,6 +265,54 @@ def test_plans_are_kept_and_the_oldest_let_go(store: Store, monkeypatch: pytest.
     store.prune(at=10.0)
     assert store.plan("p0") == dataclasses.replace(plan, created_at=9.0)
     assert [store.plan(f"p{number}") is not None for number in range(4)] == [True, False, False, True]
+    store.prune(at=23.0)
+    assert [store.plan(f"p{number}") is not None for number in range(4)] == [True, False, False, False]
+    store.close()
+
+
+def test_one_token_signs_so_many_browsers_in(store_url: str) -> None:
+    store = SqlStore(store_url, Keeping(sessions=2))
+    for token in ("t1", "t2"):
+        store.add_token(dataclasses.replace(TOKEN, id=token, expires_at=None), "hash")
+    store.add_session("other", token="t2", expires_at=10.0)
+    for number in range(4):
+        store.add_session(f"s{number}", token="t1", expires_at=50.0 + number)
+    assert [store.session(f"s{number}", at=1.0) is not None for number in range(4)] == [False, False, True, True]
+    assert store.session("other", at=1.0) is not None
+    store.close()
+
+
+def test_events_of_what_is_long_over_are_let_go_little_by_little(store: Store) -> None:
+    store.append([entry("old", seq) for seq in range(5)])
+    store.append([entry(name, seq) for name in ("waits", "new") for seq in range(2)])
+    store.add(submission("old", 1.0, DONE))
+    store.add(submission("waits", 1.0, RUNNING))
+    store.add(submission("new", 5 * DAY_S, DONE))
+    before = store.feed()
+    assert store.prune_feed(at=30 * DAY_S) == 0
+    gone = []
+    while removed := store.prune_feed(at=30 * DAY_S + 1.0, limit=4):
+        gone.append((removed, store.last_pruned_id("old"), store.last_pruned_id(), store.last_pruned_id("new")))
+    assert gone == [(4, before[3].id, before[3].id, 0), (2, before[9].id, before[9].id, 0)]
+    assert store.feed() == [event for event in before if event.experiment != "old"]
+    assert store.last_seqs() == {"old": 4, "waits": 1, "new": 1}
+    assert store.last_seqs(["old", "nobody"]) == {"old": 4}
+
+
+def test_what_goes_on_after_its_events_were_let_go_is_told_from_there(store: Store) -> None:
+    store.append([entry("a", seq) for seq in range(3)])
+    store.add(submission("a", 1.0, DONE))
+    last = store.last_feed_id()
+    assert store.prune_feed(at=40 * DAY_S) == 4
+    assert (store.feed(), store.last_feed_id(), store.last_pruned_id()) == ([], last, last)
+    store.change("a", at=40 * DAY_S, state=QUEUED)
+    store.append([entry("a", 3)])
+    assert [(event.seq, event.id > last) for event in store.feed()] == [(None, True), (3, True)]
+    assert store.last_seqs() == {"a": 3}
+    assert store.prune_feed(at=90 * DAY_S) == 0
+    store.change("a", at=41 * DAY_S, state=DONE)
+    assert store.prune_feed(at=90 * DAY_S) == 3
+    assert (store.last_seqs(), store.last_pruned_id("a")) == ({"a": 3}, last + 3)
 
 
 def test_a_token_is_kept_used_and_revoked(store: Store) -> None:
