@@ -7,13 +7,14 @@ refused is answered here, as a problem. Nothing is read, and nothing is looked u
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from rubberband.api.problems import INTERNAL, Problem, problem_of
+from rubberband.api.problems import INTERNAL, UNAVAILABLE, Problem, problem_of
 from rubberband.api.security.access import STRANGER
 from rubberband.api.security.authentication import UNKNOWN, Doorkeeper, Visitor, Way, stranger_refused
 from rubberband.api.security.bodies import Body, Message, Receive
@@ -73,6 +74,11 @@ class _Secured:
             await _refuse(exchange, problem, body, headers)
         except RubberbandError as error:
             await _refuse(exchange, problem_of(error), body, headers)
+        except asyncio.CancelledError:
+            # By uvicorn, of what is being served when the time to end is over, such as a body that does not come.
+            if exchange.started:
+                raise
+            await _refuse(exchange, Problem(UNAVAILABLE, "the service ends; ask again when it is back"), body, headers)
         except Exception:
             log.exception("request %s failed", exchange.id)
             await _refuse(exchange, Problem(INTERNAL, f"this is in the log as {exchange.id}"), body, headers)

@@ -295,11 +295,17 @@ def test_a_crowd_of_silent_connections_of_one_address_keeps_nobody_out(server: S
             silent.close()
 
 
-def test_a_server_has_imported_no_code_of_trials_and_ctrl_c_ends_it(server: ServerProcess) -> None:
+def test_a_server_has_imported_no_code_of_trials_and_ctrl_c_ends_it_amid_a_request(server: ServerProcess) -> None:
     mapped = [region.path for region in psutil.Process(server.process.pid).memory_maps()]
     assert any("numpy" in path for path in mapped)
     assert [path for path in mapped if "/torch/" in path or "/ray/" in path] == []
-    assert server.end(signal.SIGINT) == 0
+    begun = "POST /v1/plans HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(begun.encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 100 ")
+        assert server.end(signal.SIGINT) == 0
+        assert connection.recv(4096).startswith(b"HTTP/1.1 503 ")
+    assert "Traceback" not in server.log
 
 
 async def _sent(port: int, part: bytes) -> bytes:
