@@ -9,6 +9,8 @@ from typing import Any
 
 from fastapi import FastAPI
 
+PATIENCE_S = 120.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Began:
@@ -42,10 +44,11 @@ async def ask(
 
     came = {"client": (address, 1234), "scheme": scheme}
     serving = asyncio.create_task(app(_scope(method, path, headers) | came, receive, send))
-    await asyncio.wait([serving], timeout=10)
+    await asyncio.wait([serving], timeout=PATIENCE_S)
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
-    return await began
+    assert began.done(), f"{method} {path} is not answered"
+    return began.result()
 
 
 def _scope(method: str, path: str, headers: Mapping[str, str]) -> dict[str, Any]:

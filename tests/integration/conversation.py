@@ -19,7 +19,8 @@ from rubberband.executor.events import (
     TrialReported,
 )
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
+"""How long Ray, or anything, may take to do what is waited for: it ends a test that waits in vain."""
 E = TypeVar("E", bound=Event)
 
 
@@ -95,6 +96,15 @@ def eventually(holds: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
     while not holds():
         assert time.monotonic() < deadline, "it did not come true in time"
         time.sleep(0.05)
+
+
+def nothing_left(directory: Path, instance: str | None = None) -> bool:
+    """Whether none of its processes is left, now or soon: long before a lease would have ended it."""
+    try:
+        eventually(lambda: processes_of(directory, instance) == [], within_s=20.0)
+    except AssertionError:
+        return False
+    return True
 
 
 def kinds(events: Iterable[Event]) -> list[str]:

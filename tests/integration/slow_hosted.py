@@ -1,4 +1,7 @@
-"""`rubberband.hosted` on a virtual clock that takes its time, so that a test can step in, until there is HOME/go."""
+"""`rubberband.hosted` on a virtual clock that stands still soon after the first reports, until there is HOME/go.
+
+It goes on as well to end what was cancelled.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,35 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rubberband.executor import desk, session
+from rubberband.executor.events import ReleaseInstance, StopTrial
 from rubberband.executor.virtual import VirtualBackend
 from rubberband.hosted import main
 
 PAUSE_S = 0.05
-next_events = VirtualBackend.next_events
+BEGINNING = 5
+"""So often it brings what happens next: a trial has reported by then, and the first stage is not over."""
 
 
-def slowly(backend: VirtualBackend, *arguments: Any) -> Any:
-    if not (Path(sys.argv[1]) / "go").exists():
-        time.sleep(PAUSE_S)
-    return next_events(backend, *arguments)
+class SlowBackend(VirtualBackend):
+    """Brings nothing that its driver waits for."""
+
+    brought = 0
+    is_ending = False
+
+    def execute(self, command: Any) -> None:
+        self.is_ending |= isinstance(command, ReleaseInstance | StopTrial)
+        super().execute(command)
+
+    def next_events(self, wake_at: float | None) -> Any:
+        self.brought += 1
+        if self.brought > BEGINNING and not self.is_ending and not (Path(sys.argv[1]) / "go").exists():
+            time.sleep(PAUSE_S)
+            return ()
+        return super().next_events(wake_at)
 
 
 if __name__ == "__main__":
-    VirtualBackend.next_events = slowly  # type: ignore[method-assign]
+    desk.POLL_S = 0.0  # on the clock that stands still
+    session.VirtualBackend = SlowBackend  # type: ignore[misc]
     sys.exit(main(sys.argv[1:]))

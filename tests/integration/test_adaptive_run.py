@@ -70,6 +70,6 @@ def test_measured_planned_killed_and_resumed_a_run_keeps_what_its_agents_learnt(
         assert learnt > 16
         assert after >= learnt / 4.1, "it did not begin again"
         assert trial.batches[:acknowledged] == before.batches
-    assert command_line.nothing_left(within_s=1.0)
+    assert command_line.nothing_left()
     command_line("report", "noisy", "--html", "page.html")
     assert "Batch sizes" in (tmp_path / "page.html").read_text()

@@ -100,7 +100,7 @@ def test_a_reader_signs_in_previews_may_not_submit_and_signs_out(browser: Any, a
         expect(page.get_by_text("anna")).to_be_visible()
         page.get_by_label("Experiment file").fill(SCALING)
         page.get_by_role("button", name="Preview").click()
-        expect(page.locator("#headline")).to_contain_text("within the limits", timeout=30_000)
+        expect(page.locator("#headline")).to_contain_text("within the limits")
         expect(page.locator("#may")).to_contain_text("the token 'anna' may only read")
         expect(page.get_by_role("button", name="Submit…")).to_be_disabled()
         page.get_by_role("button", name="Sign out").click()

@@ -85,7 +85,7 @@ def walk(visit: Visit, text: str, name: str) -> None:
     page.get_by_label("Experiment file").fill(text)
     page.get_by_role("button", name="Preview").click()
     headline = page.locator("#headline")
-    expect(headline).to_contain_text("within the limits", timeout=30_000)
+    expect(headline).to_contain_text("within the limits")
     page.locator("#frontier .scatterlayer").wait_for(state="attached")
     slider = page.get_by_role("slider", name="Deadline, by slider")
     slider.focus()
@@ -99,7 +99,7 @@ def walk(visit: Visit, text: str, name: str) -> None:
     page.get_by_role("button", name="Submit…").click()
     visit.shot(f"{name}-2-confirm", whole=False)
     page.get_by_role("button", name="Start it").click()
-    page.wait_for_url(f"**/experiments/{name}", timeout=60_000)
+    page.wait_for_url(f"**/experiments/{name}")
 
 
 def watch(visit: Visit, name: str) -> None:
@@ -109,7 +109,7 @@ def watch(visit: Visit, name: str) -> None:
     expect(badge).to_have_text(re.compile(f"^(running|{'|'.join(OVER)})"), timeout=1000 * PATIENCE_S)
     visit.shot(f"{name}-3-running")
     expect(badge).to_have_text(re.compile(f"^({'|'.join(OVER)})"), timeout=1000 * PATIENCE_S)
-    expect(badge).to_have_text(re.compile("^done"), timeout=1000)
+    assert badge.inner_text().startswith("done"), badge.inner_text()
     visit.shot(f"{name}-4-done")
     page.get_by_role("link", name="Report", exact=True).click()
     expect(page.get_by_role("heading", level=1)).to_contain_text(name)

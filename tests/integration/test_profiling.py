@@ -22,7 +22,7 @@ from rubberband.offer import Offer
 from rubberband.planner.goodput.throughput import step_s
 from rubberband.profile import Profile
 from tests.adaptive_backend import AdaptiveBackend
-from tests.integration.conversation import processes_of
+from tests.integration.conversation import nothing_left
 
 PROFILE = Profile(seconds_per_iteration={1: 4.0, 2: 2.5, 4: 1.5}, trial_startup_s=3.0)
 OFFER = Offer(
@@ -296,5 +296,5 @@ def test_a_torch_trial_is_measured_on_one_and_two_workers(tmp_path: Path) -> Non
     assert {point.gpus for point in model.points} == {1, 2}
     assert all(len(point.batches) > 1 for point in measured.points)
     assert list((tmp_path / "checkpoints").glob("*.ckpt")) == []
-    assert processes_of(tmp_path) == []
+    assert nothing_left(tmp_path)
     print(measured)

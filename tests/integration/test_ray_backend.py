@@ -29,7 +29,7 @@ from rubberband.executor.events import (
 )
 from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.training.entrypoint import Entrypoint
-from tests.integration.conversation import Conversation, eventually, kinds, processes_of
+from tests.integration.conversation import Conversation, eventually, kinds, nothing_left, processes_of
 
 pytestmark = pytest.mark.ray
 
@@ -77,7 +77,7 @@ def talk(directory: Path) -> Iterator[Conversation]:
         yield talk
     finally:
         talk.backend.close()
-        assert processes_of(directory) == []
+        assert nothing_left(directory)
 
 
 def test_an_instance_runs_before_it_is_ready(talk: Conversation) -> None:
@@ -201,7 +201,7 @@ def test_a_frozen_ray_node_is_a_lost_instance_too(talk: Conversation, directory:
         os.kill(pid, signal.SIGSTOP)
     assert talk.until(InstanceLost).instance == "g"
     assert not [event for event in talk.of_trial(LONG) if isinstance(event, TrialFailed)]
-    eventually(lambda: processes_of(directory, "g") == [], within_s=10.0)
+    eventually(lambda: processes_of(directory, "g") == [])
 
 
 def test_a_refused_instance_is_told(talk: Conversation) -> None:
@@ -221,7 +221,7 @@ def test_a_released_instance_is_back_at_once(talk: Conversation, directory: Path
     released = talk.until(InstanceReleased)
     assert released.instance == "b"
     assert asked_at <= released.ended_at <= released.occurred_at
-    eventually(lambda: processes_of(directory, "b") == [], within_s=2.0)
+    eventually(lambda: processes_of(directory, "b") == [])
     assert not [event for event in talk.listen(1.0) if isinstance(event, InstanceLost | InstanceReleased)]
 
 

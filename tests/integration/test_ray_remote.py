@@ -20,7 +20,7 @@ from rubberband.executor.events import InstanceInterrupted, InstanceReleased, Re
 from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.ray.code import pack
 from rubberband.executor.training.entrypoint import Entrypoint
-from tests.integration.conversation import Conversation, eventually, processes_of
+from tests.integration.conversation import Conversation, eventually, nothing_left
 from tests.metadata_service import metadata_service
 
 pytestmark = pytest.mark.ray
@@ -134,7 +134,7 @@ def talk(directory: Path, machine: Path, said: dict[str, str]) -> Iterator[Conve
             yield talk
         finally:
             talk.backend.close()
-            assert processes_of(directory / "local") == []
+            assert nothing_left(directory / "local")
 
 
 def test_the_code_is_sent_along_and_the_logs_come_back(talk: Conversation, directory: Path, machine: Path) -> None:

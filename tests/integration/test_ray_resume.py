@@ -17,7 +17,7 @@ from rubberband.executor.checkpoints import open_store
 from rubberband.executor.events import InstanceLost, InstanceReady, ReleaseInstance, TrialReported
 from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.training.entrypoint import Entrypoint
-from tests.integration.conversation import Conversation, eventually, processes_of
+from tests.integration.conversation import Conversation, eventually, nothing_left, processes_of
 
 pytestmark = pytest.mark.ray
 
@@ -63,7 +63,7 @@ def test_a_new_driver_adopts_what_it_knows_and_releases_the_rest(tmp_path: Path)
         (ended,) = resumed.ended
         assert ended.instance == "b"
         assert ended.running_at <= ended.ended_at <= resumed.occurred_at + 5.0
-        eventually(lambda: processes_of(tmp_path, "b") == [], within_s=2.0)
+        eventually(lambda: processes_of(tmp_path, "b") == [])
 
         assert talk.until(InstanceReady).instance == "a"
         talk.start(0, ("a", 0), until=2)
@@ -82,7 +82,7 @@ def test_a_new_driver_adopts_what_it_knows_and_releases_the_rest(tmp_path: Path)
         talk.backend.close()
     with pytest.raises(Exception, match="Ray has not been started"):
         ray.nodes()  # and not: Ray starts a cluster of its own, which nobody would end
-    assert processes_of(tmp_path) == []
+    assert nothing_left(tmp_path)
 
 
 def _kill_head(directory: Path) -> None:
@@ -95,4 +95,4 @@ def test_a_backend_that_did_nothing_can_be_closed(tmp_path: Path) -> None:
     backend = make_backend(tmp_path)
     assert list(backend.next_events(backend.now() + 0.01)) == []
     backend.close()
-    assert processes_of(tmp_path) == []
+    assert nothing_left(tmp_path)

@@ -11,7 +11,7 @@ import pytest
 
 from rubberband.executor.invariants import validate
 from rubberband.executor.result import Result
-from tests.integration.command_line import CommandLine, interrupt
+from tests.integration.command_line import PATIENCE_S, CommandLine, interrupt
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(420)]
 
@@ -41,7 +41,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
 def test_a_run_ends_with_a_report_and_leaves_no_process(undisturbed: CommandLine) -> None:
     result = undisturbed.result()
     assert result.outcome == "done"
-    assert undisturbed.nothing_left(within_s=5.0)
+    assert undisturbed.nothing_left()
     assert f"trial {result.best.trial}" in undisturbed.output if result.best else False  # type: ignore[attr-defined]
     assert "score" in undisturbed.output  # type: ignore[attr-defined]
     stages = [stage.instances for stage in result.stages]
@@ -71,16 +71,16 @@ def test_a_name_can_be_used_once(undisturbed: CommandLine) -> None:
 def test_after_kill_9_a_resume_finishes_with_the_same_winner_and_trains_nothing_again(
     command_line: CommandLine, undisturbed: CommandLine
 ) -> None:
+    begun_at = time.time()
     driver = command_line.start("run", "sleepy.yaml", "-s", "resources.lease=4s")
     command_line.wait_for(driver, lambda result: sum(acknowledged(result).values()) >= 20)
     driver.kill()
     driver.communicate()
-    killed_at = time.time()
     cut = command_line.result()
     assert cut.outcome == "unfinished"
-    assert command_line.nothing_left(within_s=4.0 + 3.0), "instances outlived their lease"
+    assert command_line.nothing_left(), "instances outlived their lease"
     before = {trial: iterations_trained(command_line, trial) for trial in range(4)}
-    gap_s = time.time() - killed_at
+    gone_s = time.time() - begun_at
 
     command_line("resume", "sleepy")
     result, expected = command_line.result(), undisturbed.result()
@@ -95,13 +95,13 @@ def test_after_kill_9_a_resume_finishes_with_the_same_winner_and_trains_nothing_
         assert again == []
     lost = [instance for instance in result.instances if instance.reason]
     assert lost, "the instances of the dead driver are on the bill"
-    assert all(cut.actual_jct_s - 1.0 <= (i.ended_s or 0.0) <= cut.actual_jct_s + gap_s + 1.0 for i in lost)
+    assert all(cut.actual_jct_s - 1.0 <= (i.ended_s or 0.0) <= gone_s for i in lost)
     assert result.actual_cost_usd == pytest.approx(sum(instance.cost_usd for instance in result.instances))
-    assert command_line.nothing_left(within_s=5.0)
+    assert command_line.nothing_left()
 
 
 def test_a_resume_within_the_lease_adopts_the_instances(command_line: CommandLine) -> None:
-    driver = command_line.start("run", "sleepy.yaml")
+    driver = command_line.start("run", "sleepy.yaml", "-s", "resources.lease=120s")
     cut = command_line.wait_for(driver, lambda result: sum(acknowledged(result).values()) >= 6)
     driver.kill()
     driver.communicate()
@@ -109,16 +109,16 @@ def test_a_resume_within_the_lease_adopts_the_instances(command_line: CommandLin
     result = command_line.result()
     assert result.outcome == "done"
     assert [instance.instance for instance in result.instances] == [instance.instance for instance in cut.instances]
-    assert command_line.nothing_left(within_s=5.0)
+    assert command_line.nothing_left()
 
 
 def test_ctrl_c_ends_cleanly_reports_the_best_so_far_and_can_be_resumed(command_line: CommandLine) -> None:
     driver = command_line.start("run", "sleepy.yaml")
     command_line.wait_for(driver, lambda result: sum(acknowledged(result).values()) >= 4)
     interrupt(driver)
-    output, errors = driver.communicate(timeout=30)
+    output, errors = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 130, errors
-    assert command_line.nothing_left(within_s=5.0)
+    assert command_line.nothing_left()
     assert command_line.result().outcome == "cancelled"
     assert "score" in output
     command_line("resume", "sleepy")
@@ -129,9 +129,9 @@ def test_ctrl_c_before_anything_is_ready_leaves_nothing(command_line: CommandLin
     driver = command_line.start("run", "sleepy.yaml")
     command_line.wait_for(driver, lambda result: bool(result.instances))
     interrupt(driver)
-    driver.communicate(timeout=60)
+    driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 130
-    assert command_line.nothing_left(within_s=5.0)
+    assert command_line.nothing_left()
 
 
 def test_sweep_ends_what_a_killed_driver_left(command_line: CommandLine) -> None:
@@ -141,7 +141,7 @@ def test_sweep_ends_what_a_killed_driver_left(command_line: CommandLine) -> None
     driver.kill()
     driver.communicate()
     assert "i-001 of sleepy" in command_line("sweep")[0]
-    assert command_line.nothing_left(within_s=5.0)
+    assert command_line.nothing_left()
 
 
 def test_bad_trials_cost_only_themselves(command_line: CommandLine) -> None:
@@ -162,7 +162,7 @@ def test_bad_trials_cost_only_themselves(command_line: CommandLine) -> None:
     assert "hung" in (hung.failure or "")
     assert "died" in (exited.failure or "")
     assert "Traceback" in command_line("logs", "sleepy", "1")[0]
-    assert command_line.nothing_left(within_s=5.0)
+    assert command_line.nothing_left()
 
 
 def test_a_metric_that_no_trial_reports_is_told_at_once(command_line: CommandLine) -> None:
@@ -170,7 +170,7 @@ def test_a_metric_that_no_trial_reports_is_told_at_once(command_line: CommandLin
     assert command_line.result().outcome == "failed"
     assert "sorce" in command_line.result().reason
     assert "score" in command_line.result().reason
-    assert command_line.nothing_left(within_s=5.0)
+    assert command_line.nothing_left()
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_a_run_without_a_profile_measures_one_and_says_so(command_line: CommandL
     result = command_line.result()
     assert result.outcome == "done"
     assert result.profiling_cost_usd > 0
-    assert command_line.nothing_left(within_s=5.0)
+    assert command_line.nothing_left()
 
 
 def test_profile_says_what_it_measured_and_estimate_uses_it(command_line: CommandLine) -> None:
@@ -234,18 +234,18 @@ def test_profile_says_what_it_measured_and_estimate_uses_it(command_line: Comman
     assert "2 GPU: " in output
     assert "sleepy.profile.json" in errors
     assert json.loads(command_line("estimate", "sleepy.yaml", "-o", "json")[0])["feasible"]
-    assert command_line.nothing_left(within_s=5.0)
+    assert command_line.nothing_left()
 
 
 def test_interrupted_while_measuring_it_saves_nothing_and_leaves_nothing(command_line: CommandLine) -> None:
     driver = command_line.start("run", "sleepy.yaml", "-s", "profile=null")
-    deadline = time.time() + 60.0
+    deadline = time.time() + PATIENCE_S
     while not command_line.processes() and time.time() < deadline:
         time.sleep(0.1)
     time.sleep(2.0)  # into the start of the head or the instances
     interrupt(driver)
-    _, errors = driver.communicate(timeout=60)
+    _, errors = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 130, errors
     assert "cancelled" in errors
     assert not (command_line.folder / "sleepy.profile.json").exists()
-    assert command_line.nothing_left(within_s=5.0)
+    assert command_line.nothing_left()

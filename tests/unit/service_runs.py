@@ -20,7 +20,7 @@ from rubberband.experiment import Experiment
 from rubberband.tuning import run_experiment
 
 STAND_IN = (sys.executable, "-S", str(Path(__file__).parent.parent / "integration" / "stand_in.py"))
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 Found = TypeVar("Found")
 DONE = ExperimentState.DONE
 
