@@ -14,8 +14,8 @@ from rubberband.executor.hosting import Order, holding, write_order
 HOSTED: Sequence[str] = (sys.executable, "-P", "-m", "rubberband.hosted")
 """What is started; HOME, NAME and the descriptor of the lock follow. Its folder must not come before its modules."""
 
-_GLANCE_S = 0.5
-"""Who only looks holds the lock for an instant; that is waited out, or a start would come to nothing."""
+_LAST_S = 0.5
+"""A process that ends just now is waited for, or a start would come to nothing."""
 
 
 class NotStartedError(RubberbandError):
@@ -36,7 +36,7 @@ class Processes:
         NotStartedError.
         """
         try:
-            with holding(folder, wait_s=_GLANCE_S) as lock:
+            with holding(folder, wait_s=_LAST_S) as lock:
                 if lock is None:
                     return False
                 write_order(folder, order)

@@ -150,7 +150,7 @@ class ExperimentFolder:
                 ) from None
             raise InputError(_unwritable(self.path, error)) from None
         with open(self._lock, "a") as file:
-            if not locked(file, EXCLUSIVE, wait_s=_GLANCE_S):
+            if not locked(file, EXCLUSIVE, wait_s=_LAST_S):
                 raise InputError(f"another driver is at work on experiment {self.name!r}; wait for it, or stop it")
             yield
 
@@ -159,8 +159,8 @@ class ExperimentFolder:
         return self.path / "driver.lock"
 
 
-_GLANCE_S = 0.5
-"""Who only looks holds a shared lock for an instant; a driver waits that out."""
+_LAST_S = 0.5
+"""Who ends just now is waited for."""
 
 
 def _unwritable(path: Path, error: OSError) -> str:

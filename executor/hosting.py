@@ -24,8 +24,8 @@ from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.locks import EXCLUSIVE, SHARED, locked
 from rubberband.planner.families import Policy
 
-_GLANCE_S = 2.0
-"""Who looks whether a process is at work holds a shared lock for an instant; the process waits that out."""
+_LAST_S = 2.0
+"""A process that ends just now is waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ def is_hosted(folder: ExperimentFolder) -> bool:
 
 
 @contextmanager
-def holding(folder: ExperimentFolder, wait_s: float = _GLANCE_S) -> Iterator[int | None]:
+def holding(folder: ExperimentFolder, wait_s: float = _LAST_S) -> Iterator[int | None]:
     """Hold the lock: gives its descriptor, which a child may inherit, or None if a process is at work.
 
     Whoever inherited it goes on holding it. Raises InputError if the folder cannot be written.
