@@ -9,6 +9,8 @@ from rubberband.api.problems import CONFLICT, Problem, problem_of
 from rubberband.api.store.records import OVER, ExperimentState, Submission
 from rubberband.errors import InputError, JournalError
 
+KEY_GOOD_S = 24 * 3600.0
+"""So long a request that is sent again is known by its Idempotency-Key."""
 AT_WORK = frozenset({ExperimentState.STARTING, ExperimentState.RUNNING})
 RESUMED = frozenset(
     {ExperimentState.INTERRUPTED, ExperimentState.CANCELLED, ExperimentState.BUDGET, ExperimentState.FAILED}

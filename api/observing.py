@@ -21,6 +21,7 @@ from rubberband.executor.inbox import Inbox
 from rubberband.executor.journal import Header
 from rubberband.executor.reading import JournalReader
 from rubberband.executor.result import Result
+from rubberband.executor.state import Phase
 
 FRESH_S = 0.25
 """A result of a running experiment is given again for so long: only its clock went on."""
@@ -96,25 +97,42 @@ class Observed:
             self._latest = self.count, now, result
             return result
 
-    def extension(self, *, deadline: object, max_cost_usd: float | None, driven: bool) -> tuple[Extension, Limits]:
-        """What other limits would change, and the limits as the driver counts them. Raises InputError."""
+    def limits(self, *, deadline: object, max_cost_usd: float | None) -> Limits:
+        """Other limits as the driver counts them. Raises InputError for what is none, or less than it has."""
+        with self._lock:
+            controller = self._as_asked()
+            return limits_of(
+                self.header, controller.job, controller.state, deadline=deadline, max_cost_usd=max_cost_usd
+            )
+
+    @property
+    def limits_in_force(self) -> Limits:
+        """The limits that it has, those that were asked for meanwhile included, as the driver counts them."""
+        with self._lock:
+            job = self._as_asked().job
+            return Limits(deadline_s=job.deadline_s, max_cost_usd=job.max_cost_usd)
+
+    def extension(self, limits: Limits, *, driven: bool) -> Extension:
+        """What other limits would change. It may take long. Raises InputError."""
         with self._lock:
             controller = self._as_asked()
             job, state = controller.job, copy.deepcopy(controller.state)
-            limits = limits_of(self.header, job, state, deadline=deadline, max_cost_usd=max_cost_usd)
             # Time goes on also where nobody is at work on it.
             now = self.now if self.header.setup["provider"] == "virtual" else self._clock()
         # Planning may take long, and who follows the journal must not wait for it.
         limited = {"deadline_s": limits.deadline_s, "max_cost_usd": limits.max_cost_usd}
-        return extension(job, state, now, driven=driven, **limited), limits
+        return extension(job, state, now, driven=driven, **limited)
 
-    def granted(self, request: str) -> Extension | None:
-        """The limits in force, if `request` changed them already, or is about to; None otherwise."""
+    def has_taken(self, request: str) -> bool:
+        """Whether its driver took in what was asked by this id, or other limits are about to be."""
+        with self._lock:
+            return request in self._as_asked().state.requests
+
+    def granted(self) -> Extension:
+        """The limits in force, as they are told to who asked for them already."""
         with self._lock:
             controller = self._as_asked()
             job, state = controller.job, controller.state
-            if request not in state.requests:
-                return None
             expected = forecast(job, state, max(self.now, state.now))
             outlook = Outlook(
                 jct_s=expected.jct_s,
@@ -139,6 +157,12 @@ class Observed:
         """Whether a resume goes on with it, other limits that were asked for meanwhile included."""
         with self._lock:
             return not self._as_asked().is_over
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it was giving everything back, to end."""
+        with self._lock:
+            return self.controller.state.phase is Phase.ENDING
 
     def _as_asked(self) -> Controller:
         """The controller once the limits are taken in that lie in the inbox."""

@@ -69,6 +69,11 @@ class Planner:
         told = await self._exchange(b"plan")
         return told, await self._read(told["length"])
 
+    async def rest(self, question: Json) -> Json:
+        """What other limits bring for an experiment (rubberband.api.rest_planning). Raises Problem, and _Ended."""
+        answer: Json = (await self._exchange(json.dumps(question).encode()))["rest"]
+        return answer
+
     async def skip(self) -> None:
         """The answer is not needed."""
         process = self._at_work()

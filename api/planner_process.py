@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 import rubberband
 from rubberband.api.experiment_body import read_experiment, require_no_paths
 from rubberband.api.problems import INFEASIBLE, INTERNAL, PROFILE_MISSING, TOO_LONG, Problem, problem_of
+from rubberband.api.rest_planning import answered
 from rubberband.cloud.catalogue import table_of, types_of
 from rubberband.errors import RubberbandError
 from rubberband.estimating import Answer, Terms, answer
@@ -149,12 +150,10 @@ def serve(questions: BinaryIO, answers: BinaryIO, home: Path, *, live: bool) -> 
         asked = json.loads(line)
         signal.alarm(math.ceil(asked["planning_s"]) + _SPARE_S)
         try:
-            question = question_of(asked, home, live=live)
-            _tell(answers, {"id": question.id, "good_s": question.good_s})
-            wanted = questions.readline()
-            if wanted == b"plan\n":
-                status, body = planned(question)
-                _tell(answers, {"status": status, "words": question.words, "length": len(body)}, body)
+            if "rest" in asked:
+                _tell(answers, {"rest": answered(asked["rest"], home)})
+            else:
+                _preview(asked, questions, answers, home, live=live)
         except RubberbandError as error:
             _tell_problem(answers, problem_of(error))
         except Problem as problem:
@@ -167,6 +166,14 @@ def serve(questions: BinaryIO, answers: BinaryIO, home: Path, *, live: bool) -> 
                 answers, Problem(INTERNAL, "planning failed by a fault of the service; its log has the trace")
             )
         signal.alarm(0)
+
+
+def _preview(asked: Json, questions: BinaryIO, answers: BinaryIO, home: Path, *, live: bool) -> None:
+    question = question_of(asked, home, live=live)
+    _tell(answers, {"id": question.id, "good_s": question.good_s})
+    if questions.readline() == b"plan\n":
+        status, body = planned(question)
+        _tell(answers, {"status": status, "words": question.words, "length": len(body)}, body)
 
 
 def _tell(answers: BinaryIO, line: Json, body: bytes = b"") -> None:

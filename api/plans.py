@@ -8,13 +8,14 @@ import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rubberband.api.experiment_body import JSON_TYPE
 from rubberband.api.plan_memory import Known, Memory, PlanAnswer
 from rubberband.api.planner_pool import HardError, Planner, Pool
 from rubberband.api.problems import INTERNAL, PROVIDER, TOO_LONG, UNAVAILABLE, Problem
+from rubberband.api.rest_planning import RestAnswer, RestQuestion, read_answer
 from rubberband.api.settings import MIB, Settings
 from rubberband.api.store.protocol import Store
 from rubberband.api.store.records import StoredPlan
@@ -102,6 +103,24 @@ class Plans:
         words = experiment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
         preview = Preview(body=json.dumps(words).encode(), policy=policy, frontier=frontier, seed=seed)
         return await self.answer(preview, fingerprint(preview.body, f"{policy} {frontier} {seed}".encode()), caller)
+
+    async def rest(self, question: RestQuestion, caller: str = "") -> RestAnswer:
+        """What other limits bring for an experiment. Callers take turns. Raises Problem."""
+        planning_s, is_hard = self._settings.limits.planning_s, False
+        asked = {"rest": asdict(question), "planning_s": planning_s}
+        while True:
+            try:
+                async with self._pool.planner(caller, is_hard=is_hard) as planner:
+                    return read_answer(await planner.rest(asked))
+            except HardError:
+                is_hard = True
+            except Problem as problem:
+                if problem.kind is not TOO_LONG:
+                    raise
+                by_hand = f"`rubberband extend {question.name}` on the machine where it runs may take longer"
+                raise Problem(
+                    TOO_LONG, f"what these limits bring was not known within {planning_s:g} s, the most here; {by_hand}"
+                ) from None
 
     def recall(self, fingerprint: bytes) -> PlanAnswer | None:
         """The answer to a request that came before; None if it is to be asked. Raises Problem if it had one."""

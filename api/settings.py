@@ -77,6 +77,8 @@ class Settings:
     checkpoints: Sequence[str] = ()
     """URL prefixes under which a submission may keep its checkpoints; without any, only in the experiment's folder."""
     planners: int = 1
-    """Processes that plan."""
+    """Processes that plan, and as many again where what they plan takes long."""
+    auto_resume: bool = False
+    """Whether submissions go on by themselves whose process is gone without a word."""
     limits: Limits = Limits()
     keeping: Keeping = KEEPING

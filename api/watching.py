@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,24 +12,26 @@ from pathlib import Path
 from typing import TypeVar
 
 from rubberband.api.following import Follower
+from rubberband.api.gate import GOES_ON, Gate
 from rubberband.api.observing import Observed, at_work
 from rubberband.api.processes import NotStartedError, Processes
 from rubberband.api.store.protocol import Store
 from rubberband.api.store.records import ExperimentState, Submission
+from rubberband.api.taking_in import Newcomers, Stamp, stamp_of
 from rubberband.errors import JournalError
-from rubberband.executor.folder import ExperimentFolder, folders
+from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.hosting import Order
 
 log = logging.getLogger("rubberband.api.runs")
 _Found = TypeVar("_Found")
 
-FAST_S, SLOW_S, RETRY_S = 0.1, 1.0, 1.0
+BRISK_S, FAST_S, SLOW_S, RETRY_S = 0.02, 0.1, 1.0, 1.0
 LOOK_AROUND_S = 2.0
 """How often experiments are looked for that are run by hand, or go on by hand."""
 LOOKING_SHARE = 0.02
 """Of the time, where there are so many that looking takes long."""
-FOUND_AT_ONCE = 5
-"""So many of them are taken in at once, so that those that run do not wait."""
+FOLLOWED_AT_ONCE = 5
+"""So many that are found and not over are looked at in a round, so that others do not wait."""
 PRUNE_S = 60.0
 WELL_S = 60.0
 """A watcher that was not through with a round for so long is not well."""
@@ -39,12 +39,6 @@ WELL_S = 60.0
 AT_WORK = frozenset({ExperimentState.STARTING, ExperimentState.RUNNING})
 IDLE = frozenset({ExperimentState.QUEUED, ExperimentState.UNREADABLE})
 """Known, and not followed in every round."""
-
-_NAME = re.compile(r"[a-z0-9-]{1,63}")
-"""Other folders are none that were made for an experiment."""
-
-Stamp = tuple[tuple[int, int], ...] | None
-"""When the files of a journal were written last, and their sizes; None if it is in a store."""
 
 
 class Watcher:
@@ -61,8 +55,10 @@ class Watcher:
         code: Sequence[Path],
         entrypoints: Sequence[str],
         max_running: int,
+        gate: Gate,
     ) -> None:
         """`journals` is the URL of the store that journals are in; None: in the experiments' folders."""
+        self._gate = gate
         self._store, self._processes, self._wake = store, processes, wake
         self._home, self._journals, self._max_running = home, journals, max_running
         self._code, self._entrypoints = tuple(str(path) for path in code), tuple(entrypoints)
@@ -77,8 +73,7 @@ class Watcher:
         self._loaded = False
         self._is_lost = self._is_pruning = False
         self._look_at, self._pruned_at = -math.inf, -math.inf
-        self._found: list[ExperimentFolder] = []
-        """Those run by hand that are to be taken in."""
+        self._newcomers = Newcomers(store, wake, home=home, journals=journals)
         self._dirty: dict[str, None] = {}
         """Those whose rows requests changed, in that order."""
         self._dirty_lock = threading.Lock()
@@ -128,7 +123,7 @@ class Watcher:
             wait_s = RETRY_S
             try:
                 self.round()
-                wait_s = FAST_S if self._is_busy else SLOW_S
+                wait_s = BRISK_S if self._newcomers.found else FAST_S if self._is_busy else SLOW_S
                 if self._is_lost:
                     log.warning("the store answers again")
                 self._is_lost, self._well_at = False, time.monotonic()
@@ -145,7 +140,7 @@ class Watcher:
 
     @property
     def _is_busy(self) -> bool:
-        return bool(self._found or self._queue or self._is_pruning) or any(
+        return bool(self._newcomers.others or self._queue or self._is_pruning) or any(
             row.state in AT_WORK for row in self._rows.values()
         )
 
@@ -163,8 +158,10 @@ class Watcher:
             self._look_around()
             took_s = time.monotonic() - now
             self._look_at = now + max(LOOK_AROUND_S, took_s / LOOKING_SHARE)
-        for _ in self._found[:FOUND_AT_ONCE]:
-            self._take_in(self._found.pop())
+        for row, stamp in self._newcomers.take(self._is_known):
+            self._settled[row.name] = stamp
+        for _ in self._newcomers.others[:FOLLOWED_AT_ONCE]:
+            self._take_in(self._newcomers.others.pop())
         self._prune(now)
 
     def _prune(self, now: float) -> None:
@@ -200,6 +197,8 @@ class Watcher:
                 break
         for row in reversed(rows):
             self._take(row)
+        for name in list(self._queue):
+            self._alone(name, self._is_refused)
         self._loaded = True
 
     def _take_changes(self) -> None:
@@ -237,7 +236,7 @@ class Watcher:
         follower = self._followers.pop(row.name, None)
         if follower is not None:
             follower.close()
-        self._settled[row.name] = _stamp(self.folder(row.name)) if was_followed else row.changed_at
+        self._settled[row.name] = stamp_of(self.folder(row.name)) if was_followed else row.changed_at
 
     # Those that run
 
@@ -248,9 +247,14 @@ class Watcher:
             follower = self._followers[name] = Follower(self.folder(name), self._store, self._wake)
         found = follower.step(row)
         if found is None:
-            self._spawn(row)
-        else:
-            self._take(found)
+            if not self._is_refused(name):
+                self._spawn(row)
+            return
+        was_cut_off = found.state is ExperimentState.INTERRUPTED and row.state in AT_WORK
+        act = self._gate.resumption(found, self.folder(name), follower.observed) if was_cut_off else None
+        self._take(found)
+        if act is not None:
+            self._change(found, ExperimentState.QUEUED, GOES_ON, request=act)
 
     # Those that wait
 
@@ -269,11 +273,20 @@ class Watcher:
         if row.words and row.attempt == 0 and folder.exists:
             self._change(row, ExperimentState.REFUSED, "the name was taken meanwhile by an experiment run by hand")
             return False
+        if self._is_refused(name):
+            return False
         attempt = row.attempt + 1
         if not self._change(row, ExperimentState.STARTING, "", attempt=attempt):
             return False
         self._spawn(self._store.submission(row.name) or row)  # its words may have been changed as long as it waited
         return True
+
+    def _is_refused(self, name: str) -> bool:
+        """Whether it may not be started as the service is run now; that is written down then."""
+        refused = self._gate.refused(self._rows[name], self.folder(name))
+        if refused is not None:
+            self._change(self._rows[name], refused.state, refused.reason)
+        return refused is not None
 
     def _spawn(self, row: Submission) -> None:
         """Start its process, unless that was tried already and nothing came of it."""
@@ -299,9 +312,13 @@ class Watcher:
             store=self._journals,
         )
 
-    def _change(self, row: Submission, state: ExperimentState, reason: str, *, attempt: int | None = None) -> bool:
-        at = time.time()
-        kept = self._store.change(row.name, at=at, state=state, expected={row.state}, reason=reason, attempt=attempt)
+    def _change(
+        self, row: Submission, state: ExperimentState, reason: str, *, attempt: int | None = None, request: str = ""
+    ) -> bool:
+        at, expected = time.time(), {row.state}
+        kept = self._store.change(
+            row.name, at=at, state=state, expected=expected, reason=reason, attempt=attempt, request=request
+        )
         if kept:
             self._wake()
             attempt = row.attempt if attempt is None else attempt
@@ -317,15 +334,15 @@ class Watcher:
             self._alone(name, self._follow)
         for name, seen in list(self._settled.items()):
             folder = self.folder(name)
-            stamp = _stamp(folder)
+            stamp = stamp_of(folder)
             if _is_newer(stamp, seen) or (stamp is None and at_work(folder)):
                 self._wake_up(name)
             else:
                 self._settled[name] = stamp
-        listed = folders(self._home, self._journals)
-        found = [folder for folder in listed if _NAME.fullmatch(folder.name) and folder.path.is_dir()]
-        known = self._rows.keys() | self._settled.keys()
-        self._found = [folder for folder in reversed(found) if folder.name not in known]
+        self._newcomers.look(self._rows.keys() | self._settled.keys())
+
+    def _is_known(self, name: str) -> bool:
+        return name in self._rows or name in self._settled
 
     def _wake_up(self, name: str) -> None:
         """What had ended goes on, or was changed by hand: follow it again until it settles."""
@@ -337,7 +354,7 @@ class Watcher:
 
     def _take_in(self, folder: ExperimentFolder) -> None:
         """Keep an experiment that was run by hand; its events are told first, so that none is lost."""
-        if folder.name in self._rows or folder.name in self._settled:  # submitted meanwhile
+        if self._is_known(folder.name):  # submitted meanwhile
             return
         follower = Follower(folder, self._store, self._wake, patience=1)
         try:
@@ -354,20 +371,6 @@ class Watcher:
         self._wake()
         self._rows[folder.name] = row
         self._take(row)
-
-
-def _stamp(folder: ExperimentFolder) -> Stamp:
-    if folder.store is not None:
-        return None
-    found = []
-    for path in (folder.journal, folder.journal.with_name("journal.db-wal")):
-        try:
-            stat = os.stat(path)
-        except OSError:
-            continue
-        if stat.st_size:
-            found.append((stat.st_mtime_ns, stat.st_size))
-    return tuple(found)
 
 
 def _is_newer(stamp: Stamp, seen: Stamp | float) -> bool:

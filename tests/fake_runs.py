@@ -65,27 +65,30 @@ class FakeRuns:
             return there
         raise Problem(NAME_TAKEN, f"the name {experiment.name!r} is taken")
 
-    def cancel(self, name: str) -> Submission:
+    def cancel(self, name: str, *, request: str = "") -> Submission:
         self._fail()
         self.store.change(name, at=time.time(), state=ExperimentState.CANCELLED, reason="cancelled")
         return self._known(name)
 
-    def resume(self, name: str) -> Submission:
+    def resume(self, name: str, *, request: str = "") -> Submission:
         if self._known(name).state in ACTIVE:
             raise Problem(CONFLICT, f"experiment {name!r} is at work; there is nothing to resume")
         self.store.change(name, at=time.time(), state=ExperimentState.QUEUED)
         return self._known(name)
 
-    def extension(self, name: str, *, deadline: object = None, max_cost_usd: float | None = None) -> Extension:
+    @property
+    def extensions(self) -> FakeRuns:
+        return self
+
+    def question(
+        self, name: str, *, deadline: object = None, max_cost_usd: float | None = None, request: str = ""
+    ) -> Extension:
+        """What needs no planning is known at once, as what was granted already."""
+        if request and request not in self.extended:
+            self.extended.append(request)
         before = outlook(deadline_s=100.0, max_cost_usd=1.0)
         after = outlook(deadline_s=200.0, max_cost_usd=max_cost_usd or 1.0)
-        return Extension(before=before, after=after, stage=1)
-
-    def extend(self, name: str, *, request: str, **limits: Any) -> Extension:
-        if request not in self.extended:
-            self.extended.append(request)
-        found = self.extension(name, **limits)
-        return Extension(before=found.before, after=found.after, stage=found.stage, applied=True)
+        return Extension(before=before, after=after, stage=1, applied=bool(request))
 
     def result(self, name: str) -> Result | None:
         self._fail()
@@ -124,7 +127,7 @@ def outlook(*, deadline_s: float, max_cost_usd: float) -> Outlook:
 class NearPlans(Plans):
     """Plans in this process: nothing is to be started first."""
 
-    async def answer(self, preview: Preview, fingerprint: bytes) -> PlanAnswer:
+    async def answer(self, preview: Preview, fingerprint: bytes, caller: str = "") -> PlanAnswer:
         asked = asdict(preview) | {"body": preview.body.decode("latin-1"), "now": float(int(time.time()))}
         return await asyncio.to_thread(self._near, asked)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
@@ -17,6 +17,7 @@ from rubberband.api.documenting import EXPERIMENT_BODY, only_documented, refusal
 from rubberband.api.examples import DETAIL, EXTENSION, PAGE, VIEW, example
 from rubberband.api.experiment_body import read_experiment, require_allowed
 from rubberband.api.extend_body import read_limits
+from rubberband.api.granting import granted, looked_at
 from rubberband.api.idempotency import IdempotencyKey, asked, once
 from rubberband.api.names import Known
 from rubberband.api.problems import (
@@ -33,10 +34,11 @@ from rubberband.api.problems import (
     PROVIDER,
     REFUSED,
     TOO_LONG,
+    UNAVAILABLE,
     Problem,
 )
 from rubberband.api.schemas import ExperimentDetail, ExperimentPage, ExperimentView, ExtendBody, ExtensionView
-from rubberband.api.security.access import Reader, Submitter
+from rubberband.api.security.access import Reader, Submitter, caller_of
 from rubberband.api.service import Service, Serving
 from rubberband.api.store.records import ExperimentState, Principal, Submission
 from rubberband.experiment import Experiment
@@ -127,18 +129,24 @@ async def submit(
         media_type = request.headers.get("content-type", "")
         experiment = await run_in_threadpool(read_experiment, body, media_type, set_ or ())
         require_allowed(experiment, service.settings, to_run=True)
-        return await _submitted(service, principal, experiment, policy, plan, given.request)
+        return await _submitted(service, principal, experiment, policy, plan, given.request, caller_of(request))
 
     return await once(service.store, given, act)
 
 
 async def _submitted(
-    service: Service, principal: Principal, experiment: Experiment, policy: Policy, plan: str | None, request: str
+    service: Service,
+    principal: Principal,
+    experiment: Experiment,
+    policy: Policy,
+    plan: str | None,
+    request: str,
+    caller: str,
 ) -> Response:
     if plan is not None and await service.plans.find(plan) is None:
         raise Problem(INVALID, f"plan: there is no plan {shown(plan)}; preview it again, or leave plan out")
     if experiment.profile is not None:
-        preview = await service.plans.preview(experiment, policy=policy)
+        preview = await service.plans.preview(experiment, policy=policy, caller=caller)
         if preview.status != 200:
             return Response(preview.body, preview.status, media_type=MEDIA_TYPE)
         plan = plan or preview.id
@@ -198,12 +206,15 @@ async def resume(
 
 
 async def _acted(
-    request: Request, service: Service, principal: Principal, key: str | None, effect: Callable[[], Submission]
+    request: Request, service: Service, principal: Principal, key: str | None, effect: Callable[..., Submission]
 ) -> Response:
-    async def act() -> Response:
-        return json_answer(views_json.experiment_view(await run_in_threadpool(effect)), 202)
+    given = asked(request, principal, key, await request.body())
 
-    return await once(service.store, asked(request, principal, key, await request.body()), act)
+    async def act() -> Response:
+        submission = await run_in_threadpool(partial(effect, request=given.request))
+        return json_answer(views_json.experiment_view(submission), 202)
+
+    return await once(service.store, given, act)
 
 
 @router.post(
@@ -227,7 +238,7 @@ async def _acted(
     },
     responses={
         200: example("What is expected before and after.", EXTENSION) | {"headers": _REPLAYED},
-        **refusals(NOT_FOUND, CONFLICT, MEDIA, INVALID, *_KEYED),
+        **refusals(NOT_FOUND, CONFLICT, MEDIA, INVALID, TOO_LONG, UNAVAILABLE, *_KEYED),
     },
 )
 async def extend(
@@ -236,14 +247,12 @@ async def extend(
     """Shows what later or dearer limits would change; with `dry_run: false` they are in force from then on."""
     limits = read_limits(body, request.headers.get("content-type", ""))
     given = asked(request, principal, key, body)
-    look: dict[str, Any] = {"deadline": limits.deadline, "max_cost_usd": limits.max_cost}
+    name, caller = experiment.name, caller_of(request)
     if limits.dry_run:
-        found = await run_in_threadpool(partial(service.runs.extension, experiment.name, **look))
-        return json_answer(views_json.extension_view(found))
+        return json_answer(views_json.extension_view(await looked_at(service, name, limits, caller)))
 
     async def act() -> Response:
         id = given.request or secrets.token_hex(16)
-        found = await run_in_threadpool(partial(service.runs.extend, experiment.name, **look, request=id))
-        return json_answer(views_json.extension_view(found))
+        return json_answer(views_json.extension_view(await granted(service, name, limits, caller, request=id)))
 
     return await once(service.store, given, act)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from rubberband.api.settings import Keeping
 from rubberband.api.store.records import (
     Entry,
     ExperimentState,
@@ -19,12 +20,18 @@ from rubberband.api.store.records import (
     StoredPlan,
     Submission,
     Summary,
+    TakenIn,
     TokenRecord,
 )
 
 
 class Store(Protocol):
     """The memory of the service."""
+
+    @property
+    def keeping(self) -> Keeping:
+        """How long what is kept."""
+        ...
 
     # Experiments
 
@@ -57,11 +64,20 @@ class Store(Protocol):
         summary: Summary | None = None,
         attempt: int | None = None,
         words: Mapping[str, Any] | None = None,
+        request: str = "",
     ) -> bool:
         """Change what is given, and nothing else; False, and nothing is changed, if its state is not among `expected`.
 
         A change of state is told in the feed (kind `state`, data `{"state", "before", "reason"}`) in the same write;
-        the state that it has already is no change. None leaves a value as it is, and `changed_at` becomes `at`.
+        the state that it has already is no change. None leaves a value as it is, and `changed_at` becomes `at`. With
+        `request`, that one has acted then.
+        """
+        ...
+
+    def take_in(self, taken: Sequence[TakenIn]) -> Collection[str]:
+        """Remember experiments that were run by hand, and tell of them in the feed, in one write; those that were new.
+
+        Of a journal that the feed is not told, it is taken to have let it go.
         """
         ...
 
@@ -157,6 +173,17 @@ class Store(Protocol):
 
     def free_keys(self) -> None:
         """Let all keys go whose requests have no answer: nobody serves them when a server starts."""
+        ...
+
+    def has_acted(self, request: str, *, since: float) -> bool:
+        """Whether the request with this id took effect at `since` or later, as `change` or `note_act` was told.
+
+        What is older than 30 days is forgotten.
+        """
+        ...
+
+    def note_act(self, request: str, *, at: float) -> None:
+        """The request with this id took effect. Idempotent."""
         ...
 
     # The store itself

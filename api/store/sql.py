@@ -58,6 +58,7 @@ class SqlStore(SubmissionRows, TokenRows, RequestRows):
         """See `Store.prune`."""
         with self._database.writing() as connection:
             self._prune_requests(connection, at)
+            self._prune_acts(connection, at)
             connection.execute(sql.delete(SESSIONS).where(SESSIONS.c.expires_at <= at))
 
     def close(self) -> None:

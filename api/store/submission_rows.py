@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
 import sqlalchemy as sql
 
+from rubberband.api.store.act_rows import ActRows
 from rubberband.api.store.feed_rows import FeedRows
-from rubberband.api.store.records import Entry, ExperimentState, Page, Submission, Summary
+from rubberband.api.store.records import Entry, ExperimentState, Page, Submission, Summary, TakenIn
 from rubberband.api.store.schema import SUBMISSIONS
 from rubberband.errors import InputError
 
@@ -20,20 +21,30 @@ _SUMMARY = frozenset(field.name for field in fields(Summary))
 _columns = SUBMISSIONS.c
 
 
-class SubmissionRows(FeedRows):
+class SubmissionRows(FeedRows, ActRows):
     """The part of the store that is about experiments."""
 
     def add(self, submission: Submission) -> bool:
         """See `Store.add`."""
-        row = {field.name: getattr(submission, field.name) for field in fields(Submission)}
-        row["summary"] = asdict(submission.summary)
         with self._database.writing() as connection:
             insert = self._database.if_absent(SUBMISSIONS).on_conflict_do_nothing(index_elements=["name"])
-            if connection.execute(insert.values(row).returning(_columns.name)).first() is None:
+            if connection.execute(insert.values(_row(submission)).returning(_columns.name)).first() is None:
                 return False
-            told = _state_entry(submission.name, submission.changed_at, submission.state, None, submission.reason)
-            self._extend(connection, [told])
+            self._extend(connection, [_first_entry(submission)])
         return True
+
+    def take_in(self, taken: Sequence[TakenIn]) -> Collection[str]:
+        """See `Store.take_in`."""
+        if not taken:
+            return []
+        insert = self._database.if_absent(SUBMISSIONS).on_conflict_do_nothing(index_elements=["name"])
+        with self._database.writing() as connection:
+            rows = [_row(one.submission) for one in taken]
+            new = set(connection.scalars(insert.returning(_columns.name), rows))
+            fresh = [one for one in taken if one.submission.name in new]
+            self._mark(connection, {one.submission.name: (0, one.last_seq) for one in fresh if not one.entries})
+            self._extend(connection, [entry for one in fresh for entry in (*one.entries, _first_entry(one.submission))])
+        return new
 
     def submission(self, name: str) -> Submission | None:
         """See `Store.submission`."""
@@ -74,6 +85,7 @@ class SubmissionRows(FeedRows):
         summary: Summary | None = None,
         attempt: int | None = None,
         words: Mapping[str, Any] | None = None,
+        request: str = "",
     ) -> bool:
         """See `Store.change`."""
         given = {
@@ -94,7 +106,18 @@ class SubmissionRows(FeedRows):
             if state is not None and row.state != state:
                 told = _state_entry(name, at, state, row.state, row.reason if reason is None else reason)
                 self._extend(connection, [told])
+            if request:
+                self._act(connection, request, at)
         return True
+
+
+def _row(submission: Submission) -> dict[str, Any]:
+    row = {field.name: getattr(submission, field.name) for field in fields(Submission)}
+    return row | {"summary": asdict(submission.summary)}
+
+
+def _first_entry(submission: Submission) -> Entry:
+    return _state_entry(submission.name, submission.changed_at, submission.state, None, submission.reason)
 
 
 def _state_entry(name: str, at: float, state: ExperimentState, before: str | None, reason: str) -> Entry:

@@ -97,6 +97,13 @@ CostOption = Annotated[
         show_default=False,
     ),
 ]
+ResumeOption = Annotated[
+    bool,
+    typer.Option(
+        "--auto-resume/--no-auto-resume",
+        help="Go on with submissions whose process was killed, or ended with the machine: once, till they get further.",
+    ),
+]
 PlannersOption = Annotated[int, typer.Option("--planners", min=1, max=64, help="Processes that plan.")]
 PlanningOption = Annotated[float, typer.Option("--planning-limit", metavar="SECONDS", help="For one plan.")]
 BodyOption = Annotated[
@@ -142,6 +149,7 @@ def serve(
     checkpoints: CheckpointsOption = None,
     max_running: RunningOption = 4,
     max_cost: CostOption = None,
+    auto_resume: ResumeOption = True,
     planners: PlannersOption = 1,
     planning_limit: PlanningOption = 30.0,
     body_limit: BodyOption = 1 << 20,
@@ -174,6 +182,7 @@ def serve(
         providers=_each(_provider, provider or ["local", "virtual"]),
         checkpoints=_each(_prefix, checkpoints or []),
         planners=planners,
+        auto_resume=auto_resume,
         limits=Limits(
             body_bytes=body_limit,
             requests_per_s=_amount("--rate", rate),

@@ -49,7 +49,8 @@ class LocalExperiment:
         """What other limits would change; asked of the driver if they are `granted`. Raises InputError."""
         busy = at_work(self._folder)
         self._observed.refresh(live=busy)
-        found, limits = self._observed.extension(deadline=deadline, max_cost_usd=max_cost_usd, driven=busy)
+        limits = self._observed.limits(deadline=deadline, max_cost_usd=max_cost_usd)
+        found = self._observed.extension(limits, driven=busy)
         if granted:
             self._ask("extend", deadline_s=limits.deadline_s, max_cost_usd=limits.max_cost_usd)
         return extension_view(found) | {"applied": granted}

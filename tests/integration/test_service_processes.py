@@ -18,7 +18,7 @@ from rubberband.api.store.sql import open_store
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.hosting import holding, is_hosted, read_ending, read_mark
 from rubberband.experiment import Experiment
-from tests.unit.service_runs import DONE, House, experiment, until
+from tests.unit.service_runs import DONE, House, experiment, extend, extension, until
 
 SLOW = (sys.executable, "-P", str(Path(__file__).parent / "slow_hosted.py"))
 HOSTED = (sys.executable, "-P", "-m", "rubberband.hosted")
@@ -76,13 +76,13 @@ def test_limits_are_raised_while_it_runs_and_a_signal_ends_it_cleanly(
     with house.open(SLOW) as runs:
         runs.submit(experiment(max_cost=5.0))
         wait_for_reports(house, runs, 1)
-        seen = runs.extension("one", deadline="2h", max_cost_usd=6.0)
+        seen = extension(runs, house.home, "one", deadline="2h", max_cost_usd=6.0)
         assert not seen.applied
-        assert runs.extend("one", deadline="2h", max_cost_usd=6.0, request="more").applied
+        assert extend(runs, house.home, "one", deadline="2h", max_cost_usd=6.0, request="more").applied
         until(lambda: any(event.kind == "LimitsChanged" for event in house.feed("one")))
-        assert runs.extend("one", deadline="2h", max_cost_usd=6.0, request="more").applied
+        assert extend(runs, house.home, "one", deadline="2h", max_cost_usd=6.0, request="more").applied
         with pytest.raises(Problem, match="less than"):
-            runs.extension("one", max_cost_usd=1.0)
+            extension(runs, house.home, "one", max_cost_usd=1.0)
         folder = folder_of(house)
         assert is_hosted(folder)
         mark = read_mark(folder)

@@ -8,13 +8,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rubberband.api.problems import problem_of
+from rubberband.api.rest_planning import RestAnswer, RestQuestion, answered, read_answer
 from rubberband.api.runs import Runs
 from rubberband.api.settings import Limits, Settings
 from rubberband.api.store.records import ExperimentState, FeedEvent, Submission
 from rubberband.api.store.sql import SqlStore, open_store
+from rubberband.errors import InputError
+from rubberband.executor.extending import Extension
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.experiment import Experiment
 from rubberband.tuning import run_experiment
@@ -132,3 +137,29 @@ def until(look: Callable[[], Found | None], patience_s: float = PATIENCE_S) -> F
         assert time.monotonic() < deadline, "this took too long"
         time.sleep(0.01)
     return found
+
+
+def extension(runs: Runs, home: Path, name: str, **limits: Any) -> Extension:
+    """What other limits bring, planned as a process of its own would."""
+    asked = runs.extensions.question(name, **limits)
+    assert isinstance(asked, RestQuestion)
+    return _planned(asked, home).extension
+
+
+def extend(runs: Runs, home: Path, name: str, *, request: str, **limits: Any) -> Extension:
+    """Other limits, in force: planned as a process of its own would, until nothing changes meanwhile."""
+
+    def granted() -> Extension | None:
+        asked = runs.extensions.question(name, request=request, **limits)
+        if isinstance(asked, Extension):
+            return asked
+        return runs.extensions.grant(asked, _planned(asked, home), request)
+
+    return until(granted)
+
+
+def _planned(asked: RestQuestion, home: Path) -> RestAnswer:
+    try:
+        return read_answer(json.loads(json.dumps(answered(asdict(asked), home))))
+    except InputError as error:
+        raise problem_of(error) from None

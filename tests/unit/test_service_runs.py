@@ -16,7 +16,7 @@ from rubberband.errors import JournalError
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.hosting import read_order
 from rubberband.executor.inbox import Inbox
-from tests.unit.service_runs import DONE, House, count_of, experiment, template, until
+from tests.unit.service_runs import DONE, House, count_of, experiment, extend, extension, template, until
 
 QUEUED, STARTING, RUNNING = ExperimentState.QUEUED, ExperimentState.STARTING, ExperimentState.RUNNING
 INTERRUPTED, REFUSED, CANCELLED = ExperimentState.INTERRUPTED, ExperimentState.REFUSED, ExperimentState.CANCELLED
@@ -191,15 +191,15 @@ def test_the_limits_of_what_waits_are_changed_in_its_words(tmp_path: Path, journ
         runs.submit(experiment("a"))
         house.wait("a", RUNNING)
         accepted = runs.submit(experiment("b", deadline="2m", max_cost=5.0))
-        seen = runs.extension("b", deadline="1h")
+        seen = extension(runs, house.home, "b", deadline="1h")
         assert house.row("b").words == accepted.words
         assert (seen.before.feasible, seen.after.feasible, seen.applied) == (True, True, False)
         assert seen.added_usd <= 0.0
-        assert runs.extend("b", deadline="1h", max_cost_usd=6.0, request="more").applied
+        assert extend(runs, house.home, "b", deadline="1h", max_cost_usd=6.0, request="more").applied
         with pytest.raises(Problem, match="not later"):
-            runs.extend("b", deadline="30m", request="less")
+            extend(runs, house.home, "b", deadline="30m", request="less")
         with pytest.raises(Problem, match="not more"):
-            runs.extend("b", max_cost_usd=2.0, request="less")
+            extend(runs, house.home, "b", max_cost_usd=2.0, request="less")
         house.go()
         house.wait("b", DONE)
     constraints = experiment(**read_order(ExperimentFolder(home=tmp_path, name="b")).words["constraints"]).constraints
@@ -214,9 +214,9 @@ def test_what_is_over_has_no_limits_to_change_and_the_operator_has_the_last_word
         runs.submit(experiment(max_cost=5.0))
         house.wait("one", DONE)
         with pytest.raises(Problem, match="it is over"):
-            runs.extension("one", max_cost_usd=6.0)
+            extension(runs, house.home, "one", max_cost_usd=6.0)
         with pytest.raises(Problem, match="more than is allowed here"):
-            runs.extension("one", max_cost_usd=11.0)
+            extension(runs, house.home, "one", max_cost_usd=11.0)
 
 
 def test_cancelling_what_runs_is_asked_of_its_driver_once(house: House) -> None:

@@ -20,7 +20,7 @@ from rubberband.executor.hosting import Order
 from rubberband.executor.inbox import Inbox
 from rubberband.experiment import Experiment
 from rubberband.tuning import run_experiment
-from tests.unit.service_runs import DONE, House, count_of, cut_off, experiment, template
+from tests.unit.service_runs import DONE, House, count_of, cut_off, experiment, extend, template
 
 QUEUED, RUNNING, INTERRUPTED = ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.INTERRUPTED
 
@@ -59,7 +59,7 @@ def test_what_was_run_by_hand_waits_in_the_queue_as_what_was_submitted_and_had_b
     with house.open() as runs:
         house.wait("template", INTERRUPTED)
         assert runs.resume("template").state is QUEUED
-        assert runs.extend("template", deadline="2h", request="r1").applied
+        assert extend(runs, house.home, "template", deadline="2h", request="r1").applied
         assert runs.cancel("template").state is INTERRUPTED
     assert house.row("template").words == {}
     assert [asked.kind for asked in Inbox(ExperimentFolder(home=house.home, name="template").inbox).pending()] == [
@@ -100,8 +100,8 @@ def test_limits_that_are_changed_at_the_same_time_are_all_kept(tmp_path: Path, j
     with house.open() as runs, ThreadPoolExecutor(2) as pool:
         runs.submit(experiment(max_cost=5.0, deadline="30m"))
         asked = [
-            pool.submit(runs.extend, "one", deadline="1h", request="r1"),
-            pool.submit(runs.extend, "one", max_cost_usd=6.0, request="r2"),
+            pool.submit(extend, runs, house.home, "one", deadline="1h", request="r1"),
+            pool.submit(extend, runs, house.home, "one", max_cost_usd=6.0, request="r2"),
         ]
         assert all(done.result().applied for done in asked)
     constraints = experiment(**house.row("one").words["constraints"]).constraints
@@ -125,6 +125,7 @@ def test_what_was_begun_in_another_home_is_not_driven_twice(tmp_path: Path, jour
 
 def test_what_ended_while_it_was_measured_on_ec2_is_not_measured_again_for_the_same_money(house: House) -> None:
     house.tell(one="silent")
+    house.settings = Settings(home=house.home, providers=("aws",), entrypoints=("a:b",), checkpoints=("s3://a",))
     words = experiment("one").to_words() | {
         "entrypoint": "a:b",
         "resources": {"provider": "aws", "checkpoints": "s3://a/b"},
@@ -155,27 +156,3 @@ def test_a_second_resume_withdraws_nothing_that_was_asked_since(house: House, mo
         house.go()
         house.wait("template", DONE)
     assert [asked.kind for asked in pending] == ["cancel"]
-
-
-def test_limits_are_planned_one_after_the_other_and_nobody_waits_long(
-    tmp_path: Path, journal: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    house = House(tmp_path, journal, max_running=0)
-    planning, done = threading.Event(), threading.Event()
-
-    def plan(*_: object) -> Any:
-        planning.set()
-        done.wait()
-
-    monkeypatch.setattr("rubberband.api.runs.waiting_extension", plan)
-    monkeypatch.setattr("rubberband.api.runs.EXTENDING_S", 0.01)
-    with house.open() as runs, ThreadPoolExecutor(1) as pool:
-        runs.submit(experiment())
-        asked = pool.submit(runs.extension, "one", deadline="2h")
-        planning.wait()
-        with pytest.raises(Problem, match="ask again") as told:
-            runs.extension("one", deadline="3h")
-        done.set()
-        asked.result()
-    assert told.value.kind.status == 503
-    house.store.close()

@@ -1,0 +1,90 @@
+"""What requests read of experiments: the row, and the journal, as the watcher follows it or read for this once."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rubberband.api.conflicts import told_as_problems
+from rubberband.api.observing import Failure, Observed, at_work
+from rubberband.api.problems import NOT_FOUND, UNAVAILABLE, Problem
+from rubberband.api.store.protocol import Store
+from rubberband.api.store.records import Submission
+from rubberband.api.watching import Watcher
+from rubberband.errors import RubberbandError
+from rubberband.executor.result import Result
+from rubberband.units import shown
+
+KEPT_RESULTS = 16
+"""Results of experiments that do not run, which are kept to be asked for again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """What the journal of an experiment says that nobody is at work on."""
+
+    changed_at: float
+    """Of its row when it was read."""
+    result: Result
+    failures: Sequence[Failure]
+
+
+class Journals:
+    """Safe to use from several threads."""
+
+    def __init__(self, store: Store, watcher: Watcher) -> None:
+        self._store, self._watcher = store, watcher
+        self._settled: OrderedDict[str, Settled] = OrderedDict()
+        self._reading = threading.Lock()
+
+    def row(self, name: str) -> Submission:
+        """What is kept of an experiment. Raises Problem NOT_FOUND."""
+        row = self._store.submission(name)
+        if row is None:
+            raise Problem(NOT_FOUND, f"there is no experiment {shown(name)}")
+        return row
+
+    def settled(self, row: Submission) -> Settled | None:
+        """The journal of what is not followed; None if there is none. Raises Problem."""
+        with self._reading:
+            known = self._settled.get(row.name)
+            if known is not None and known.changed_at == row.changed_at:
+                self._settled.move_to_end(row.name)
+                return known
+            if not self.exists(row.name):
+                return None
+            with self.opened(row.name) as observed:
+                found = Settled(changed_at=row.changed_at, result=observed.result(), failures=tuple(observed.failures))
+            self._settled[row.name] = found
+            while len(self._settled) > KEPT_RESULTS:
+                self._settled.popitem(last=False)
+            return found
+
+    def exists(self, name: str) -> bool:
+        """Whether there is a journal. Raises Problem."""
+        with told_as_problems():
+            return self._watcher.folder(name).exists
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[Observed]:
+        """The journal: as the watcher follows it, or read for this once. Raises Problem UNAVAILABLE."""
+        followed = self._watcher.observed(name)
+        if followed is not None:
+            yield followed
+            return
+        folder = self._watcher.folder(name)
+        try:
+            observed = Observed(folder)
+        except RubberbandError as error:
+            raise Problem(UNAVAILABLE, f"the journal of {name!r} cannot be read: {error}") from None
+        try:
+            try:
+                observed.refresh(live=at_work(folder))
+            except Exception as error:
+                raise Problem(UNAVAILABLE, f"the journal of {name!r} cannot be read: {error}") from error
+            yield observed
+        finally:
+            observed.close()
