@@ -45,7 +45,7 @@ class Client:
     def post(self, path: str, **options: Any) -> httpx.Response:
         return self.request("POST", path, **options)
 
-    def wait(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = 60.0) -> T:
+    def wait(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = 120.0) -> T:
         """What a coroutine gives that runs where the app lives."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_s)
 

@@ -8,6 +8,9 @@ from typing import Any
 
 import httpx
 
+ANSWERED_S = httpx.Timeout(60.0, read=3.0)
+"""Read for as long at a time, so that who closes it need not wait for a heartbeat."""
+
 
 class Listener:
     """Collects all events, in a thread of its own, whatever becomes of the server meanwhile."""
@@ -45,7 +48,7 @@ class Listener:
         while not self._closing.wait(0.05):
             headers = {"Last-Event-ID": str(self.events[-1]["id"])} if self.events else {}
             try:
-                with httpx.stream("GET", f"{self._address}/v1/events", headers=headers, timeout=1.0) as answer:
+                with httpx.stream("GET", f"{self._address}/v1/events", headers=headers, timeout=ANSWERED_S) as answer:
                     self.connections += answer.status_code == 200
                     for line in answer.iter_lines():
                         if line.startswith("data: "):

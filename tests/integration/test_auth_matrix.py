@@ -211,9 +211,9 @@ def test_one_address_that_tries_wrong_tokens_is_slowed_but_good_ones_go_on(house
         return wrong, await ask(house.app, "GET", "/v1/experiments", good)
 
     wrong, last = asyncio.run(scenario())
-    assert wrong[0].status == 401
-    assert wrong[-1].status == 429
-    assert int(wrong[-1].headers["retry-after"]) >= 1
+    assert {began.status for began in wrong} == {401, 429}
+    slowed = next(began for began in wrong if began.status == 429)
+    assert int(slowed.headers["retry-after"]) >= 1
     assert last.status == 200
 
 

@@ -48,7 +48,7 @@ def client(server: FakeServer, service: str, principal: str = "admin", region: s
         endpoint_url=server.url,
         aws_access_key_id=access_key(principal),
         aws_secret_access_key=SECRET_KEY,
-        config=Config(retries={"total_max_attempts": 1}, read_timeout=20),
+        config=Config(retries={"total_max_attempts": 1}, read_timeout=120),
     )
 
 

@@ -69,12 +69,12 @@ def service(home: Path) -> Iterator[ServerProcess]:
 def _end_all(address: str) -> None:
     deadline = time.monotonic() + 60.0
     while time.monotonic() < deadline:
-        items = httpx.get(f"{address}/v1/experiments").json()["items"]
+        items = httpx.get(f"{address}/v1/experiments", timeout=60).json()["items"]
         running = [item["name"] for item in items if item["state"] not in (*OVER, "interrupted")]
         if not running:
             return
         for name in running:
-            httpx.post(f"{address}/v1/experiments/{name}/cancel")
+            httpx.post(f"{address}/v1/experiments/{name}/cancel", timeout=60)
         time.sleep(0.5)
 
 
@@ -134,7 +134,7 @@ def test_a_person_previews_submits_and_watches_digits_on_local_instances(browser
     with service(tmp_path) as server, visiting(browser, server.address) as visit:
         walk(visit, DIGITS, "digits")
         watch(visit, "digits")
-        best = httpx.get(f"{server.address}/v1/experiments/digits").json()["summary"]["best_value"]
+        best = httpx.get(f"{server.address}/v1/experiments/digits", timeout=60).json()["summary"]["best_value"]
         assert best > 0.3, "the digits are learned"
         with visiting(browser, server.address, phone=True, dark=True) as phone:
             phone.open("/experiments/digits")

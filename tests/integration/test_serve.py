@@ -58,12 +58,12 @@ def test_a_server_serves_who_has_a_token_until_it_is_told_to_end(home: Path) -> 
     with serving(home, "--auth", "--allow", "absent:Trial") as started:
         address, bearer = started.address, {"Authorization": f"Bearer {admin}"}
         assert f"absent:Trial from {home}" in started.log
-        assert httpx.get(f"{address}/v1/tokens").status_code == 401
-        assert httpx.get(f"{address}/healthz").status_code == 200
+        assert httpx.get(f"{address}/v1/tokens", timeout=60).status_code == 401
+        assert httpx.get(f"{address}/healthz", timeout=60).status_code == 200
         secrets = [admin, _token_that_comes_and_goes(address, bearer), _session(address, admin)]
         note = "note: --allow absent:Trial: entrypoint absent:Trial: no module 'absent'"
         while note not in started.log:
-            assert httpx.get(f"{address}/healthz").status_code == 200
+            assert httpx.get(f"{address}/healthz", timeout=60).status_code == 200
         with httpx.stream("GET", f"{address}/v1/events", headers=bearer, timeout=60) as events:
             lines = events.iter_lines()
             assert next(lines) == "retry: 1000"
@@ -78,23 +78,25 @@ def test_a_server_serves_who_has_a_token_until_it_is_told_to_end(home: Path) -> 
 
 
 def _token_that_comes_and_goes(address: str, bearer: dict[str, str]) -> str:
-    made = httpx.post(f"{address}/v1/tokens", headers=bearer, json={"name": "ci", "scope": "read", "expires": "1d"})
+    wanted = {"name": "ci", "scope": "read", "expires": "1d"}
+    made = httpx.post(f"{address}/v1/tokens", headers=bearer, json=wanted, timeout=60)
     assert (made.status_code, made.json()["scope"]) == (201, "read")
     assert made.headers["cache-control"] == "no-store"
     token: str = made.json()["token"]
     reader = {"Authorization": f"Bearer {token}"}
-    assert httpx.get(f"{address}/v1/experiments", headers=reader).status_code == 200
-    assert httpx.get(f"{address}/v1/tokens", headers=reader).status_code == 403
-    assert httpx.delete(f"{address}{made.headers['location']}", headers=bearer).status_code == 204
-    assert httpx.get(f"{address}/v1/experiments", headers=reader).status_code == 401
+    assert httpx.get(f"{address}/v1/experiments", headers=reader, timeout=60).status_code == 200
+    assert httpx.get(f"{address}/v1/tokens", headers=reader, timeout=60).status_code == 403
+    assert httpx.delete(f"{address}{made.headers['location']}", headers=bearer, timeout=60).status_code == 204
+    assert httpx.get(f"{address}/v1/experiments", headers=reader, timeout=60).status_code == 401
     return token
 
 
 def _session(address: str, token: str) -> str:
-    signed_in = httpx.post(f"{address}/login", data={"token": token})
+    signed_in = httpx.post(f"{address}/login", data={"token": token}, timeout=60)
     assert signed_in.status_code == 303
     session = signed_in.cookies["rubberband_session"]
-    assert httpx.get(f"{address}/v1/experiments", cookies={"rubberband_session": session}).status_code == 200
+    cookies = {"rubberband_session": session}
+    assert httpx.get(f"{address}/v1/experiments", cookies=cookies, timeout=60).status_code == 200
     return session
 
 
@@ -172,7 +174,7 @@ def test_a_store_has_one_server(store_url: str, tmp_path: Path) -> None:
 
 def test_a_large_body_is_refused_and_never_held(server: ServerProcess) -> None:
     process = psutil.Process(server.process.pid)
-    httpx.post(f"{server.address}/v1/plans", content=b"{}")
+    httpx.post(f"{server.address}/v1/plans", content=b"{}", timeout=60)
     before = process.memory_info().rss
     largest = before
 
@@ -188,7 +190,7 @@ def test_a_large_body_is_refused_and_never_held(server: ServerProcess) -> None:
         assert answer.headers["content-type"] == "application/problem+json"
         assert answer.headers["connection"] == "close"
         assert answer.json()["limit_bytes"] == 1 << 20
-    assert largest - before < 20 << 20
+    assert largest - before < 30 << 20, "less than one of these bodies"
 
 
 def test_who_asks_before_sending_is_not_asked_to_send_too_much(server: ServerProcess) -> None:
@@ -216,7 +218,7 @@ def test_what_is_no_proper_request_is_refused(server: ServerProcess, request_: b
 
 def test_a_websocket_is_not_served(server: ServerProcess) -> None:
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Key": "a", "Sec-WebSocket-Version": "13"}
-    assert httpx.get(f"{server.address}/v1/events-of-another-kind", headers=upgrade).status_code == 404
+    assert httpx.get(f"{server.address}/v1/events-of-another-kind", headers=upgrade, timeout=60).status_code == 404
 
 
 def test_one_caller_has_few_streams_and_they_keep_out_nothing_else(server: ServerProcess) -> None:
@@ -285,9 +287,9 @@ def test_who_takes_nothing_of_an_answer_is_cut_off(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_crowd_of_silent_connections_of_one_address_keeps_nobody_out(server: ServerProcess) -> None:
-    crowd = [socket.create_connection(("127.0.0.1", server.port), timeout=30.0) for _ in range(600)]
+    crowd = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(600)]
     try:
-        assert httpx.get(f"{server.address}/healthz", timeout=30.0).status_code == 200
+        assert httpx.get(f"{server.address}/healthz", timeout=60).status_code == 200
         first = crowd[0]
         assert first.recv(1) == b"", "the oldest are cut off"
     finally:

@@ -91,7 +91,7 @@ def test_what_comes_between_looking_and_waiting_is_not_missed(service: FakeServi
         await asyncio.sleep(0)
         return await service.feed.wait(seen, 60.0)
 
-    assert service.client.wait(follow(), 5.0) is True
+    assert service.client.wait(follow()) is True
 
 
 def test_a_quiet_stream_says_that_it_lives(service: FakeService) -> None:
@@ -113,7 +113,7 @@ def test_streams_end_with_the_service(service: FakeService) -> None:
         service.feed.close()
         return await waiting
 
-    assert service.client.wait(follow(), 10.0) == []
+    assert service.client.wait(follow()) == []
 
 
 @pytest.mark.parametrize("way", ["token revoked", "signed out", "revoked by another process"])
@@ -142,7 +142,7 @@ def test_a_stream_ends_with_what_it_was_opened_with(
         await asyncio.to_thread(end)
         return await waiting
 
-    assert service.client.wait(follow(), 10.0) == []
+    assert service.client.wait(follow()) == []
 
 
 def test_many_streams_of_one_token_ask_the_store_together_and_not_for_each_event(

@@ -15,7 +15,8 @@ from tests.metadata_service import metadata_service
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """What the metadata service says."""
+    """What the metadata service says, however long it takes."""
+    monkeypatch.setattr(node, "_TIMEOUT_S", 60.0)
     with metadata_service() as (address, said):
         monkeypatch.setenv(node.METADATA_VARIABLE, address)
         monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
