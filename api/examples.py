@@ -60,6 +60,7 @@ _STAGE: dict[str, Any] = {
     "planned_cost_usd": 0.08,
     "actual_cost_usd": 0.083,
     "promoted": [0, 3, 5],
+    "start_s": 0.0,
 }
 _EXTENDED: dict[str, Any] = {
     "at_s": 50.0,

@@ -97,6 +97,7 @@ class StageView(Answer):
     planned_cost_usd: float
     actual_cost_usd: float | None
     promoted: list[int]
+    start_s: float | None
 
 
 class Expectation(Answer):

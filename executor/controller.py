@@ -173,7 +173,7 @@ class Controller:
         self._commands += commands
         for record, ended_at, reason, preempted in lost:
             rented.lose(self.job, state, record, ended_at, reason, preempted=preempted)
-        state.resumes += 1
+        state.resumed_at.append(event.occurred_at)
         self._reopen()
 
     def _reopen(self) -> None:

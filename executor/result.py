@@ -65,6 +65,8 @@ class StageResult:
     planned_cost_usd: float
     actual_cost_usd: float | None
     promoted: tuple[int, ...]
+    start_s: float | None = None
+    """From the start of the run; None before it began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +179,8 @@ class Result:
     """What adaptive training was planned with, as of the latest replan; None where no model was measured."""
     extensions: tuple[ExtensionResult, ...] = ()
     """In order."""
+    resumed_s: tuple[float, ...] = ()
+    """When drivers went on with it, from the start."""
 
     @property
     def late(self) -> bool:
@@ -247,7 +251,7 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         paid=paid_time(job, state, at),
         instances=tuple(_instances(job, state, at)),
         busy=tuple(_busy(state, at)),
-        resumes=state.resumes,
+        resumes=len(state.resumed_at),
         profiling_s=setup.get("profiling_s", 0.0),
         profiling_cost_usd=setup.get("profiling_cost_usd", 0.0),
         interruptions=sum(was_interrupted(record) for record in state.instances.values()),
@@ -255,6 +259,7 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         head_cost_usd=job.offer.head_cost_usd(head_s),
         goodput=state.profile.goodput,
         extensions=tuple(_extension(state, granted) for granted in state.granted),
+        resumed_s=tuple(max(0.0, at - state.started_at) for at in state.resumed_at),
     )
 
 
@@ -341,6 +346,7 @@ def _stage(job: Job, state: State, index: int, at: float) -> StageResult:
         planned_cost_usd=predicted.cost_usd,
         actual_cost_usd=actual_cost_usd,
         promoted=promoted,
+        start_s=None if record is None else record.started_at - state.started_at,
     )
 
 

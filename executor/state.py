@@ -250,7 +250,8 @@ class State:
     """Whether it ended for want of instances alone: a resume may find some."""
     exhausted_usd: float | None = None
     """The cap that it ended by: with a larger one a resume goes on."""
-    resumes: int = 0
+    resumed_at: list[float] = field(default_factory=list)
+    """When drivers went on with it."""
     woke_at: list[float] = field(default_factory=list)
     """When the machine had slept: what took until then tells nothing of how fast trials are."""
     paused_s: float = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -13,6 +14,7 @@ from markupsafe import Markup
 from rubberband.api.dashboard import experiment_words as words
 from rubberband.api.dashboard.experiment_trials import Asked, trial_page
 from rubberband.api.dashboard.frame import render
+from rubberband.api.dashboard.submitted import facts
 from rubberband.api.names import Known
 from rubberband.api.problems import NOT_FOUND, Problem
 from rubberband.api.security.access import Reader
@@ -64,14 +66,15 @@ def experiment_page(request: Request, service: Serving, _reader: Reader, experim
     after = service.store.last_feed_id()
     result = _result(service, experiment)
     data = Markup(script_json(figures(experiment, result)))
-    values = _shown(experiment, result, asked)
+    values = _shown(service, experiment, result, asked)
     return render(request, "experiment.html", **values, after=after, figures=data)
 
 
 @router.get("/fragments/experiments/{name}")
 def experiment_live(request: Request, service: Serving, _reader: Reader, experiment: Known, asked: Trials) -> Response:
     """What changes of the page of an experiment."""
-    return render(request, "experiment_live.html", **_shown(experiment, _result(service, experiment), asked))
+    shown = _shown(service, experiment, _result(service, experiment), asked)
+    return render(request, "experiment_live.html", **shown)
 
 
 @router.get("/experiments/{name}/figures")
@@ -131,7 +134,9 @@ def _forecast(experiment: Submission) -> Forecast | None:
     return Forecast(jct_s=summary.forecast_jct_s, cost_usd=summary.forecast_cost_usd)
 
 
-def _shown(experiment: Submission, result: Result | None, asked: Asked) -> dict[str, Any]:
+def _shown(service: Service, experiment: Submission, result: Result | None, asked: Asked) -> dict[str, Any]:
+    is_queued = experiment.state is ExperimentState.QUEUED
+    turn = words.turn(service.store.count_states()) if is_queued else ""
     kind, state = words.badge(experiment, result)
     begun = result is not None and experiment.summary.started_at is not None
     return {
@@ -144,6 +149,8 @@ def _shown(experiment: Submission, result: Result | None, asked: Asked) -> dict[
         "actions": words.actions(experiment),
         "charts": CHARTS,
         "address": f"/fragments/experiments/{experiment.name}",
+        "facts": [] if begun else facts(experiment, time.time()),
+        "turn": turn,
         **(_told(experiment, result, asked) if begun and result is not None else {}),
     }
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rubberband.api.store.records import ACTIVE, ExperimentState, Submission, Summary
 from rubberband.executor.result import DecisionResult, ExtensionResult, InstanceResult, Result, StageResult
+from rubberband.views.charts import stage_spans
 from rubberband.views.tables import headlines
-from rubberband.views.words import counted, difference, duration, listed, number, printable, usd, usd_decimals
+from rubberband.views.words import counted, difference, duration, extended, listed, number, printable, usd, usd_decimals
 
 _RESUMABLE = frozenset({ExperimentState.INTERRUPTED, ExperimentState.CANCELLED, ExperimentState.BUDGET})
 _EXTENSIBLE = frozenset({ExperimentState.RUNNING, ExperimentState.INTERRUPTED, ExperimentState.BUDGET})
 _NOT_BEGUN = {
-    ExperimentState.QUEUED: "It waits for its turn: as many experiments run as may.",
+    ExperimentState.QUEUED: "It waits for its turn.",
     ExperimentState.STARTING: "Its process measures a profile, or plans.",
     ExperimentState.REFUSED: "It never began.",
     ExperimentState.CANCELLED: "It was cancelled before it began.",
+    ExperimentState.INTERRUPTED: "Its process ended before it began.",
 }
 
 
@@ -70,7 +72,7 @@ class Happening:
     what: str
     told: str
     kind: str
-    """sync, kept, changed or extended"""
+    """sync, kept, changed, extended or resumed"""
 
 
 def actions(submission: Submission) -> frozenset[str]:
@@ -101,6 +103,12 @@ def sentence(submission: Submission, result: Result | None) -> str:
     return ended + "." + (f" {_capitalised(reason)}." if reason and reason not in ended else "")
 
 
+def turn(standing: Mapping[str, int]) -> str:
+    """What an experiment that is queued waits for; `standing`: state -> how many experiments are in it."""
+    at_work = standing.get("running", 0) + standing.get("starting", 0)
+    return f"{counted(at_work, 'experiment')} at work, {standing.get('queued', 0)} waiting."
+
+
 def _capitalised(text: str) -> str:
     return text[:1].upper() + text[1:]
 
@@ -128,7 +136,7 @@ def _money(summary: Summary, result: Result) -> str:
     cap_usd = result.max_cost_usd
     decimals = usd_decimals(max(result.actual_cost_usd, summary.forecast_cost_usd or 0.0))
     spent = usd(result.actual_cost_usd, decimals)
-    return f"{spent} USD spent" if cap_usd is None else f"{spent} of {usd(cap_usd, decimals)} USD spent"
+    return f"{spent} USD spent" if cap_usd is None else f"{spent} of {usd(cap_usd)} USD spent"
 
 
 def cards(submission: Submission, result: Result) -> list[Card]:
@@ -159,7 +167,7 @@ def _cost(summary: Summary, result: Result, running: bool) -> Card:
     decimals = usd_decimals(max(spent_usd, result.planned_cost_usd))
     cap = result.max_cost_usd
     notes = [
-        "no max_cost" if cap is None else f"max_cost {usd(cap, decimals)}",
+        "no max_cost" if cap is None else f"max_cost {usd(cap)}",
         _against(
             usd(result.planned_cost_usd, decimals),
             expected_usd if running else _whole(result, spent_usd),
@@ -246,17 +254,16 @@ def _stage_row(result: Result, stage: StageResult, before: int, decimals: int) -
 
 
 def happenings(result: Result) -> list[Happening]:
-    """Ends of stages, replans and extensions, in order."""
-    every = [*_syncs(result), *map(_decided, result.decisions), *map(_extended, result.extensions)]
+    """Ends of stages, replans, extensions and resumes, in order."""
+    limits = map(_extended, result.extensions)
+    every = [*_syncs(result), *_resumed(result), *map(_decided, result.decisions), *limits]
     return sorted(every, key=lambda happening: happening.at_s)
 
 
 def _syncs(result: Result) -> Iterator[Happening]:
-    at_s = 0.0
-    for stage in result.stages:
-        if stage.actual_s is None or not stage.promoted:
+    for stage, _, at_s in stage_spans(result):
+        if not stage.promoted:
             return
-        at_s += stage.actual_s
         last = stage.stage + 1 == len(result.stages)
         went = "finished" if last else "went on"
         told = f"{len(stage.promoted)} of {counted(stage.trials, 'trial')} {went}: {listed(stage.promoted)}"
@@ -273,17 +280,10 @@ def _decided(decision: DecisionResult) -> Happening:
 
 
 def _extended(granted: ExtensionResult) -> Happening:
-    told = []
-    if granted.deadline_s != granted.deadline_before_s:
-        told.append(f"deadline {_time_limit(granted.deadline_before_s)} -> {_time_limit(granted.deadline_s)}")
-    if granted.max_cost_usd != granted.max_cost_before_usd:
-        told.append(f"max_cost {_cost_limit(granted.max_cost_before_usd)} -> {_cost_limit(granted.max_cost_usd)}")
-    return Happening(at_s=granted.at_s, what="limits changed", told="; ".join(told) or "as they were", kind="extended")
+    return Happening(at_s=granted.at_s, what="extended", told=extended(granted) or "as it was", kind="extended")
 
 
-def _time_limit(limit_s: float | None) -> str:
-    return "none" if limit_s is None else duration(limit_s)
-
-
-def _cost_limit(limit_usd: float | None) -> str:
-    return "none" if limit_usd is None else f"{usd(limit_usd)} USD"
+def _resumed(result: Result) -> Iterator[Happening]:
+    """The time before it is a gap in which nobody drove the run."""
+    for at_s in result.resumed_s:
+        yield Happening(at_s=at_s, what="resumed", told="its process began anew, from its journal", kind="resumed")

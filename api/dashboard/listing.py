@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rubberband.api.store.records import ACTIVE, ExperimentState, Submission, Summary
-from rubberband.views.words import counted, duration, number, printable, usd
+from rubberband.views.words import counted, duration, number, printable, usd, usd_decimals
 
 Choice = tuple[str, frozenset[ExperimentState] | None]
 
@@ -33,12 +33,23 @@ CHOICES: Mapping[str, Choice] = {
 """What of the list can be looked at: its name in the address -> its title and the states."""
 
 
+def counted_choices(standing: Mapping[str, int]) -> dict[str, int]:
+    """How many experiments each of `CHOICES` has; `standing`: state -> how many are in it."""
+    every = sum(standing.values())
+    return {
+        name: every if states is None else sum(standing.get(state, 0) for state in states)
+        for name, (_, states) in CHOICES.items()
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """An experiment on one line. Empty words are shown as a dash."""
 
     name: str
     state: str
+    badge: tuple[str, str]
+    """The class of its badge, and its words."""
     reason: str
     """Why it is where it is, if that needs telling."""
     owner: str
@@ -67,19 +78,27 @@ def row(submission: Submission, now: float) -> Row:
     return Row(
         name=submission.name,
         state=submission.state.value,
+        badge=("late", "done, late") if _is_late(submission) else (submission.state.value, submission.state.value),
         reason=printable(submission.reason) if telling else "",
         owner=submission.owner,
         share=_share(submission.state, summary),
         progress=_progress(submission.state, summary),
         slack=slack,
         mood=mood,
-        cost=usd(summary.cost_usd),
+        cost=usd(summary.cost_usd, usd_decimals(max(summary.cost_usd, summary.planned_cost_usd or 0.0))),
         cap="" if cap_usd is None else usd(cap_usd),
         spent=summary.cost_usd / cap_usd if cap_usd else None,
         best="" if summary.best_value is None else f"{printable(summary.metric)} {number(summary.best_value)}",
         at=summary.started_at or submission.created_at,
         began=summary.started_at is not None,
     )
+
+
+def _is_late(submission: Submission) -> bool:
+    """Whether it is done, and was so after its deadline."""
+    summary = submission.summary
+    is_done = submission.state is ExperimentState.DONE and summary.deadline_s is not None
+    return is_done and summary.jct_s > (summary.deadline_s or 0.0)
 
 
 def _share(state: ExperimentState, summary: Summary) -> float:

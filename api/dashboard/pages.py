@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response
 
 from rubberband.api.dashboard import assets, experiment
 from rubberband.api.dashboard.frame import render
-from rubberband.api.dashboard.listing import CHOICES, row
+from rubberband.api.dashboard.listing import CHOICES, counted_choices, row
 from rubberband.api.dashboard.preflight import preflight
 from rubberband.api.security.access import STRANGER, Reader, principal_of
 from rubberband.api.security.hosts import safe_next
@@ -36,7 +36,8 @@ def experiments(
 ) -> Response:
     """The experiments, newest first."""
     after = service.store.last_feed_id()
-    return render(request, "experiments.html", **_listed(service, request, show, cursor), choices=CHOICES, after=after)
+    listed, counts = _listed(service, request, show, cursor), counted_choices(service.store.count_states())
+    return render(request, "experiments.html", **listed, choices=CHOICES, counts=counts, after=after)
 
 
 @router.get("/fragments/experiments")

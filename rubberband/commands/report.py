@@ -98,7 +98,7 @@ def ps(
         ]
         for row in listed
     ]
-    print_table(header, rows)
+    print_table(header, rows, words={0, 1, len(header) - 1})
 
 
 def _all_listed(client: Client | None) -> list[Listed]:

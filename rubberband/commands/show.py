@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rubberband.errors import InputError
 
@@ -24,21 +24,34 @@ def write_text(path: Path, text: str) -> None:
         raise InputError(f"{path} cannot be written ({error.strerror}); give another path") from None
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], total: Sequence[str] | None = None) -> None:
-    """A table on stdout, numbers right-aligned; `total` is a last row, set apart."""
+def print_table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    total: Sequence[str] | None = None,
+    *,
+    words: Collection[int] = (),
+) -> None:
+    """A table on stdout, numbers right-aligned, columns in `words` left-aligned; `total` is a last row, set apart."""
     if sys.stdout.isatty():
-        _print_rich(header, rows, total)
+        _print_rich(header, rows, total, words)
         return
-    print("\n".join(aligned([header, *rows, *([total] if total else [])])))
+    print("\n".join(aligned([header, *rows, *([total] if total else [])], words)))
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines whose columns line up on the right."""
+def aligned(rows: Sequence[Sequence[str]], words: Collection[int] = ()) -> list[str]:
+    """Rows as lines whose columns line up on the right, those in `words` on the left."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return ["  ".join(_cells(row, widths, words)).rstrip() for row in rows]
 
 
-def _print_rich(header: Sequence[str], rows: Sequence[Sequence[str]], total: Sequence[str] | None) -> None:
+def _cells(row: Sequence[str], widths: Sequence[int], words: Collection[int]) -> Iterator[str]:
+    for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
+        yield cell.ljust(width) if column in words else cell.rjust(width)
+
+
+def _print_rich(
+    header: Sequence[str], rows: Sequence[Sequence[str]], total: Sequence[str] | None, words: Collection[int]
+) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -46,7 +59,8 @@ def _print_rich(header: Sequence[str], rows: Sequence[Sequence[str]], total: Seq
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_footer=total is not None)
     for column, name in enumerate(header):
         in_two_lines = name.replace("/", "/\n").replace(" (", "\n(")
-        table.add_column(in_two_lines, footer=total[column] if total else "", justify="right")
+        justify: Literal["left", "right"] = "left" if column in words else "right"
+        table.add_column(in_two_lines, footer=total[column] if total else "", justify=justify)
     for row in rows:
         table.add_row(*row)
     Console().print(table)

@@ -7,10 +7,10 @@ those of text and grid.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rubberband.executor.result import InstanceResult, Result, TrialResult
+from rubberband.executor.result import InstanceResult, Result, StageResult, TrialResult
 from rubberband.views.tables import status
 from rubberband.views.words import counted
 
@@ -68,21 +68,32 @@ def time_unit(horizon_s: float) -> tuple[str, float]:
     return ("minutes", 60.0) if horizon_s <= 3 * 3600 else ("hours", 3600.0)
 
 
+def stage_spans(result: Result) -> Iterator[tuple[StageResult, float, float]]:
+    """The stages that have begun, from when until when (or until now), in seconds from the start.
+
+    Between two of them lies what passed from a SYNC until a driver went on.
+    """
+    at_s = 0.0
+    for stage in result.stages:
+        if stage.actual_s is None:
+            return
+        start_s = at_s if stage.start_s is None else stage.start_s
+        at_s = start_s + stage.actual_s
+        yield stage, start_s, at_s
+
+
 def marks(result: Result, horizon_s: float, unit_s: float) -> Figure:
     """Lines where stages end, where the deadline is and, while it runs, where now is; and the stages' names."""
     lines: list[tuple[float, str]] = []
     names: list[Figure] = []
-    at_s = 0.0
     due_s = math.inf if result.deadline_s is None else result.deadline_s
-    for stage in result.stages:
-        if stage.actual_s is None:
-            break
-        beside_deadline = -0.05 < (due_s - at_s - stage.actual_s / 2) / horizon_s < 0.2
-        if stage.actual_s > 0.07 * horizon_s and not beside_deadline:
-            names.append(note((at_s + stage.actual_s / 2) / unit_s, f"stage {stage.stage}"))
-        at_s += stage.actual_s
+    for stage, start_s, end_s in stage_spans(result):
+        middle_s = (start_s + end_s) / 2
+        beside_deadline = -0.05 < (due_s - middle_s) / horizon_s < 0.2
+        if end_s - start_s > 0.07 * horizon_s and not beside_deadline:
+            names.append(note(middle_s / unit_s, f"stage {stage.stage}"))
         if stage.promoted:
-            lines.append((at_s, "dot"))
+            lines.append((end_s, "dot"))
     if result.deadline_s is not None and result.deadline_s <= horizon_s * 1.02:
         lines.append((result.deadline_s, "solid"))
         names.append(note(result.deadline_s / unit_s, "deadline") | {"font": {"color": LOST}, "xanchor": "right"})

@@ -34,6 +34,8 @@ from rubberband.units import format_usd
 from rubberband.views.batch_words import change
 from rubberband.views.words import counted, decided, duration, extended, listed, number, printable
 
+_UNDER_WAY = (TrialStatus.QUEUED, TrialStatus.RUNNING, TrialStatus.PAUSED)
+
 
 class Narrator:
     """Turns events into lines; it is shown every event once, after the controller took it in."""
@@ -63,7 +65,7 @@ class Narrator:
             if isinstance(event, DriverResumed):
                 self._catch_up(state)
         elif isinstance(event, DriverResumed):
-            said.append(f"resumed: {_held(state)} held, {counted(len(state.queued()), 'trial')} to go on with")
+            said.append(f"resumed: {_left(state)}")
         said += self._instance(event, state)
         said += self._failed(state)
         said += self._synced(state)
@@ -77,10 +79,7 @@ class Narrator:
     def _introduction(self, event: Event, state: State) -> str:
         job = self._job
         if isinstance(event, DriverResumed) and event.occurred_at > state.started_at:
-            return (
-                f"resuming {job.name}: {_held(state)} held, {counted(len(state.queued()), 'trial')} to go on with, "
-                f"{format_usd(bill_usd(job, state, state.now))} spent"
-            )
+            return f"resuming {job.name}: {_left(state)}, {format_usd(bill_usd(job, state, state.now))} spent"
         limits = "" if job.deadline_s is None else f"; deadline {duration(job.deadline_s)}"
         limits += "" if job.max_cost_usd is None else f"; max_cost {format_usd(job.max_cost_usd)}"
         return (
@@ -115,7 +114,7 @@ class Narrator:
             case InstanceLost():
                 return [self._lost(event, state)]
             case InstanceReleased():
-                return [f"{event.instance} released; {_held(state)} held"]
+                return [f"{event.instance} released; {counted(len(state.current()), 'instance')} held"]
             case _:
                 return []
 
@@ -271,6 +270,13 @@ def _extended(event: LimitsChanged, state: State) -> list[str]:
 
 def _held(state: State) -> str:
     return counted(len(state.live()), "instance")
+
+
+def _left(state: State) -> str:
+    """What a driver that resumes finds; the instances that it asks for are not there yet."""
+    held = [record for record in state.live() if record.requested_at < state.now]
+    going = [trial for trial in state.trials if trial.status in _UNDER_WAY]
+    return f"{counted(len(held), 'instance')} held, {counted(len(going), 'trial')} to go on with"
 
 
 def _trials(trials: Sequence[int]) -> str:

@@ -75,14 +75,14 @@ def _capped(result: Result, highest_usd: float, drawn: Figure) -> Figure:
     if cap_usd is None:
         return drawn
     text = f"max_cost {usd(cap_usd)} USD"
-    label = {"xref": "paper", "x": 1, "xanchor": "right", "showarrow": False, "font": {"color": LOST}}
+    label = {"xref": "paper", "x": 0.01, "xanchor": "left", "showarrow": False, "font": {"color": LOST}}
     if not _near(result, highest_usd):
         above = label | {"text": f"{text} is above", "yref": "paper", "y": 0.98, "yanchor": "top"}
         return {**drawn, "annotations": [*drawn["annotations"], above]}
     line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": cap_usd, "y1": cap_usd}
     return {
         "shapes": [*drawn["shapes"], line | {"line": {"width": 1.5, "color": LOST}}],
-        "annotations": [*drawn["annotations"], label | {"text": text, "yref": "y", "y": cap_usd, "yanchor": "top"}],
+        "annotations": [*drawn["annotations"], label | {"text": text, "yref": "y", "y": cap_usd, "yanchor": "bottom"}],
     }
 
 

@@ -42,6 +42,8 @@ def headline(view: Mapping[str, Any]) -> str:
     if state == "running" and summary["stages"]:
         told = f"runs, stage {summary['stage']} ({summary['stage'] + 1} of {summary['stages']})"
     reason = printable(view.get("reason") or "")
+    if state == "interrupted" and reason:
+        return f"{view['name']}: interrupted: {reason}"
     return f"{view['name']}: {told}" + (f" ({reason})" if reason and reason not in told else "")
 
 
@@ -78,7 +80,7 @@ def _cost(summary: Mapping[str, Any]) -> str:
     if summary["max_cost_usd"] is None:
         parts.append(" USD")
     else:
-        parts.append(f" of {usd(summary['max_cost_usd'], decimals)} USD (max_cost)")
+        parts.append(f" of {usd(summary['max_cost_usd'])} USD (max_cost)")
     if summary["ended_at"] is None and summary["forecast_cost_usd"] is not None:
         parts.append(f"; forecast {usd(summary['forecast_cost_usd'], decimals)}")
     if summary["planned_cost_usd"] is not None:

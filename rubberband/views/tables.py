@@ -60,8 +60,10 @@ def headlines(result: Result) -> list[str]:
 
 
 def _outcome(result: Result) -> str:
-    spent = f"{duration(result.actual_jct_s)} for {usd(result.actual_cost_usd)} USD"
-    planned = f"planned {duration(result.planned_jct_s)} for {usd(result.planned_cost_usd)} USD"
+    decimals = usd_decimals(max(result.actual_cost_usd, result.planned_cost_usd))
+    spent_usd = usd(result.actual_cost_usd, decimals if result.actual_cost_usd else None)
+    spent = f"{duration(result.actual_jct_s)} for {spent_usd} USD"
+    planned = f"planned {duration(result.planned_jct_s)} for {usd(result.planned_cost_usd, decimals)} USD"
     why = f": {printable(result.reason)}" if result.reason else ""
     match result.outcome:
         case "done":
@@ -99,7 +101,8 @@ def comparison(result: Result) -> Table:
         notes.append(f"Profiling before the start took {took} more; the limits here are what it left.")
     notes += [f"After {duration(granted.at_s)} it was extended: {extended(granted)}." for granted in result.extensions]
     if result.resumes:
-        notes.append(f"The run was resumed {counted(result.resumes, 'time')}.")
+        after = f", after {listed(map(duration, result.resumed_s))}" if result.resumed_s else ""
+        notes.append(f"The run was resumed {counted(result.resumes, 'time')}{after}.")
     return Table(
         title="Planned against actual",
         header=("", "planned", "actual", "difference", "limit"),

@@ -61,7 +61,25 @@ def test_every_state_has_a_page(service: FakeService, state: ExperimentState, be
 def test_of_a_journal_that_cannot_be_read_the_page_says_so(service: FakeService) -> None:
     service.add("one", state=ExperimentState.UNREADABLE, reason="the journal is no database", summary=BEGUN)
     service.runs.failure = JournalError("the journal is no database")
-    assert "the journal is no database" in text(page(service))
+    assert "The journal is no database." in text(page(service))
+
+
+def test_what_waits_tells_what_was_submitted_and_how_many_there_are(service: FakeService) -> None:
+    service.add("one", state=ExperimentState.QUEUED, words=words(entrypoint="examples.digits:DigitsTrial"))
+    service.add("other", state=ExperimentState.RUNNING)
+    html = page(service)
+    shown = text(html)
+    assert "It waits for its turn. 1 experiment at work, 1 waiting." in shown
+    assert "runs examples.digits:DigitsTrial" in shown
+    assert "max_cost 4.00 USD" in shown
+    assert "/v1/experiments/one/report" not in html, "there is none yet"
+    assert "data-dialog" in html, "it may be cancelled"
+
+
+def test_why_it_never_began_is_a_sentence(service: FakeService) -> None:
+    service.add("one", state=ExperimentState.REFUSED, reason="no plan meets the deadline of 1s")
+    assert "It never began. started" in text(page(service))
+    assert "No plan meets the deadline of 1s." in text(page(service))
 
 
 def test_the_page_is_read_without_a_script(service: FakeService) -> None:

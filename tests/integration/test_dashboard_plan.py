@@ -208,9 +208,9 @@ def test_the_text_stays_in_the_tab_alone_and_files_are_opened(browser: Any, addr
         page = visit.open("/plan")
         expect(page.get_by_role("button", name="Preview")).to_be_enabled()
         page.locator("#chosen").set_input_files(words)
-        expect(page.locator("#headline")).to_contain_text("within the limits")
+        expect(page.locator("#headline")).to_contain_text("no limits set")
         page.reload()
-        expect(page.locator("#headline")).to_contain_text("within the limits")
+        expect(page.locator("#headline")).to_contain_text("no limits set")
         assert page.evaluate("localStorage.length") == 0
     with visiting(browser, address) as visit:
         expect(visit.open("/plan").get_by_label("Experiment file")).to_have_value("")

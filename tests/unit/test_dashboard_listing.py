@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rubberband.api.dashboard.frame import ago, instant
-from rubberband.api.dashboard.listing import CHOICES, Row, row
+from rubberband.api.dashboard.listing import CHOICES, Row, counted_choices, row
 from rubberband.api.store.records import ExperimentState, Submission, Summary
 
 NOW = 10_000.0
@@ -46,6 +46,7 @@ def test_a_running_experiment_tells_where_it_is_and_what_it_spent() -> None:
     told = line()
     assert (told.share, told.progress) == (0.25, "stage 1 (2 of 4), 30 of 120 iterations")
     assert (told.cost, told.cap, told.spent) == ("0.2500", "1.00", 0.25)
+    assert line(planned_cost_usd=1.2).cost == "0.25", "as the page and the terminal tell it"
     assert told.best == "accuracy 0.912346"
     assert (told.slack, told.mood) == ("1m20s to spare", "good")
     assert (told.at, told.began) == (NOW - 100.0, True)
@@ -101,3 +102,13 @@ def test_how_long_ago(passed_s: float, words: str) -> None:
 
 def test_an_instant_is_in_utc() -> None:
     assert instant(0.9) == "1970-01-01T00:00:00Z"
+
+
+def test_what_was_done_too_late_is_not_told_as_done() -> None:
+    assert line("done", jct_s=390.0).badge == ("done", "done")
+    assert line("done", jct_s=410.0).badge == ("late", "done, late")
+
+
+def test_every_choice_is_counted() -> None:
+    counts = counted_choices({"running": 2, "queued": 1, "failed": 3, "done": 4})
+    assert counts == {"all": 10, "active": 3, "done": 4, "stopped": 0, "attention": 3}

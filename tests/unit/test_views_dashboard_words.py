@@ -28,7 +28,7 @@ def test_a_running_experiment_is_told_in_one_sentence() -> None:
     left_s = 200.0 - result.actual_jct_s
     assert told.startswith("Stage ")
     assert f"ends in about {duration(left_s)}, 1m40s before the deadline" in told
-    assert told.endswith("of 1.0000 USD spent.")
+    assert told.endswith("of 1.00 USD spent.")
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,21 @@ def test_history_has_syncs_replans_and_extensions() -> None:
     result = dataclasses.replace(a_result(a_job(replan=True)), extensions=(granted,))
     told = {happening.kind: happening for happening in happenings(result)}
     assert {"sync", "extended"} <= set(told)
-    assert told["extended"].told == "deadline 1m40s -> 3m20s; max_cost 1.00 USD -> none"
+    assert told["extended"].told == "deadline 3m20s instead of 1m40s, no max_cost instead of 1.00 USD"
     assert sum(happening.kind == "sync" for happening in happenings(result)) == 3
+
+
+def test_after_a_gap_everything_is_told_when_it_was() -> None:
+    result = a_result(a_job(replan=True))
+    first, second, *rest = result.stages
+    gone_s = 60.0
+    moved = [dataclasses.replace(stage, start_s=(stage.start_s or 0.0) + gone_s) for stage in (second, *rest)]
+    resumed_s = ((first.actual_s or 0.0) + gone_s,)
+    late = dataclasses.replace(result, stages=(first, *moved), resumed_s=resumed_s)
+    before = [happening.at_s for happening in happenings(result) if happening.kind == "sync"]
+    after = [happening.at_s for happening in happenings(late) if happening.kind == "sync"]
+    assert after == pytest.approx([before[0], before[1] + gone_s, before[2] + gone_s])
+    assert [happening.at_s for happening in happenings(late) if happening.kind == "resumed"] == list(resumed_s)
 
 
 def numbers(page: TrialPage) -> list[int]:

@@ -145,6 +145,30 @@ def test_after_a_resume_only_what_is_new_is_told() -> None:
     assert any("SYNC 1" in line for line in lines)
 
 
+def test_a_resume_tells_what_is_left_and_not_what_it_asks_for() -> None:
+    job = a_job()
+    journal = Journal("sqlite://", job.name, create=True)
+    stream = io.StringIO()
+    try:
+        turns = iter([False] * 5)
+        backend = VirtualBackend("digits", job.offer, job.profile, metric="score")
+        drive(Controller(job), backend, journal, cancelled=lambda: next(turns, True))
+        with open_view(job, backend.now, stream, is_terminal=False) as view:
+            drive(Controller(job), backend, journal, observers=[view])
+    finally:
+        journal.close()
+    lines = [line.strip().split("  ")[1] for line in stream.getvalue().splitlines()]
+    assert lines[0].startswith("resuming digits: 0 instances held, 4 trials to go on with")
+    assert any("launching 2: 0 -> 2 instances" in line for line in lines[1:])
+
+
+def test_instances_are_held_until_they_are_gone() -> None:
+    turns = iter([False] * 4)
+    text = told(cancelled=lambda: next(turns, True))
+    ends = re.findall(r"i-\d+ released; (\d) instances? held", text)
+    assert ends == ["2", "1", "0"]
+
+
 def test_an_event_of_an_unknown_past_is_told_too() -> None:
     job = a_job()
     controller = Controller(job)

@@ -14,6 +14,7 @@ export function followLog(name) {
   let reading = null;
   let turn = 0;
 
+  const isOver = () => !document.querySelector("h1 .badge:is(.running, .starting, .queued)");
   const source = () => document.querySelector("#log-source input:checked").value;
 
   async function read() {
@@ -41,7 +42,7 @@ export function followLog(name) {
     while (lines.childElementCount > MOST_LINES) lines.firstChild.remove();
     const shownLines = lines.childElementCount;
     const told = shownLines === 1 ? "The last line." : `The last ${shownLines} lines.`;
-    note.textContent = shownLines ? told : "Nothing was printed yet.";
+    note.textContent = shownLines ? told : `Nothing was printed${isOver() ? "" : " yet"}.`;
     if (follow.checked && fresh.length) lines.scrollTop = lines.scrollHeight;
   }
 

@@ -85,6 +85,7 @@ function wrong(problem, slug, asked) {
   editor.tell(problem);
   const measured = slug === "profile-missing";
   show(byId("result"), measured);
+  show_limits(!measured);
   show(byId("hello"), !measured);
   if (!measured) return void submitter.look(asked, "see what is wrong above");
   show(byId("body"), false);
@@ -93,7 +94,13 @@ function wrong(problem, slug, asked) {
   submitter.look(asked);
 }
 
+// Without a plan there is nothing that limits could be moved along.
+function show_limits(yes) {
+  for (const field of document.querySelectorAll(".limits .limit:not(.foot)")) show(field, yes);
+}
+
 function opened() {
+  show_limits(true);
   show(byId("result"));
   show(byId("hello"), false);
 }
@@ -158,8 +165,9 @@ async function fetchCurve(asked) {
   range_s = reach(curve, limits.deadline_s);
   place();
   const plan = shown.answer && { jct_s: sure_s(shown.answer), cost_usd: shown.answer.prediction.cost_usd.mean };
-  await chart.show(curve, limits, plan);
+  // First of all the chart's place is shown: what is drawn into a hidden one is not as wide as that.
   if (!shown.answer && live.known.has(JSON.stringify(question()))) live.want(question());
+  await chart.show(curve, limits, plan);
 }
 
 function replan() {

@@ -102,11 +102,15 @@ export function allocation_figure(estimate) {
       : ends(stage) - stage.start_s > 0.12 * end_s ? `stage ${stage.stage}` : String(stage.stage),
   }));
   const marks = limit_marks({ deadline_s, max_cost_usd: null }, unit_s, end_s, 0);
+  const between = lanes.length > 1 ? [] : lanes[0].slice(1).map((stage) => ({
+    type: "line", yref: "paper", x0: stage.start_s / unit_s, x1: stage.start_s / unit_s, y0: 0, y1: 1,
+    line: { width: 1, dash: "dot", color: "#9aa0a8" },
+  }));
   const layout = {
     height: 280, showlegend: lanes.length > 1,
     xaxis: { title: { text: `time since the start (${unit})` }, range: [0, end_s / unit_s] },
     yaxis: { title: { text: "instances" }, range: [0, most * 1.2], tickformat: "d", nticks: Math.min(most + 1, 8) },
-    shapes: marks.shapes, annotations: [...names, ...marks.annotations],
+    shapes: [...between, ...marks.shapes], annotations: [...names, ...marks.annotations],
     ...LEGEND, margin: { ...LEGEND.margin, b: lanes.length > 1 ? 76 : 44 },
   };
   return { data, layout };

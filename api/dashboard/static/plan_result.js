@@ -22,7 +22,7 @@ export function show_plan(estimate) {
   const sure = prediction.p_both === 1;
   headline(
     `${duration(prediction.jct_s.mean)} and ${usd(prediction.cost_usd.mean)} USD`,
-    estimate.feasible ? ["done", "within the limits"] : ["failed", "not within the limits"],
+    verdict(estimate),
     [slack(constraints.deadline_s, prediction.jct_s.mean), room(constraints.max_cost_usd, prediction.cost_usd.mean),
       sure ? "" : `both kept with ${percent(prediction.p_both)}`, saving(estimate)],
   );
@@ -63,6 +63,12 @@ function headline(text, [kind, badge], facts) {
 }
 
 const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
+
+function verdict({ feasible, constraints }) {
+  if (!feasible) return ["failed", "not within the limits"];
+  const free = constraints.deadline_s === null && constraints.max_cost_usd === null;
+  return free ? ["none", "no limits set"] : ["done", "within the limits"];
+}
 
 function slack(deadline_s, jct_s) {
   if (deadline_s === null) return "no deadline";
@@ -135,9 +141,10 @@ function stages(estimate) {
   const markets = estimate.plan.stages.some((stage) => stage.market !== "on_demand");
   const columns = [["stage", ""], ...(several ? [["bracket", ""]] : []), ["trials", ""], ["iterations", ""], ["instances", ""],
     ...(markets ? [["market", "words"]] : []), ["GPUs per trial", ""], ["starts", ""], ["start-up", ""], ["training", ""], ["cost (USD)", ""]];
+  const dearest = Math.max(...estimate.plan.stages.map((stage) => stage.cost_usd));
   const rows = estimate.plan.stages.map((stage) => [String(stage.stage), ...(several ? [String(stage.bracket)] : []),
     String(stage.trials), String(stage.iterations), String(stage.instances), ...(markets ? [stage.market.replace("_", " ")] : []),
-    String(stage.gpus_per_trial), duration(stage.start_s), duration(stage.provisioning_s), duration(stage.duration_s), usd(stage.cost_usd)]);
+    String(stage.gpus_per_trial), duration(stage.start_s), duration(stage.provisioning_s), duration(stage.duration_s), usd(stage.cost_usd, dearest)]);
   return table("The plan by stage", columns, rows);
 }
 

@@ -30,8 +30,9 @@ export function seconds_of(text) {
   return match && UNITS.reduce((sum, [, unit_s], at) => sum + Number(match[at + 1] ?? 0) * unit_s, 0);
 }
 
-export function usd(amount) {
-  const size = Math.abs(amount);
+// Amounts that stand below each other have the decimals of the largest one.
+export function usd(amount, largest = amount) {
+  const size = Math.abs(largest);
   const decimals = size >= 1 || size === 0 ? 2 : size >= 0.01 ? 4 : 6;
   return amount.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
 }

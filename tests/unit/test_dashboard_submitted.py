@@ -1,0 +1,48 @@
+"""What the page says of an experiment that has not begun: what was submitted, and until when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rubberband.api.dashboard.submitted import facts
+from rubberband.api.store.records import ExperimentState, Submission
+from tests.journalled_runs import words
+
+AT = 1_800_000_000.0
+"""2027-01-15T08:00:00Z"""
+
+
+def told(said: dict[str, Any]) -> dict[str, str]:
+    row = Submission(name="one", state=ExperimentState.QUEUED, created_at=AT, changed_at=AT, words=said)
+    return dict(facts(row, AT))
+
+
+def test_code_place_search_and_limits_are_told() -> None:
+    assert told(words(entrypoint="examples.digits:DigitsTrial")) == {
+        "runs": "examples.digits:DigitsTrial",
+        "on": "up to 8 x p3.8xlarge (virtual)",
+        "searches": "27 configurations (sha), for the highest accuracy",
+        "deadline": "25m from the start",
+        "max_cost": "4.00 USD",
+    }
+
+
+@pytest.mark.parametrize(
+    ("deadline", "words_of_it"),
+    [
+        ("2027-01-15T08:20:00Z", "in 20m, at 08:20 UTC"),
+        ("2027-01-15T07:59:00Z", "passed 1m ago, at 07:59 UTC"),
+        ("2027-01-17T08:00:00Z", "in 2d, at 2027-01-17 08:00 UTC"),
+        (None, "none"),
+        ("whenever", "whenever"),
+    ],
+)
+def test_a_deadline_is_told_by_the_time_that_is_left(deadline: str | None, words_of_it: str) -> None:
+    assert told({"constraints": {"deadline": deadline}})["deadline"] == words_of_it
+
+
+@pytest.mark.parametrize("said", [{}, {"search": None, "resources": 3, "constraints": "x"}])
+def test_what_is_not_known_is_left_out(said: dict[str, Any]) -> None:
+    assert set(told(said)) <= {"deadline", "max_cost", "profile"}
