@@ -1,0 +1,101 @@
+"""Other limits over HTTP: planned in a process of its own, within the limits that previews have, and granted once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubberband.api.app import app_of
+from rubberband.api.feed import Feed
+from rubberband.api.plans import Plans
+from rubberband.api.problems import Problem
+from rubberband.api.rest_planning import RestQuestion
+from rubberband.api.runs import Runs
+from rubberband.api.service import Service
+from rubberband.api.settings import Limits, Settings
+from rubberband.api.store.records import ExperimentState
+from rubberband.executor import extending
+from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.inbox import Inbox
+from rubberband.tuning import run_experiment
+from tests.service_client import Client, served
+from tests.unit.service_runs import DONE, STAND_IN, House, experiment, template
+from tests.unit.test_plans_processes import served as planning
+
+RUNNING = ExperimentState.RUNNING
+
+
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return template(tmp_path_factory.mktemp("template"))
+
+
+@contextmanager
+def service(home: Path, journal: Path, **limits: Any) -> Iterator[tuple[Client, House, Plans]]:
+    """A service with an experiment `one` that runs, until the house lets it go on."""
+    house = House(home, journal)
+    house.tell(one="hold")
+    settings, feed = Settings(home=home, hosts=("*",), limits=Limits(**limits)), Feed()
+    runs, plans = Runs(settings, house.store, feed.wake, command=STAND_IN), Plans(settings, house.store)
+    with served(app_of(Service(settings=settings, store=house.store, plans=plans, runs=runs, feed=feed))) as client:
+        runs.submit(experiment())
+        house.wait("one", RUNNING)
+        try:
+            yield client, house, plans
+        finally:
+            house.go()
+            house.wait("one", DONE)
+
+
+def ask(client: Client, name: str = "one", **words: Any) -> Any:
+    return client.post(f"/v1/experiments/{name}/extend", json=words, headers={"idempotency-key": "k"})
+
+
+def pending(house: House) -> list[str]:
+    return [asked.kind for asked in Inbox(ExperimentFolder(home=house.home, name="one").inbox).pending()]
+
+
+def test_other_limits_are_planned_elsewhere_and_granted_once(tmp_path: Path, journal: Path) -> None:
+    with service(tmp_path, journal, max_running=1) as (client, house, plans):
+        assert plans.pids == []
+        seen = ask(client, deadline="2h")
+        assert (seen.status_code, seen.json()["applied"]) == (200, False)
+        assert len(plans.pids) == 1
+        assert pending(house) == []
+        done = ask(client, deadline="2h", dry_run=False)
+        assert (done.json()["applied"], done.json()["after"]["deadline_s"]) == (True, 7200.0)
+        assert seen.json()["after"]["deadline_s"] == 7200.0
+        house.store.free_key("k", owner="")  # as if the server died before the answer was kept
+        assert ask(client, deadline="2h", dry_run=False).json()["applied"] is True
+        assert pending(house) == ["extend"]
+        assert "is before the" in ask(client, deadline="1m").json()["detail"]
+        client.post("/v1/experiments", json=experiment("waits").to_words())
+        assert ask(client, "waits", deadline="2h").json()["before"]["reason"] == "it waits; nothing has begun"
+
+
+def test_what_takes_too_long_is_given_up_as_previews_are(tmp_path: Path, journal: Path) -> None:
+    # A process does not even start within so little.
+    with service(tmp_path, journal, planning_s=0.001) as (client, house, _):
+        for dry_run in (True, False):
+            answer = ask(client, deadline="2h", dry_run=dry_run)
+            assert (answer.status_code, answer.json()["type"]) == (422, "/problems/planning-too-long")
+            assert "rubberband extend one" in answer.json()["detail"]
+        assert pending(house) == []
+
+
+def test_planners_find_a_store_whose_url_nobody_reads_who_lists_processes(tmp_path: Path, postgresql_url: str) -> None:
+    folder = ExperimentFolder(home=tmp_path, name="template", store=postgresql_url)
+    run_experiment(experiment("template"), folder)
+
+    async def ask_of(plans: Plans) -> None:
+        question = RestQuestion(name="template", limits=extending.Limits(deadline_s=7200.0))
+        with pytest.raises(Problem, match=r"it has ended \(done\)"):
+            await plans.rest(question)
+        (pid,) = plans.pids
+        assert "postgresql" not in Path(f"/proc/{pid}/cmdline").read_text()
+
+    planning(tmp_path, ask_of, store=postgresql_url)
