@@ -102,6 +102,25 @@ EXPERIMENT_EXAMPLE: dict[str, Any] = {
     "profile": {"seconds_per_iteration": {"1": 10, "2": 6}},
 }
 
+EXPERIMENT_YAML = """\
+version: 1
+name: digits-sha
+entrypoint: examples.digits:DigitsTrial
+search:
+  space:
+    lr: {type: loguniform, lower: 1e-3, upper: 0.3}
+    momentum: {type: uniform, lower: 0.5, upper: 0.95}
+    weight_decay: {type: loguniform, lower: 1e-6, upper: 1e-3}
+    width: {type: choice, values: [8, 12, 16]}
+  scheduler: {type: sha, num_samples: 8, grace_period: 1, max_t: 9, reduction_factor: 3}
+  metric: accuracy
+  mode: max
+constraints: {deadline: 20m, max_cost: 40}
+resources: {provider: local, price_per_hour: 3.6, max_instances: 8}
+profile: {seconds_per_iteration: {1: 10, 2: 6}}
+"""
+"""The same words as EXPERIMENT_EXAMPLE."""
+
 EXPERIMENT_BODY: dict[str, Any] = {
     "required": True,
     "description": "The experiment file: in JSON, or as the YAML text that the command line reads.",
@@ -110,7 +129,10 @@ EXPERIMENT_BODY: dict[str, Any] = {
             "schema": {"$ref": _REF.format(model="Experiment")},
             "examples": {"sha": {"summary": "Successive halving", "value": EXPERIMENT_EXAMPLE}},
         },
-        "application/yaml": {"schema": {"type": "string"}},
+        "application/yaml": {
+            "schema": {"type": "string"},
+            "examples": {"sha": {"summary": "Successive halving", "value": EXPERIMENT_YAML}},
+        },
     },
 }
 """The request body of routes that are given an experiment."""

@@ -11,8 +11,10 @@ from typing import Any
 import jsonschema
 import pytest
 
+from rubberband.api.documenting import EXPERIMENT_EXAMPLE, EXPERIMENT_YAML
+from rubberband.api.experiment_body import read_experiment
 from rubberband.api.problems import KINDS, MEDIA_TYPE
-from tests.fake_runs import FakeService, fake_service
+from tests.fake_runs import FakeService, fake_service, virtual_result
 
 FROZEN = Path(__file__).with_name("openapi.json")
 Operation = tuple[str, str, dict[str, Any]]
@@ -151,3 +153,52 @@ def test_what_spends_money_takes_a_key(document: dict[str, Any]) -> None:
         if any(parameter["name"] == "Idempotency-Key" for parameter in operation.get("parameters", []))
     }
     assert keyed == {"submitExperiment", "cancelExperiment", "resumeExperiment", "extendExperiment"}
+
+
+def test_the_example_in_yaml_has_the_words_of_the_one_in_json() -> None:
+    json_text = json.dumps(EXPERIMENT_EXAMPLE).encode()
+    in_yaml = read_experiment(EXPERIMENT_YAML.encode(), "application/yaml", ())
+    assert in_yaml == read_experiment(json_text, "application/json", ())
+
+
+MADE_UP = {"/v1/plans/{id}", "/v1/tokens/{id}"}
+"""Their examples are random ids: nothing is there."""
+
+
+def test_every_example_of_a_request_is_answered_as_the_document_says(
+    service: FakeService, document: dict[str, Any]
+) -> None:
+    service.runs.results["digits-sha"] = virtual_result()
+    for path, method, operation in sorted(operations(document), key=_order):
+        if operation["operationId"] == "streamEvents":
+            continue
+        for number, content in enumerate(_contents(document, operation)):
+            query = _parameters(operation, "query")
+            if operation["operationId"] == "submitExperiment" and number:
+                query["set"] = "name=another"
+            to = path.format(**_parameters(operation, "path"))
+            answer = service.client.request(method, to, params=query, **content)
+            answers = [int(status) for status in operation["responses"] if status.startswith("2")]
+            assert answer.status_code in ([404] if path in MADE_UP else answers), (method, to, query, answer.text)
+
+
+def _order(operation: Operation) -> tuple[bool, str]:
+    path, method, _ = operation
+    return (method != "post", path)
+
+
+def _contents(document: dict[str, Any], operation: dict[str, Any]) -> list[dict[str, Any]]:
+    """What makes requests of the examples of an operation's bodies; one without a body, where it has none."""
+    if "requestBody" not in operation:
+        return [{}]
+    return [
+        {"content": example if isinstance(example, str) else json.dumps(example), "headers": {"content-type": kind}}
+        for kind, content in operation["requestBody"]["content"].items()
+        for example in _examples(document, content)
+    ]
+
+
+def _parameters(operation: dict[str, Any], where: str) -> dict[str, Any]:
+    """The first examples of an operation's parameters."""
+    given = [each for each in operation.get("parameters", []) if each["in"] == where]
+    return {each["name"]: each["schema"]["examples"][0] for each in given if each["schema"].get("examples")}
