@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
 from typing import Literal
 
 from rubberband.errors import InputError
 from rubberband.offer import Offer
 from rubberband.plan import Constraints, Stage
+from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
+from rubberband.planner.model import run_s
 from rubberband.planner.solver import Box, Found, Objective, lower_bound, solve
 from rubberband.planner.table import Table, gangs_of
 from rubberband.profile import Profile
@@ -25,20 +28,63 @@ def family(policy: Policy, profile: Profile, offer: Offer, constraints: Constrai
     return [replace(constraints, min_gpus_per_trial=gpus, max_gpus_per_trial=gpus) for gpus in gangs]
 
 
-def best_of(tables: Sequence[Table], box: Box, objective: Objective, *, constant: bool) -> tuple[Table, Found] | None:
+@dataclass(slots=True)
+class Tables:
+    """The tables of a policy's searches, each built when it is first looked at."""
+
+    build: Callable[[int], Table]
+    least: Sequence[tuple[float, float]]
+    """Of each: seconds and US dollars that none of its plans goes below."""
+    _built: dict[int, Table] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.least)
+
+    def __getitem__(self, at: int) -> Table:
+        if at not in self._built:
+            self._built[at] = self.build(at)
+        return self._built[at]
+
+    def roughly(self, at: int, box: Box, objective: Objective) -> float:
+        """A lower bound on the objective that takes no table; inf if it shows that no plan is in the box."""
+        time_s, cost_usd = (value * (1.0 - 1e-9) for value in self.least[at])
+        if time_s > box.time_s + TIME_TOLERANCE_S or cost_usd > box.cost_usd + COST_TOLERANCE_USD:
+            return math.inf
+        return cost_usd if objective == "min_cost" else time_s
+
+
+def least(stages: Sequence[Stage], profile: Profile, offer: Offer, limits: Constraints) -> tuple[float, float]:
+    """Seconds and US dollars that no plan goes below: every stage is one wave, and no slot is ever idle.
+
+    Raises InputError as `build_table` does.
+    """
+    price = min(offer.price_usd_per_s, offer.price_usd_per_s if offer.spot is None else offer.spot.price_usd_per_s)
+    time_s, gpu_s = 0.0, 0.0
+    for stage in stages:
+        runs_s = [(gpus, run_s(stage, gpus, profile)) for gpus in gangs_of(profile, offer, limits)]
+        time_s += min(trial_s for _, trial_s in runs_s)
+        gpu_s += stage.trials * min(gpus * trial_s for gpus, trial_s in runs_s)
+    return time_s, price * gpu_s / offer.gpus
+
+
+def best_of(tables: Tables, box: Box, objective: Objective, *, constant: bool) -> tuple[Table, Found] | None:
     """The best plan of several tables, and its table; None if no plan is in the box."""
     if len(tables) == 1:
         found = solve(tables[0], box, objective, constant=constant)
         return None if found is None else (tables[0], found)
-    bounds = [lower_bound(table, box, objective) for table in tables]
-    best: tuple[Table, Found] | None = None
-    for at in sorted(range(len(tables)), key=bounds.__getitem__):
-        if best is not None and bounds[at] > _key(best[1], objective)[0]:
+    waiting = [(tables.roughly(at, box, objective), at, False) for at in range(len(tables))]
+    heapify(waiting)
+    best, narrowed = None, box
+    while waiting:
+        bound, at, is_exact = heappop(waiting)
+        if bound == math.inf or (best is not None and bound > _key(best[1], objective)[0]):
             break
-        found = solve(tables[at], box, objective, constant=constant)
+        if not is_exact:
+            heappush(waiting, (lower_bound(tables[at], box, objective), at, True))
+            continue
+        found = solve(tables[at], narrowed, objective, constant=constant)
         if found is not None and (best is None or _key(found, objective) < _key(best[1], objective)):
-            best = (tables[at], found)
-            box = _narrowed(box, found, objective)
+            best, narrowed = (tables[at], found), _narrowed(narrowed, found, objective)
     return best
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from rubberband.offer import Offer, slots
 from rubberband.plan import Constraints, Plan, Stage, StagePlan
@@ -34,6 +35,8 @@ class _Allocation:
 
 
 _Allocations = tuple[_Allocation, ...]
+_Figures = tuple[float, float]
+"""What allocations are predicted to cost (USD) and take (s)."""
 
 
 def literal_plan(
@@ -117,10 +120,10 @@ class _Fair:
     def _share(self, gpus: int, instances: int, trials: int) -> int:
         """A trial's share, max(1, floor(gpus / trials)), rounded down to what packs with all trials at once."""
         most = gpus // trials
-        return max(
-            (size for size in self.sizes if size <= most and slots(instances, self.offer.gpus, size) >= trials),
-            default=self.sizes[0],
-        )
+        for size in reversed(self.sizes):
+            if size <= most and slots(instances, self.offer.gpus, size) >= trials:
+                return size
+        return self.sizes[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,7 @@ class _Search:
     fair: _Fair
     ladders: Sequence[Sequence[_Allocation]]
     """Of each stage: its fair allocations, fewest GPUs first."""
-    known: dict[tuple[tuple[int, int], ...], tuple[float, float]] = field(default_factory=dict)
+    known: dict[tuple[tuple[int, int], ...], _Figures] = field(default_factory=dict)
 
     @classmethod
     def of(cls, stages: Sequence[Stage], fair: _Fair, constraints: Constraints, evaluate: Evaluate) -> _Search:
@@ -148,12 +151,13 @@ class _Search:
 
     def descend(self, allocations: _Allocations) -> _Allocations:
         """Algorithm 2: take the best candidate until it saves nothing or is late."""
+        figures = self.cost_and_time(allocations)
         while candidates := self._candidates(allocations):
-            best = max(candidates, key=lambda candidate: self._marginal_benefit(allocations, candidate))
-            saved_usd = self.cost_and_time(allocations)[0] - self.cost_and_time(best)[0]
+            found = [(_marginal_benefit(figures, after := self.cost_and_time(one)), one, after) for one in candidates]
+            (_, saved_usd), best, after = max(found, key=itemgetter(0))
             if saved_usd <= COST_TOLERANCE_USD or not self.in_time(best):
                 break
-            allocations = best
+            allocations, figures = best, after
         return allocations
 
     def in_time(self, allocations: _Allocations) -> bool:
@@ -166,14 +170,14 @@ class _Search:
         limit_usd = math.inf if self.constraints.max_cost_usd is None else self.constraints.max_cost_usd
         return self.cost_and_time(allocations)[0] <= limit_usd + COST_TOLERANCE_USD
 
-    def cost_and_time(self, allocations: _Allocations) -> tuple[float, float]:
+    def cost_and_time(self, allocations: _Allocations) -> _Figures:
         """What the allocations are predicted to cost and take: ties on cost go to the shorter time."""
         key = tuple([allocation.key for allocation in allocations])
         known = self.known.get(key)
         if known is None:
-            known = self.known[key] = self.evaluate(_plan(allocations))
-        jct_s, cost_usd = known
-        return cost_usd, jct_s
+            jct_s, cost_usd = self.evaluate(_plan(allocations))
+            known = self.known[key] = (cost_usd, jct_s)
+        return known
 
     def _candidates(self, allocations: _Allocations) -> list[_Allocations]:
         """The allocations with one stage's lowered by the smallest step to a fair one."""
@@ -184,17 +188,18 @@ class _Search:
                 candidates.append((*allocations[:index], lower[-1], *allocations[index + 1 :]))
         return candidates
 
-    def _marginal_benefit(self, before: _Allocations, after: _Allocations) -> tuple[float, float]:
-        """Equation 1, m = (C(a*) - C(a)) / (T(a) - T(a*)), and the saving for ties.
 
-        Where the paper leaves it undefined or it would reward a dearer plan: no saving is the least, one for no time
-        the most.
-        """
-        (cost_before_usd, before_s), (cost_after_usd, after_s) = self.cost_and_time(before), self.cost_and_time(after)
-        saved_usd, longer_s = cost_before_usd - cost_after_usd, after_s - before_s
-        if saved_usd <= COST_TOLERANCE_USD:
-            return -math.inf, saved_usd
-        return (saved_usd / longer_s if longer_s > TIME_TOLERANCE_S else math.inf), saved_usd
+def _marginal_benefit(before: _Figures, after: _Figures) -> tuple[float, float]:
+    """Equation 1, m = (C(a*) - C(a)) / (T(a) - T(a*)), and the saving for ties.
+
+    Where the paper leaves it undefined or it would reward a dearer plan: no saving is the least, one for no time
+    the most.
+    """
+    (cost_before_usd, before_s), (cost_after_usd, after_s) = before, after
+    saved_usd, longer_s = cost_before_usd - cost_after_usd, after_s - before_s
+    if saved_usd <= COST_TOLERANCE_USD:
+        return -math.inf, saved_usd
+    return (saved_usd / longer_s if longer_s > TIME_TOLERANCE_S else math.inf), saved_usd
 
 
 def _plan(allocations: _Allocations) -> Plan:

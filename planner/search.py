@@ -5,6 +5,7 @@ It words the problem for the solver and the answer for the user; the search itse
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -13,7 +14,7 @@ from rubberband.errors import InfeasibleError, InputError
 from rubberband.offer import Offer, slots
 from rubberband.plan import Cohort, Constraints, Plan, Planned, Prediction, Stage, StagePlan
 from rubberband.planner import risk
-from rubberband.planner.families import Policy, best_of, box_of, check_stages, family
+from rubberband.planner.families import Policy, Tables, best_of, box_of, check_stages, family, least
 from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
 from rubberband.planner.model import least_instances, predict
 from rubberband.planner.sampling import varies
@@ -82,12 +83,16 @@ def _tables(
     constraints: Constraints,
     policy: Policy,
     held: Sequence[Cohort],
-) -> list[Table]:
+) -> Tables:
     searches = family(policy, profile, offer, constraints)
     if held:
-        return [build_table(stages, profile, offer, limits, held) for limits in searches]
+        built = [build_table(stages, profile, offer, limits, held) for limits in searches]
+        return Tables(built.__getitem__, [(-math.inf, -math.inf)] * len(built))
     unlimited = [replace(limits, deadline_s=None, max_cost_usd=None, confidence=0.95) for limits in searches]
-    return [_table(tuple(stages), profile, offer, limits) for limits in unlimited]
+    return Tables(
+        lambda at: _table(tuple(stages), profile, offer, unlimited[at]),
+        [least(stages, profile, offer, limits) for limits in unlimited] if len(unlimited) > 1 else [(0.0, 0.0)],
+    )
 
 
 @lru_cache(maxsize=KEPT_TABLES)
@@ -104,7 +109,7 @@ def _certain(
     policy: Policy,
     objective: Objective,
     held: Sequence[Cohort],
-    tables: Sequence[Table],
+    tables: Tables,
 ) -> Planned | None:
     found = best_of(tables, box_of(constraints), objective, constant=policy == "static")
     if found is None:
@@ -199,7 +204,7 @@ def infeasible(constraints: Constraints, shortest_s: float, cheapest_usd: float)
     )
 
 
-def _infeasible(tables: Sequence[Table], constraints: Constraints, constant: bool) -> InfeasibleError:
+def _infeasible(tables: Tables, constraints: Constraints, constant: bool) -> InfeasibleError:
     """The error that names what is out of reach and the nearest value that is not."""
     box = box_of(constraints)
     shortest_s = _solvable(tables, Box(), "min_time", constant).time_s
@@ -215,7 +220,7 @@ def _infeasible(tables: Sequence[Table], constraints: Constraints, constant: boo
     return InfeasibleError(message, shortest_jct_s=shortest_s, cheapest_usd=cheapest_usd)
 
 
-def _solvable(tables: Sequence[Table], box: Box, objective: Objective, constant: bool) -> Found:
+def _solvable(tables: Tables, box: Box, objective: Objective, constant: bool) -> Found:
     found = best_of(tables, box, objective, constant=constant)
     assert found is not None, "one limit alone, or none, that can be kept leaves a plan"
     return found[1]

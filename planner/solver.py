@@ -68,8 +68,24 @@ def solve(table: Table, box: Box, objective: Objective = "min_cost", *, constant
     The best has the lowest cost and, among those, the shortest time (`min_time`: the other way round), then the
     fewest instances held over the stages, then the fewest GPUs per trial.
     """
+    if constant and table.duration_s.shape[2] == 1:
+        return _best_constant(table, box, objective)
     found = several(table, box, objective, constant=constant, most=1)
     return found[0] if found else None
+
+
+def _best_constant(table: Table, box: Box, objective: Objective) -> Found | None:
+    """The best plan with one instance count for all stages, where each has one option: they are few enough to try."""
+    every = np.arange(len(table.instances))
+    labels, layers, parents = start(table), list[Labels](), np.zeros_like(every)
+    for stage in range(table.num_stages):
+        labels = extend(table, stage, labels, parents, every, np.zeros_like(every))
+        layers.append(labels)
+        parents = every
+    if objective == "min_time" and not np.isfinite(box.cost_usd):
+        box, objective = Box(time_s=min(box.time_s, float(labels.time_s.min()))), "min_cost"
+    layers[-1] = labels.take(box.holds(labels.time_s, labels.cost_usd))
+    return _best(layers, objective, 1)[0] if len(layers[-1]) else None
 
 
 def several(table: Table, box: Box, objective: Objective, *, constant: bool = False, most: int) -> list[Found]:
