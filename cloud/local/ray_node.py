@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -15,6 +16,9 @@ from pathlib import Path
 from rubberband.cloud.cluster import INSTANCE_LABEL
 
 LOOPBACK = "127.0.0.1"
+_QUIET_PORTS = range(20_000, 32_000)
+"""Between those that Ray's workers take (up to 19999) and those that Linux gives away (from 32768 on)."""
+_TRIES = 20
 _OBJECT_STORE_BYTES = 80 * 1024**2  # Ray's least; checkpoints and reports do not pass through it
 
 SETTINGS = {
@@ -120,11 +124,22 @@ def make_temp_dir() -> str:
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """A TCP port of this machine's address `host` that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind((host, 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """A TCP port of this machine's address `host` that nobody listens on now, nor soon where that can be had.
+
+    It is none that the kernel gives to whoever asks for any port, as Ray's processes do by the dozen: until the node is
+    up and listens there, some seconds pass. Raises OSError where `host` is no address of this machine.
+    """
+    for port in [*(secrets.choice(_QUIET_PORTS) for _ in range(_TRIES)), 0]:
+        with socket.socket() as listener:
+            try:
+                listener.bind((host, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                found: int = listener.getsockname()[1]
+                return found
+    raise OSError(errno.EADDRINUSE, f"no TCP port of {host} is free")
 
 
 def answers(address: str) -> bool:

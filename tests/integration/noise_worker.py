@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from rubberband.cloud.local.ray_node import free_port
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import GradientNoise, NoiseReading
 
@@ -81,9 +81,7 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
 
 def run_gang(scenarios: Sequence[Scenario]) -> list[list[Outcome]]:
     """What each worker saw of each scenario, in the order of their ranks; all are of as many workers."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        rendezvous = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+    rendezvous = f"tcp://127.0.0.1:{free_port()}"
     context = get_context("spawn")
     results: Queue[tuple[int, list[Outcome]]] = context.Queue()
     num_workers = len(scenarios[0].shares)
@@ -97,7 +95,7 @@ def run_gang(scenarios: Sequence[Scenario]) -> list[list[Outcome]]:
             worker.start()
     finally:
         sys.path.remove(ROOT)
-    found = dict(results.get(timeout=120) for _ in workers)
+    found = dict(results.get(timeout=240) for _ in workers)
     for worker in workers:
         worker.join()
     return [[found[rank][at] for rank in range(num_workers)] for at in range(len(scenarios))]

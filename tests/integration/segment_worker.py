@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rubberband.cloud.local.ray_node import free_port
 from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
@@ -86,9 +86,7 @@ def run_gang(
     workers: Sequence[Worker], entrypoint: Entrypoint, segment: Segment, last: CheckpointStore | Shares
 ) -> list[Any]:
     """Run one segment on all the workers; what each of them got, None for one whose process ended."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        rendezvous = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+    rendezvous = f"tcp://127.0.0.1:{free_port()}"
     for rank, worker in enumerate(workers):
         worker.send(entrypoint, replace(segment, rank=rank, num_workers=len(workers), rendezvous=rendezvous), last)
     results = []

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -197,6 +198,19 @@ def test_a_closed_provider_starts_nothing(open_provider: Open) -> None:
     provider.close()
     with pytest.raises(ProviderError, match="is closed"):
         provider.launch("a")
+
+
+def test_a_port_for_a_head_is_none_that_is_taken_or_given_to_whoever_asks_for_any(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given_away = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    port = ray_node.free_port()
+    assert port < int(given_away[0])
+    with socket.create_server(("127.0.0.1", port)):
+        monkeypatch.setattr(ray_node, "_QUIET_PORTS", [port])
+        assert ray_node.free_port() != port
+    with pytest.raises(OSError, match="address"):
+        ray_node.free_port("192.0.2.1")
 
 
 def test_the_token_is_for_this_user_only(open_provider: Open, tmp_path: Path) -> None:
