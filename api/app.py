@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from starlette.concurrency import run_in_threadpool
 
 import rubberband
@@ -76,6 +76,7 @@ def app_of(service: Service) -> FastAPI:
     )
     app.state.service = service
     app.state.registry = registry = CollectorRegistry(auto_describe=False)
+    ProcessCollector(registry=registry)
     registry.register(ExperimentMeasures(service.store, service.runs.result))
     for router in _ROUTERS:
         app.include_router(router)

@@ -57,6 +57,7 @@ def test_a_running_experiment_is_measured(service: FakeService) -> None:
     assert found["rubberband_max_cost_usd", "test"] == 10.0
     assert found["rubberband_deadline_slack_seconds", "test"] == 10.0
     assert found["rubberband_instances", "test"] == 3.0
+    assert found["process_resident_memory_bytes",] > 0.0
     assert found["rubberband_plan_error_ratio", "test", "time"] == pytest.approx(0.1)
     assert found["rubberband_plan_error_ratio", "test", "cost"] == pytest.approx(0.25)
     assert found["rubberband_experiments", "running"] == 1.0
