@@ -67,8 +67,8 @@ def test_other_limits_are_planned_elsewhere_and_granted_once(tmp_path: Path, jou
         assert len(plans.pids) == 1
         assert pending(house) == []
         done = ask(client, deadline="2h", dry_run=False)
-        assert (done.json()["applied"], done.json()["after"]["deadline_s"]) == (True, 7200.0)
-        assert seen.json()["after"]["deadline_s"] == 7200.0
+        assert done.json()["applied"] is True
+        assert done.json()["after"]["deadline_s"] == seen.json()["after"]["deadline_s"]
         house.store.free_key("k", owner="")  # as if the server died before the answer was kept
         assert ask(client, deadline="2h", dry_run=False).json()["applied"] is True
         assert pending(house) == ["extend"]
