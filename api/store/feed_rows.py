@@ -22,6 +22,11 @@ class FeedRows:
     def __init__(self, database: Database, keeping: Keeping) -> None:
         self._database, self._keeping = database, keeping
 
+    @property
+    def keeping(self) -> Keeping:
+        """See `Store.keeping`."""
+        return self._keeping
+
     def append(self, entries: Sequence[Entry]) -> None:
         """See `Store.append`."""
         if entries:
@@ -98,15 +103,20 @@ class FeedRows:
                     gone += self._let_go(connection, name, limit - gone)
         return gone
 
+    def _mark(self, connection: sql.Connection, gone: Mapping[str, tuple[int, int]]) -> None:
+        """Note of experiments up to which id, and which place of their journals, the feed tells nothing any more."""
+        mark = self._database.if_absent(PRUNED)
+        later = sql.case((PRUNED.c.last_seq > mark.excluded.last_seq, PRUNED.c.last_seq), else_=mark.excluded.last_seq)
+        rows = [{"experiment": name, "last_id": id, "last_seq": seq} for name, (id, seq) in gone.items()]
+        if rows:
+            changed = {"last_id": mark.excluded.last_id, "last_seq": later}
+            connection.execute(mark.on_conflict_do_update(index_elements=["experiment"], set_=changed), rows)
+
     def _let_go(self, connection: sql.Connection, experiment: str, limit: int) -> int:
         oldest = sql.select(_columns.id, _columns.seq).where(_columns.experiment == experiment)
         chosen = oldest.order_by(_columns.id).limit(limit).subquery()
         last = sql.select(sql.func.max(chosen.c.id), sql.func.coalesce(sql.func.max(chosen.c.seq), -1))
         last_id, last_seq = connection.execute(last).one()
-        mark = self._database.if_absent(PRUNED).values(experiment=experiment, last_id=last_id, last_seq=last_seq)
-        later = sql.case((PRUNED.c.last_seq > last_seq, PRUNED.c.last_seq), else_=last_seq)
-        connection.execute(
-            mark.on_conflict_do_update(index_elements=["experiment"], set_={"last_id": last_id, "last_seq": later})
-        )
+        self._mark(connection, {experiment: (last_id, last_seq)})
         deleted = sql.delete(FEED).where(_columns.experiment == experiment, _columns.id <= last_id)
         return connection.execute(deleted).rowcount

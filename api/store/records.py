@@ -133,6 +133,17 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TakenIn:
+    """An experiment that was run by hand and that nobody is at work on, as it becomes known."""
+
+    submission: Submission
+    entries: Sequence[Entry]
+    """What the feed is to tell of its journal: all of it, or nothing."""
+    last_seq: int
+    """The last place of its journal; -1 if it has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPlan:
     """A preview that was made."""
 

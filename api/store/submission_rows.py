@@ -42,6 +42,8 @@ class SubmissionRows(FeedRows, ActRows):
             rows = [_row(one.submission) for one in taken]
             new = set(connection.scalars(insert.returning(_columns.name), rows))
             fresh = [one for one in taken if one.submission.name in new]
+            if not fresh:
+                return new
             self._mark(connection, {one.submission.name: (0, one.last_seq) for one in fresh if not one.entries})
             self._extend(connection, [entry for one in fresh for entry in (*one.entries, _first_entry(one.submission))])
         return new

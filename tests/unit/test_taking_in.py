@@ -1,0 +1,138 @@
+"""Experiments that were run by hand in a service's home: all are taken in, as each would be by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rubberband.api.following import Follower
+from rubberband.api.store.records import ExperimentState
+from rubberband.api.store.sql import SqlStore, open_store
+from rubberband.api.taking_in import Newcomers, taken_in
+from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.whole_journal import read_whole
+from tests.unit.service_runs import DONE, House, count_of, cut_off, template
+
+DAY_S = 24 * 3600.0
+INTERRUPTED, UNREADABLE = ExperimentState.INTERRUPTED, ExperimentState.UNREADABLE
+
+
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return template(tmp_path_factory.mktemp("template"))
+
+
+@pytest.fixture
+def house(tmp_path: Path, journal: Path) -> Iterator[House]:
+    made = House(tmp_path, journal)
+    yield made
+    made.store.close()
+
+
+def copied(journal: Path, home: Path, name: str, *, age_s: float = 0.0, events: int | None = None) -> ExperimentFolder:
+    """The run under another name, as if it was begun so long ago; with `events`, its first ones only."""
+    folder = ExperimentFolder(home=home, name=name)
+    folder.make()
+    folder.journal.write_bytes(journal.read_bytes())
+    (folder.path / "driver.lock").touch()
+    connection = sqlite3.connect(folder.journal)
+    connection.execute("UPDATE experiments SET name = ?, created_at = created_at - ?", (name, age_s))
+    connection.execute("UPDATE events SET experiment = ?", (name,))
+    connection.commit()
+    connection.close()
+    if events is not None:
+        cut_off(folder.journal, at=events)
+    return folder
+
+
+@pytest.mark.parametrize("events", [None, 3, 0])
+def test_what_is_read_at_once_is_kept_as_what_is_followed(journal: Path, tmp_path: Path, events: int | None) -> None:
+    folder = copied(journal, tmp_path, "one", events=events)
+    store = open_store(None, tmp_path)
+    followed = Follower(folder, store, lambda: None, clock=lambda: 5.0).first_row()
+    found = taken_in(read_whole(folder), at=5.0, events_s=30 * DAY_S)
+    assert found.submission == followed
+    assert [(one.seq, one.kind, one.occurred_at, one.data) for one in found.entries] == [
+        (one.seq, one.kind, one.occurred_at, one.data) for one in store.feed()
+    ]
+    assert found.last_seq == len(found.entries) - 1
+    store.close()
+
+
+def test_many_are_taken_in_together_with_their_events_unless_they_are_old(house: House, journal: Path) -> None:
+    for number in range(30):
+        copied(journal, house.home, f"old-{number:02}", age_s=60 * DAY_S)
+    copied(journal, house.home, "new", age_s=DAY_S)
+    copied(journal, house.home, "stopped", age_s=60 * DAY_S, events=3)
+    newcomers = Newcomers(house.store, lambda: None, home=house.home, journals=None)
+    newcomers.look(set())
+    taken = []
+    while newcomers.found:
+        taken += newcomers.take(lambda name: name == "old-07")
+    assert newcomers.others == []
+    assert sorted(row.name for row, _ in taken) == sorted(
+        {f"old-{number:02}" for number in range(30)} - {"old-07"} | {"new", "stopped"}
+    )
+    assert {name: house.row(name).state for name in ("old-00", "new", "stopped")} == {
+        "old-00": DONE,
+        "new": DONE,
+        "stopped": INTERRUPTED,
+    }
+    count = count_of(journal)
+    assert (house.seqs("old-00"), house.seqs("new"), house.seqs("stopped")) == ([], list(range(count)), [])
+    assert house.states("old-00") == ["done"]
+    assert house.store.last_seqs(["old-00", "new", "stopped"]) == {"old-00": count - 1, "new": count - 1, "stopped": 2}
+    assert house.store.last_pruned_id() == 0
+
+
+def test_an_old_one_that_goes_on_is_told_from_where_it_goes_on(house: House, journal: Path) -> None:
+    copied(journal, house.home, "stopped", age_s=60 * DAY_S, events=5)
+    with house.open() as runs:
+        house.wait("stopped", INTERRUPTED)
+        house.tell(stopped="run")
+        runs.resume("stopped")
+        house.wait("stopped", DONE)
+    assert house.seqs("stopped") == list(range(5, count_of(journal)))
+
+
+def test_one_that_cannot_be_read_is_told_and_keeps_no_other_out(house: House, journal: Path) -> None:
+    copied(journal, house.home, "good", age_s=60 * DAY_S)
+    for name, content in (("broken", b"no database" * 1000), ("empty", b"")):
+        folder = ExperimentFolder(home=house.home, name=name)
+        folder.make()
+        folder.journal.write_bytes(content)
+    with house.open():
+        assert house.wait("broken", UNREADABLE).reason.startswith("its journal cannot be read")
+        house.wait("empty", UNREADABLE)
+        house.wait("good", DONE)
+
+
+def test_one_that_is_known_by_now_is_left_as_it_is(house: House, journal: Path) -> None:
+    folder = copied(journal, house.home, "one")
+    found = taken_in(read_whole(folder), at=time.time(), events_s=30 * DAY_S)
+    assert set(house.store.take_in([found])) == {"one"}
+    before = house.store.feed()
+    again = dataclasses.replace(found, submission=dataclasses.replace(found.submission, reason="another"))
+    assert set(house.store.take_in([again])) == set()
+    assert house.store.take_in([]) == []
+    assert house.row("one").reason == found.submission.reason
+    assert house.store.feed() == before
+
+
+def test_a_server_database_takes_them_in_as_well(store_url: str, journal: Path, tmp_path: Path) -> None:
+    store = SqlStore(store_url)
+    found = [
+        taken_in(read_whole(copied(journal, tmp_path, name, age_s=age_s)), at=time.time(), events_s=30 * DAY_S)
+        for name, age_s in (("old", 60 * DAY_S), ("new", DAY_S))
+    ]
+    assert set(store.take_in(found)) == {"old", "new"}
+    last = count_of(journal) - 1
+    assert store.last_seqs() == {"old": last, "new": last}
+    assert [event.kind for event in store.feed(experiment="old")] == ["state"]
+    assert [event.seq for event in store.feed(experiment="new")] == [*range(last + 1), None]
+    store.close()
