@@ -190,7 +190,7 @@ def test_the_limits_of_what_waits_are_changed_in_its_words(tmp_path: Path, journ
     with house.open() as runs:
         runs.submit(experiment("a"))
         house.wait("a", RUNNING)
-        accepted = runs.submit(experiment("b", deadline="2m", max_cost=5.0))
+        accepted = runs.submit(experiment("b", deadline="10m", max_cost=5.0))
         seen = extension(runs, house.home, "b", deadline="1h")
         assert house.row("b").words == accepted.words
         assert (seen.before.feasible, seen.after.feasible, seen.applied) == (True, True, False)
