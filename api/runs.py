@@ -103,20 +103,21 @@ class Runs:
             plan=plan,
             request=request,
         )
-        if self._is_mine(row.name, request):
-            return self._row(row.name)
+        if (known := self.submitted(row.name, request)) is not None:
+            return known
         with told_as_problems():
             self._watcher.folder(row.name).require_free()
             if not self._store.add(row):
-                if self._is_mine(row.name, request):
-                    return self._row(row.name)
+                if (known := self.submitted(row.name, request)) is not None:
+                    return known
                 raise Problem(NAME_TAKEN, f"the name {row.name!r} is taken; give another one, such as {row.name}-2")
         self._watcher.kick(row.name)
         return row
 
-    def _is_mine(self, name: str, request: str) -> bool:
+    def submitted(self, name: str, request: str) -> Submission | None:
+        """What the same request had submitted before, if it had."""
         known = self._store.submission(name) if request else None
-        return known is not None and known.request == request
+        return known if known is not None and known.request == request else None
 
     def cancel(self, name: str, *, request: str = "") -> Submission:
         """Ask for a clean end: instances are given back, the best so far is kept. Idempotent. Raises Problem.

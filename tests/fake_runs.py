@@ -65,6 +65,10 @@ class FakeRuns:
             return there
         raise Problem(NAME_TAKEN, f"the name {experiment.name!r} is taken")
 
+    def submitted(self, name: str, request: str) -> Submission | None:
+        known = self.store.submission(name) if request else None
+        return known if known is not None and known.request == request else None
+
     def cancel(self, name: str, *, request: str = "") -> Submission:
         self._fail()
         self.store.change(name, at=time.time(), state=ExperimentState.CANCELLED, reason="cancelled")

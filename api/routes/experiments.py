@@ -128,6 +128,9 @@ async def submit(
     async def act() -> Response:
         media_type = request.headers.get("content-type", "")
         experiment = await run_in_threadpool(read_experiment, body, media_type, set_ or ())
+        known = await run_in_threadpool(service.runs.submitted, experiment.name, given.request)
+        if known is not None:  # its answer was lost; by now there may be no plan any more
+            return _accepted(known)
         require_allowed(experiment, service.settings, to_run=True)
         return await _submitted(service, principal, experiment, policy, plan, given.request, caller_of(request))
 
@@ -151,7 +154,10 @@ async def _submitted(
             return Response(preview.body, preview.status, media_type=MEDIA_TYPE)
         plan = plan or preview.id
     accept = partial(service.runs.submit, experiment, policy=policy, owner=principal.name, plan=plan, request=request)
-    submission = await run_in_threadpool(accept)
+    return _accepted(await run_in_threadpool(accept))
+
+
+def _accepted(submission: Submission) -> Response:
     location = {"Location": f"/v1/experiments/{submission.name}"}
     return json_answer(views_json.experiment_view(submission), 201, location)
 

@@ -69,6 +69,24 @@ def test_a_run_that_is_killed_resumed_cancelled_and_resumed_trains_nothing_twice
     house.store.close()
 
 
+@pytest.mark.long
+def test_a_run_that_is_killed_goes_on_by_itself_where_it_was(tmp_path: Path) -> None:
+    house = House(tmp_path, tmp_path)
+    house.settings = replace(house.settings, auto_resume=True)
+    with house.open(SLOW) as runs:
+        runs.submit(experiment())
+        wait_for_reports(house, runs, 1)
+        mark = read_mark(folder_of(house))
+        assert mark is not None
+        os.kill(mark.pid, signal.SIGKILL)
+        house.go()
+        assert house.wait("one", DONE).attempt == 2
+    kinds = [event.kind for event in house.feed("one")]
+    assert kinds.count("DriverResumed") == 1
+    assert house.seqs("one") == list(range(len(house.seqs("one"))))
+    house.store.close()
+
+
 def test_limits_are_raised_while_it_runs_and_a_signal_ends_it_cleanly(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

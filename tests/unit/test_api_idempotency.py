@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,18 @@ def test_after_a_crash_before_the_answer_was_kept_it_is_not_done_again(
     assert second.headers.get("location") == first.headers.get("location")
     assert len(service.runs.extended) == (1 if "extend" in path else 0)
     assert len(service.store.submissions().items) == (2 if path == "" else 1)
+
+
+def test_what_was_accepted_is_not_refused_since_time_went_on(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    document = words(constraints__deadline=soon.isoformat())
+    assert ask(service, "", document).status_code == 201
+    service.store.free_key("k", owner="")
+    monkeypatch.setattr(time, "time", lambda: soon.timestamp() + 1.0)
+    assert ask(service, "", document).status_code == 201
+    assert ask(service, "", words(name="late", constraints__deadline=soon.isoformat()), "late").status_code == 422
 
 
 @pytest.mark.parametrize("key", ["", "a b", "\t", "k" * 256, "é"])
