@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import time
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -30,7 +31,7 @@ from rubberband.views.learning_chart import CURVES_NOTE, learning_curves
 from rubberband.views.parallel_coordinates import PARALLEL_NOTE, parallel_coordinates
 from rubberband.views.report_html import CONTENT_POLICY, render_html, script_json
 from rubberband.views.spend_chart import SPEND_NOTE, spend
-from rubberband.views.tables import failures, incidents
+from rubberband.views.tables import Table, failures, incidents
 
 router = APIRouter(include_in_schema=False)
 
@@ -44,6 +45,7 @@ CHARTS = {
 """Charts of the page: their titles, and what is to be known to read them."""
 
 _MANY_BYTES = 8192
+_MOST_ROWS = 25
 
 
 def asked_trials(
@@ -161,5 +163,13 @@ def _told(experiment: Submission, result: Result, asked: Asked) -> dict[str, Any
         "stages": words.stage_rows(result),
         "happenings": words.happenings(result),
         "trials": trial_page(result, asked),
-        "tables": [table for table in (failures(result), incidents(result)) if table.rows],
+        "tables": [_shortened(table) for table in (failures(result), incidents(result)) if table.rows],
     }
+
+
+def _shortened(table: Table) -> Table:
+    """Its first rows; the report has them all."""
+    left = len(table.rows) - _MOST_ROWS
+    if left <= 0:
+        return table
+    return replace(table, rows=table.rows[:_MOST_ROWS], notes=(f"{left:,} more are in the report.", *table.notes))

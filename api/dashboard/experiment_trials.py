@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
 
 from rubberband.executor.result import Result, TrialResult
+from rubberband.views.batch_words import change, mean_efficiency
 from rubberband.views.charts import CURVES
 from rubberband.views.spending import trial_costs_usd
 from rubberband.views.tables import ranked, status
@@ -151,9 +152,30 @@ def _kinds(result: Result) -> list[_Kind]:
             value=lambda t: status(result, t),
             text=lambda t: status(result, t),
         ),
+        *_batches(result),
         *(_parameter(name) for name in _names(result.trials)),
         _Kind(key="cost", title="share (USD)", words=False, value=cost_usd, text=lambda t: usd(cost_usd(t), decimals)),
     ]
+
+
+def _batches(result: Result) -> Iterator[_Kind]:
+    """Where batches adapt: how large each was in the end, and how much of its samples counted."""
+    if not any(trial.batches for trial in result.trials):
+        return
+    yield _Kind(
+        key="batch",
+        title="batch size",
+        words=False,
+        value=lambda t: t.batches[-1].batch_size if t.batches else None,
+        text=lambda t: change(t.batches[0].batch_size, t.batches[-1].batch_size) if t.batches else "-",
+    )
+    yield _Kind(
+        key="efficiency",
+        title="efficiency",
+        words=False,
+        value=lambda t: mean_efficiency(t.batches) if t.batches else None,
+        text=lambda t: f"{100 * mean_efficiency(t.batches):.0f} %" if t.batches else "-",
+    )
 
 
 def _names(trials: Sequence[TrialResult]) -> list[str]:

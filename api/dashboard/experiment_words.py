@@ -50,7 +50,7 @@ class StageRow:
 
     stage: int
     standing: str
-    """done, current or planned"""
+    """done, current, ended (before it was done) or planned"""
     trials: str
     promoted: str
     share: float
@@ -236,7 +236,7 @@ def _stage_row(result: Result, stage: StageResult, before: int, decimals: int) -
     begun, over = stage.actual_s is not None, bool(stage.promoted)
     target = stage.trials * stage.iterations
     done = sum(min(max(trial.iterations - before, 0), stage.iterations) for trial in result.trials)
-    standing = "done" if over else "current" if begun and result.outcome == "unfinished" else "planned"
+    standing = "done" if over else "current" if result.outcome == "unfinished" else "ended"
     return StageRow(
         stage=stage.stage,
         standing=standing if begun else "planned",

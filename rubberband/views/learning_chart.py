@@ -66,7 +66,7 @@ def learning_curves(result: Result) -> Figure | None:
         "height": 460,
         "showlegend": True,
         "xaxis": {"title": {"text": "iterations"}, "rangemode": "tozero", "dtick": whole},
-        "yaxis": {"title": {"text": html.escape(printable(result.metric))}},
+        "yaxis": {"title": {"text": html.escape(printable(result.metric)), "standoff": 8}, "exponentformat": "e"},
         "updatemenus": [SWITCH | {"buttons": buttons}],
         **LEGEND,
         "margin": {"l": 10, "r": 10, "t": 50, "b": 90},

@@ -235,7 +235,7 @@ class Narrator:
                     then = "given up" if trial.failures == 1 else f"given up after {trial.failures} failures"
                 else:
                     then = f"trying again ({trial.failures} of {self._job.max_failures})"
-                said.append(f"trial {trial.trial} failed, {kind}: {printable(message)}; {then}")
+                said.append(f"trial {trial.trial} failed, {kind.replace('_', ' ')}: {printable(message)}; {then}")
         return said
 
     def _ended(self, state: State) -> list[str]:

@@ -28,6 +28,9 @@ PARALLEL_NOTE = (
     "are the same for all are left out."
 )
 
+_SHORT_NAME = 8
+"""Letters of a name that fit above the first and the last axis, in the middle."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Axis:
@@ -66,7 +69,7 @@ def parallel_coordinates(result: Result, space: Mapping[str, Any] | None = None)
         "xaxis": _plain([0, len(axes) - 1]),
         "yaxis": _plain([-0.03, 1.03]),
         "shapes": [_post(index) for index in range(len(axes))],
-        "annotations": [mark for index, axis in enumerate(axes) for mark in _marks(index, axis)],
+        "annotations": [mark for index, axis in enumerate(axes) for mark in _marks(index, axis, len(axes))],
     }
     return {"data": traces, "layout": layout}
 
@@ -194,10 +197,12 @@ def _label(text: str, most: int = 18) -> str:
     return html.escape(whole if len(whole) <= most else whole[: most - 1] + "…")
 
 
-def _marks(index: int, axis: _Axis) -> list[Figure]:
+def _marks(index: int, axis: _Axis, count: int) -> list[Figure]:
     """The axis's name above it, its ticks beside it."""
     plain: Figure = {"x": index, "showarrow": False}
     name = plain | {"y": 1, "yanchor": "bottom", "yshift": 10, "text": f"<b>{_label(axis.name)}</b>"}
+    if len(axis.name) > _SHORT_NAME and index in (0, count - 1):
+        name |= {"xanchor": "right", "xshift": 38} if index else {"xanchor": "left", "xshift": -58}
     ticks = [
         plain | {"y": place, "xanchor": "right", "xshift": -3, "text": _label(text, 12), "font": {"size": 10}}
         for place, text in axis.ticks

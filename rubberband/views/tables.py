@@ -60,9 +60,8 @@ def headlines(result: Result) -> list[str]:
 
 
 def _outcome(result: Result) -> str:
-    decimals = usd_decimals(max(result.actual_cost_usd, result.planned_cost_usd))
-    spent_usd = usd(result.actual_cost_usd, decimals if result.actual_cost_usd else None)
-    spent = f"{duration(result.actual_jct_s)} for {spent_usd} USD"
+    decimals = usd_decimals(max(result.actual_cost_usd, result.planned_cost_usd)) if result.actual_cost_usd else None
+    spent = f"{duration(result.actual_jct_s)} for {usd(result.actual_cost_usd, decimals)} USD"
     planned = f"planned {duration(result.planned_jct_s)} for {usd(result.planned_cost_usd, decimals)} USD"
     why = f": {printable(result.reason)}" if result.reason else ""
     match result.outcome:
@@ -260,7 +259,7 @@ def failures(result: Result) -> Table:
     again = f"Failed and tried again: {counted(len(recovered), 'trial')} ({listed(recovered)})."
     rows = tuple(
         (
-            (trial.failure or "").partition(":")[0],
+            (trial.failure or "").partition(":")[0].replace("_", " "),
             str(trial.trial),
             str(trial.failures),
             str(trial.iterations),

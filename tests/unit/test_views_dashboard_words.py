@@ -12,6 +12,7 @@ from rubberband.api.dashboard.experiment_words import actions, badge, cards, hap
 from rubberband.api.store.records import ExperimentState, Submission, Summary
 from rubberband.executor.result import ExtensionResult, Result
 from rubberband.views.words import duration
+from tests.unit.adaptive_runs import adaptive_result
 from tests.unit.test_views_tables import EVERY_RESULT, a_job, a_result, cut_short
 
 RUNNING, DONE = ExperimentState.RUNNING, ExperimentState.DONE
@@ -200,3 +201,11 @@ def test_addresses_keep_what_else_was_asked() -> None:
     assert "sort=.lr" in page.after
     assert "down=1" in page.after
     assert "status=stopped" in page.after
+
+
+def test_batches_that_adapt_are_columns() -> None:
+    titles = [column.title for column in trial_page(adaptive_result(), Asked()).columns]
+    assert titles[4:6] == ["batch size", "efficiency"]
+    by_batch = trial_page(adaptive_result(), Asked(sort="batch", down=True))
+    assert by_batch.rows[0].cells[3].startswith("64 -> ")
+    assert "batch size" not in [column.title for column in trial_page(a_result(), Asked()).columns]

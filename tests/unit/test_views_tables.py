@@ -177,7 +177,7 @@ def test_failed_trials_are_named_with_their_reasons() -> None:
     assert table.title == "Failures: 2 of 12 trials failed"
     assert [(row[0], row[1], row[2], row[4]) for row in table.rows] == [
         ("died", "2", "2", "fault"),
-        ("not_a_number", "7", "1", "fault"),
+        ("not a number", "7", "1", "fault"),
     ]
     assert table.notes == ("Failed and tried again: 1 trial (5).",)
 

@@ -28,7 +28,9 @@ function themed(layout) {
   }
   if (layout.annotations) {
     const readable = (font) => (font?.color === LIMIT ? { ...font, color: colour("--bad") } : font);
-    whole.annotations = layout.annotations.map((note) => ({ ...note, font: readable(note.font) }));
+    // Beside each other, the whole names of stages need a wide page.
+    const short = (text) => (small ? String(text).replace(/^stage (\d+)$/, "$1") : text);
+    whole.annotations = layout.annotations.map((note) => ({ ...note, text: short(note.text), font: readable(note.font) }));
   }
   if (layout.updatemenus) {
     const button = { bgcolor: colour("--sunk"), bordercolor: grid, font: { color: text } };
