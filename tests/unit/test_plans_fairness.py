@@ -42,10 +42,10 @@ def test_who_asks_hard_questions_without_pause_keeps_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one planner, and more hard questions than are planned at once; even if all come from one address."""
-    monkeypatch.setattr(planner_pool, "EASY_S", 0.3)
+    monkeypatch.setattr(planner_pool, "EASY_S", 1.5)  # an easy one takes less on any machine
 
     async def ask(plans: Plans) -> None:
-        asked = [asking(plans, hard(f"hard-{number}"), "one") for number in range(3)]
+        asked = [asking(plans, hard(f"hard-{number}"), "one") for number in range(2)]
         for caller in ("other", "one"):
             assert (await asking(plans, preview(name=f"easy-{caller}"), caller)).status == 200
         assert not any(task.done() for task in asked)
