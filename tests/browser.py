@@ -54,7 +54,7 @@ class Visit:
         self.page, self.address = page, address
         self.errors: list[str] = []
         self.foreign: list[str] = []
-        page.set_default_timeout(1000 * PATIENCE_S)
+        page.context.set_default_timeout(1000 * PATIENCE_S)
         page.on("console", lambda message: self._note(message) if message.type == "error" else None)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("request", lambda request: self._leaves(request.url))

@@ -95,7 +95,8 @@ def test_a_page_whose_stream_is_refused_for_a_while_goes_on(
     _, text = Tokens(store).create("anna", "read")
     with visiting(browser, address) as visit:
         page = visit.open("/")
-        sign_in(page, text)
+        with page.expect_response(re.compile("/v1/events")):
+            sign_in(page, text)
         other = page.context.new_page()
         with other.expect_response(lambda answer: "/v1/events" in answer.url and answer.status == 429):
             other.goto(address)
