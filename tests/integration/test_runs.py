@@ -150,7 +150,7 @@ def test_bad_trials_cost_only_themselves(command_line: CommandLine) -> None:
         *("run", "sleepy.yaml", "-s", f"search.space={{x: 1.0, behaviour: {behaviours}}}"),
         *("-s", "search.sampler={type: grid}", "-s", "search.metric=score"),
         *("-s", "search.scheduler={type: stages, stages: [{trials: 5, iterations: 2}, {trials: 2, iterations: 2}]}"),
-        *("-s", "constraints.iteration_timeout=6s", "-s", "constraints.max_failures=0"),
+        *("-s", "constraints.iteration_timeout=10s", "-s", "constraints.max_failures=0"),
     )
     result = command_line.result()
     assert result.outcome == "done"
