@@ -45,7 +45,9 @@ class Planner:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._process: asyncio.subprocess.Process | None = None
-        self._is_killed = False
+        self._spawning: asyncio.Task[asyncio.subprocess.Process] | None = None
+        self._is_ready = self._is_killed = False
+        self._starting = asyncio.Lock()
 
     @property
     def pid(self) -> int | None:
@@ -54,11 +56,17 @@ class Planner:
 
     async def start(self) -> None:
         """Have a process that is ready for a question. Raises _Ended."""
-        if self._is_killed:  # whoever was to see it gone was stopped meanwhile
-            await self.end()
-        if self._process is None:
-            self._process = await self._spawned()
-            await self._told(self._process)
+        async with self._starting:
+            if self._is_killed:  # whoever was to see it gone was stopped meanwhile
+                await self.end()
+            if self._process is None:
+                # Who leaves now must not leave half a process behind.
+                self._spawning = self._spawning or asyncio.create_task(self._spawned())
+                self._process = await asyncio.shield(self._spawning)
+                self._spawning = None
+            if not self._is_ready:
+                await self._told(self._process)
+                self._is_ready = True
 
     async def ask(self, question: Mapping[str, Any]) -> Json:
         """What identifies a question: `id` and `good_s`. Raises Problem, and _Ended."""
@@ -89,10 +97,12 @@ class Planner:
 
     async def end(self) -> None:
         """End the process, whatever it does. The next question starts another."""
+        if self._spawning is not None:
+            self._process, self._spawning = await self._spawning, None
         self.give_up()
         if self._process is not None:
             await self._process.communicate()
-        self._process, self._is_killed = None, False
+        self._process, self._is_ready, self._is_killed = None, False, False
 
     async def _exchange(self, line: bytes) -> Json:
         process = self._at_work()
@@ -192,9 +202,11 @@ class Pool:
     def __init__(self, settings: Settings) -> None:
         width = max(1, settings.planners)
         self._planning_s = settings.limits.planning_s
-        self._planners = [Planner(settings) for _ in range(2 * width)]
+        # One more, that starts while another one is asked.
+        self._planners = [Planner(settings) for _ in range(2 * width + 1)]
         self._free = list(self._planners)
         """The last one is asked next, so that no more are started than are needed."""
+        self._starting: set[asyncio.Task[None]] = set()
         self._easy, self._hard = _Lane(width), _Lane(width)
         self._most_waiting = _MOST_WAITING * width
 
@@ -220,6 +232,9 @@ class Pool:
 
     async def close(self) -> None:
         """End all processes."""
+        for starting in self._starting:
+            starting.cancel()
+        await asyncio.gather(*self._starting, return_exceptions=True)
         await asyncio.gather(*(planner.end() for planner in self._planners))
 
     @asynccontextmanager
@@ -274,9 +289,18 @@ class Pool:
             turn.timer.cancel()
         for lane in (self._easy, self._hard):
             lane.leave(turn)
-        if turn.planner is not None:
+        if turn.planner is not None and turn.is_given_up:
+            self._free.insert(0, turn.planner)
+            starting = asyncio.create_task(self._start(turn.planner))
+            self._starting.add(starting)
+            starting.add_done_callback(self._starting.discard)
+        elif turn.planner is not None:
             self._free.append(turn.planner)
         self._go_on()
+
+    async def _start(self, planner: Planner) -> None:
+        with contextlib.suppress(_Ended):
+            await planner.start()
 
     def _overdue(self, turn: _Turn) -> None:
         turn.is_overdue = True

@@ -49,7 +49,7 @@ def test_who_asks_hard_questions_without_pause_keeps_nobody_waiting(
         for caller in ("other", "one"):
             assert (await asking(plans, preview(name=f"easy-{caller}"), caller)).status == 200
         assert not any(task.done() for task in asked)
-        assert len(plans.pids) <= 2
+        assert len(plans.pids) <= 3
         await leave(*asked)
 
     served(tmp_path, ask, limits=Limits(planning_s=600.0))
