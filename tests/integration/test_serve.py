@@ -129,6 +129,8 @@ def test_tokens_are_made_listed_and_revoked_without_a_server(home: Path) -> None
         (("--max-cost", "nan"), "greater than 0"),
         (("--max-cost", "0"), "greater than 0"),
         (("--rate", "-1"), "0 or more"),
+        (("--keep-events", "5m"), "keep at least 1h"),
+        (("--keep-events", "soon"), "soon"),
         (("--ssl-keyfile", "key.pem"), "--ssl-certfile"),
         (("--ssl-certfile", "/no/such/file.pem"), "PEM"),
         (("--store", "mysql://rb"), "postgresql"),
@@ -279,7 +281,7 @@ def test_who_takes_nothing_of_an_answer_is_cut_off(monkeypatch: pytest.MonkeyPat
             await server.startup(sockets=[listener])
             with socket.create_connection(listener.getsockname()) as client:
                 client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-                await asyncio.wait_for(lost.wait(), 30.0)
+                await asyncio.wait_for(lost.wait(), 120.0)
             await server.shutdown()
 
     lost = asyncio.Event()
@@ -313,10 +315,12 @@ def test_a_server_has_imported_no_code_of_trials_and_ctrl_c_ends_it_amid_a_reque
 async def _sent(port: int, part: bytes) -> bytes:
     """What comes back for a part of a request until the server hangs up."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(part)
-    read = await reader.read()
-    writer.close()
-    await writer.wait_closed()
+    read = b""
+    with suppress(ConnectionResetError):  # where it hung up before it had read the part
+        writer.write(part)
+        read = await reader.read()
+        writer.close()
+        await writer.wait_closed()
     return read
 
 
