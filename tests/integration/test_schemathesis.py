@@ -16,8 +16,8 @@ from tests.api_fuzzing import Findings, fuzz, fuzzed_service
 def require_sound(found: Findings) -> None:
     """Print how many requests there were, and fail with the first few that were answered wrongly."""
     print(f"\nschemathesis: {found.num_requests} requests, {dict(sorted(found.statuses.items()))}")
-    assert not [status for status in found.statuses if status >= 500]
     assert not found.failures, f"{len(found.failures)} failures:\n" + "\n\n".join(found.failures[:5])
+    assert not [status for status in found.statuses if status >= 500]
 
 
 PHASES = {"coverage": (0, 4_000), "fuzzing": (450, 7_000), "stateful": (120, 600)}
