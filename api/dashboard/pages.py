@@ -13,9 +13,11 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 
 from rubberband.api.dashboard import assets, experiment
+from rubberband.api.dashboard.again import file_of
 from rubberband.api.dashboard.frame import render
 from rubberband.api.dashboard.listing import CHOICES, counted_choices, row
 from rubberband.api.dashboard.preflight import preflight
+from rubberband.api.names import NAME_PATTERN
 from rubberband.api.security.access import STRANGER, Reader, principal_of
 from rubberband.api.security.hosts import safe_next
 from rubberband.api.service import Service, Serving
@@ -26,6 +28,7 @@ router.include_router(experiment.router)
 
 Show = Annotated[str, Query(max_length=20)]
 Cursor = Annotated[str | None, Query(max_length=200)]
+Like = Annotated[str, Query(pattern=NAME_PATTERN)]
 Overrides = Annotated[Sequence[str], Query()]
 _PAGE_SIZE = 25
 
@@ -70,9 +73,10 @@ def _address(path: str, *, show: str, cursor: str | None = None) -> str:
 
 
 @router.get("/plan")
-def plan(request: Request, _reader: Reader) -> Response:
-    """The form that previews a plan."""
-    return render(request, "plan.html")
+def plan(request: Request, service: Serving, _reader: Reader, like: Like = "") -> Response:
+    """The form that previews a plan; with the file of another experiment, if one is named."""
+    known = service.store.submission(like) if like else None
+    return render(request, "plan.html", text="" if known is None else file_of(known))
 
 
 @router.get("/login")

@@ -21,7 +21,7 @@ MOST_AXES, MOST_TRIALS = 12, 3000
 _SHADES = ("#8d99a8", "#7b97b4", "#6391bd", "#3b82c4", "#4b8f9f", "#8a8f5e", "#b98f3c", "#e08a1e")
 """From the worst to the best."""
 _NO_METRIC = "#b0888a"
-_HEIGHT_PX, _WIDE_PX = 400, 105
+_HEIGHT_PX, _WIDE_PX = 400, 100
 _MOST_CATEGORIES = 12
 PARALLEL_NOTE = (
     "Each line is a trial, from its configuration to its latest metric; the best are orange, on top. Parameters that "

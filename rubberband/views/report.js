@@ -23,6 +23,12 @@ function theme(layout) {
   for (const name of Object.keys(layout).filter((key) => /^[xy]axis/.test(key))) {
     themed[name] = { ...layout[name], gridcolor: grid, zerolinecolor: grid, automargin: true };
   }
+  if (layout.annotations) {
+    // The red of limits is too dark on a dark page; whole names of stages need a wide one.
+    const font = (own) => (dark.matches && own?.color === "#d62728" ? { ...own, color: "#ff8f86" } : own);
+    const short = (words) => (narrow ? String(words).replace(/^stage (\d+)$/, "$1") : words);
+    themed.annotations = layout.annotations.map((note) => ({ ...note, text: short(note.text), font: font(note.font) }));
+  }
   if (layout.updatemenus) {
     const button = { bgcolor: dark.matches ? "#1f2429" : "#f4f6f8", bordercolor: grid, font: { color: text } };
     themed.updatemenus = layout.updatemenus.map((menu) => ({ ...menu, ...button, showactive: false }));
@@ -40,6 +46,10 @@ function draw() {
 function sortable(table) {
   const body = table.tBodies[0];
   const heads = [...table.tHead.rows[0].cells];
+  heads.forEach((head) => {
+    head.tabIndex = 0;
+    head.addEventListener("keydown", (event) => { if (event.key === "Enter") head.click(); });
+  });
   heads.forEach((head, column) => head.addEventListener("click", () => {
     const down = head.getAttribute("aria-sort") === "ascending";
     heads.forEach((other) => other.removeAttribute("aria-sort"));

@@ -77,7 +77,8 @@ def _capped(result: Result, highest_usd: float, drawn: Figure) -> Figure:
     text = f"max_cost {usd(cap_usd)} USD"
     label = {"xref": "paper", "x": 0.01, "xanchor": "left", "showarrow": False, "font": {"color": LOST}}
     if not _near(result, highest_usd):
-        above = label | {"text": f"{text} is above", "yref": "paper", "y": 0.98, "yanchor": "top"}
+        height = 0.88 if result.outcome == "unfinished" else 0.98  # below the word now
+        above = label | {"text": f"{text} is above", "yref": "paper", "y": height, "yanchor": "top"}
         return {**drawn, "annotations": [*drawn["annotations"], above]}
     line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": cap_usd, "y1": cap_usd}
     return {

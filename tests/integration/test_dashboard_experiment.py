@@ -82,6 +82,15 @@ def test_why_it_never_began_is_a_sentence(service: FakeService) -> None:
     assert "No plan meets the deadline of 1s." in text(page(service))
 
 
+def test_another_like_it_is_planned_from_its_file(service: FakeService) -> None:
+    service.add("one", summary=BEGUN, words=words(name="one", entrypoint="</textarea><script>alert(1)</script>"))
+    assert 'href="/plan?like=one"' in page(service)
+    shown = service.client.get("/plan?like=one", headers={"Accept": "text/html"}).text
+    assert "num_samples: 27" in shown
+    assert "<script>alert" not in shown
+    assert "name: one" not in service.client.get("/plan?like=nobody", headers={"Accept": "text/html"}).text
+
+
 def test_the_page_is_read_without_a_script(service: FakeService) -> None:
     result = a_result()
     service.add("one", state=ExperimentState.DONE, summary=BEGUN)

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from rubberband.api.dashboard.again import file_of
 from rubberband.api.dashboard.submitted import facts
+from rubberband.api.experiment_body import read_experiment
 from rubberband.api.store.records import ExperimentState, Submission
+from rubberband.experiment import Experiment
 from tests.journalled_runs import words
 
 AT = 1_800_000_000.0
@@ -46,3 +49,12 @@ def test_a_deadline_is_told_by_the_time_that_is_left(deadline: str | None, words
 @pytest.mark.parametrize("said", [{}, {"search": None, "resources": 3, "constraints": "x"}])
 def test_what_is_not_known_is_left_out(said: dict[str, Any]) -> None:
     assert set(told(said)) <= {"deadline", "max_cost", "profile"}
+
+
+def test_a_file_that_is_planned_again_has_its_deadline_from_the_start() -> None:
+    said = words(constraints={"deadline": "2027-01-15T08:25:00.4Z", "max_cost": 4.0, "confidence": None})
+    again = file_of(Submission(name="one", state=ExperimentState.DONE, created_at=AT, changed_at=AT, words=said))
+    experiment = read_experiment(again.encode(), "application/yaml", [])
+    assert experiment.constraints.deadline == 1500.0
+    assert experiment.to_words() == Experiment(**words()).to_words()
+    assert file_of(Submission(name="one", state=ExperimentState.DONE, created_at=AT, changed_at=AT)) == ""

@@ -15,8 +15,10 @@ export class Editor {
     this.asked = asked;
     this.marked = 0;
     this.leaving = false;
-    // What was typed before this script came stays.
+    // What was typed before this script came, or came with the page, stays.
+    if (this.text) this.keep();
     this.field.value ||= sessionStorage.getItem(KEPT) ?? "";
+    if (window.location.search) history.replaceState(null, "", window.location.pathname);
     this.listen();
     this.number();
   }
@@ -31,12 +33,16 @@ export class Editor {
     this.touched();
   }
 
-  touched() {
+  keep() {
     try {
       sessionStorage.setItem(KEPT, this.text);
     } catch {
       sessionStorage.removeItem(KEPT);
     }
+  }
+
+  touched() {
+    this.keep();
     this.number();
     this.clear();
     this.changed();
