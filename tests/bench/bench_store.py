@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
-from rubberband.api.store.records import Entry, ExperimentState, StoredPlan, Submission, Summary, TokenRecord
+from rubberband.api.store.records import Entry, ExperimentState, StoredPlan, Submission, Summary, TakenIn, TokenRecord
 from rubberband.api.store.sql import SqlStore
 from rubberband.executor import session
 from rubberband.executor.events import TrialReported
@@ -64,10 +64,15 @@ def store_figures(store: SqlStore, seconds: float) -> Iterator[tuple[str, float]
     yield f"  events read, {PAGE} a page", per_second(lambda: store.feed(limit=PAGE), seconds, each=PAGE)
     last = store.last_feed_id()
     yield "  reads with nothing new", per_second(lambda: store.feed(after=last), seconds)
+    long_after = 1e9
+    yield "  events let go, 1000 in each write", let_go(store, seqs, long_after)
     yield "  last_seqs of 3 experiments", per_second(lambda: store.last_seqs(["x0", "x1", "x2"]), seconds)
     names = count()
     for _ in range(200):
         store.add(submission(f"x{next(names)}"))
+    olds = count()
+    taken = lambda: [TakenIn(submission=submission(f"o{next(olds)}"), entries=(), last_seq=40) for _ in range(50)]  # noqa: E731
+    yield "  taken in, 50 in each write", per_second(lambda: store.take_in(taken()), seconds, each=50)
     changes = count()
     yield "experiments: added", per_second(lambda: store.add(submission(f"x{next(names)}")), seconds)
     yield "  changed", per_second(lambda: store.change("x1", at=1.0, summary=Summary(stage=next(changes))), seconds)
@@ -81,6 +86,17 @@ def store_figures(store: SqlStore, seconds: float) -> Iterator[tuple[str, float]
     keys = count()
     claim = lambda: store.claim_key(f"k{next(keys)}", owner="a", request_hash="h", at=1.0)  # noqa: E731
     yield "request keys: claimed", per_second(claim, seconds)
+
+
+def let_go(store: SqlStore, seqs: Iterator[int], at: float) -> float:
+    for name in ("x0", "x1", "x2"):
+        store.add(submission(name))
+    for _ in range(20):
+        store.append([entry(next(seqs)) for _ in range(1000)])
+    gone, began = 0, time.perf_counter()
+    while some := store.prune_feed(at=at):
+        gone += some
+    return gone / (time.perf_counter() - began)
 
 
 def submission(name: str) -> Submission:

@@ -100,11 +100,13 @@ COMMANDS = {
     "serve": {
         "--allow",
         "--auth",
+        "--auto-resume",
         "--body-limit",
         "--checkpoints",
         "--code",
         "--host",
         "--host-name",
+        "--keep-events",
         "--max-cost",
         "--max-running",
         "--planners",

@@ -16,7 +16,7 @@ from rubberband.api.store.sql import SqlStore, open_store
 from rubberband.api.taking_in import Newcomers, taken_in
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.whole_journal import read_whole
-from tests.unit.service_runs import DONE, House, count_of, cut_off, template
+from tests.unit.service_runs import DONE, House, count_of, cut_off, template, until
 
 DAY_S = 24 * 3600.0
 INTERRUPTED, UNREADABLE = ExperimentState.INTERRUPTED, ExperimentState.UNREADABLE
@@ -98,6 +98,26 @@ def test_an_old_one_that_goes_on_is_told_from_where_it_goes_on(house: House, jou
         runs.resume("stopped")
         house.wait("stopped", DONE)
     assert house.seqs("stopped") == list(range(5, count_of(journal)))
+
+
+def test_events_of_what_is_long_over_leave_the_feed_and_what_goes_on_is_told_from_there(
+    house: House, journal: Path
+) -> None:
+    count = count_of(journal)
+    copied(journal, house.home, "stopped", events=5)
+    copied(journal, house.home, "recent")
+    with house.open():
+        house.wait("stopped", INTERRUPTED)
+        house.wait("recent", DONE)
+    assert house.seqs("stopped") == list(range(5))
+    house.store.change("stopped", at=time.time() - 31 * DAY_S)
+    with house.open() as runs:
+        until(lambda: house.feed("stopped") == [])
+        house.tell(stopped="run")
+        runs.resume("stopped")
+        house.wait("stopped", DONE)
+    assert house.seqs("stopped") == list(range(5, count))
+    assert house.seqs("recent") == list(range(count))
 
 
 def test_one_that_cannot_be_read_is_told_and_keeps_no_other_out(house: House, journal: Path) -> None:
