@@ -33,6 +33,7 @@ from rubberband.estimating import Answer, Terms, answer
 from rubberband.experiment import Experiment
 from rubberband.units import format_duration
 
+_VERSION = rubberband.__version__
 _LIVE_GOOD_S = 60.0
 """How long an answer with prices that were asked for is given again."""
 _MOST_BYTES = 4 << 30
@@ -41,6 +42,8 @@ _TOO_MUCH = (
     f"planning needs more than {_MOST_BYTES >> 30} GiB of memory, the most here; give fewer instance_types or stages, "
     "or lower max_instances or the number of trials"
 )
+_GARBAGE = (50_000, 20, 20)
+"""New objects, collections and collections of these after which garbage is collected, younger and older."""
 _SPARE_S = 5
 """So much later than the server would end it, the process ends itself: the server may be gone."""
 
@@ -59,11 +62,8 @@ class Question:
     id: str
     good_s: float | None
     """How long the identity stays that of the words; None: for ever."""
-
-    @property
-    def words(self) -> Json:
-        """The experiment as it was written: what was left out stays out."""
-        return words_of(self.experiment)
+    words: Json
+    """The experiment as it was written: what was left out stays out."""
 
 
 def words_of(experiment: Experiment) -> Json:
@@ -84,25 +84,27 @@ def question_of(asked: Mapping[str, Any], home: Path, *, live: bool) -> Question
     if experiment.constraints.deadline_at is not None:
         good_s = 1.0
     options = {"policy": asked["policy"], "frontier": asked["frontier"], "seed": asked["seed"]}
+    words = words_of(experiment)
     return Question(
         experiment=experiment,
         options=options,
         terms=terms,
         now=asked["now"],
-        id=_identity(experiment, options, terms, asked["now"]),
+        id=_identity(experiment, words, options, terms, asked["now"]),
         good_s=good_s,
+        words=words,
     )
 
 
-def _identity(experiment: Experiment, options: Mapping[str, Any], terms: Terms, now: float) -> str:
+def _identity(experiment: Experiment, words: Json, options: Mapping[str, Any], terms: Terms, now: float) -> str:
     """The same for the same answer: of all that it depends on, and of nothing else."""
     table = table_of(experiment.resources, table=terms.table)
     rows = [
         repr(table.get(name)) for name in (*types_of(experiment.resources), experiment.resources.aws.head_instance_type)
     ]
     asked = {
-        "version": rubberband.__version__,
-        "words": words_of(experiment),
+        "version": _VERSION,
+        "words": words,
         "options": options,
         "now": None if experiment.constraints.deadline_at is None else now,
         "prices": [*rows, repr(terms.room), *terms.notes],
@@ -195,8 +197,10 @@ def main() -> None:
     """Serve the parent. Ctrl-C in its terminal is for the parent to act on."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _limit_memory()
-    # What was imported stays for good: it need not be looked through each time that garbage is collected.
+    # What was imported stays for good: it need not be looked through each time that garbage is collected. Planning
+    # makes little garbage that refers to itself, and keeps much that would be looked through in vain.
     gc.freeze()
+    gc.set_threshold(*_GARBAGE)
     home, *flags = sys.argv[1:]
     _tell(sys.stdout.buffer, {"ready": True})
     serve(sys.stdin.buffer, sys.stdout.buffer, Path(home), live="--live" in flags)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rubberband.api.experiment_body import JSON_TYPE
+from rubberband.api.experiment_body import JSON_TYPE, require_json
 from rubberband.api.plan_memory import Known, Memory, PlanAnswer
 from rubberband.api.planner_pool import HardError, Planner, Pool
 from rubberband.api.problems import INTERNAL, PROVIDER, TOO_LONG, UNAVAILABLE, Problem
@@ -139,6 +139,7 @@ class Plans:
             return known
         asked = self._asked.get(fingerprint)
         if asked is None:
+            require_json(preview.body, preview.media_type)
             asked = self._asked[fingerprint] = _Asked()
             asked.task = asyncio.create_task(self._ask(preview, fingerprint, asked, caller))
             asked.task.add_done_callback(lambda done: self._forget(fingerprint, done))

@@ -7,6 +7,7 @@ An instance's minimum is paid when it starts, so a label also keeps what is prep
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,28 +84,31 @@ def start(table: Table) -> Labels:
 def extend(table: Table, stage: int, labels: Labels, parent: Ints, at: Ints, option: Ints) -> Labels:
     """Labels `parent`, each continued through `stage` with choice (`at`, `option`); exact time and cost."""
     terms, price = table.terms, table.price_usd_per_s[at]
-    after = table.instances[at]
-    before = np.where(table.market[labels.at[parent]] == table.market[at], labels.instances[parent], 0)
+    after, before = table.instances[at], labels.instances[parent]
+    if len(table.blocks) > 1:
+        before = np.where(table.market[labels.at[parent]] == table.market[at], before, 0)
     grows = after > before
-    duration_s = table.duration_s[stage, at, option]
+    picked = at * table.duration_s.shape[2] + option
+    duration_s, late_s, extra_usd = (
+        each[stage].ravel()[picked] for each in (table.duration_s, table.late_s, table.extra_usd)
+    )
     elapsed_s = duration_s + terms.growth_s * grows
-    started = np.maximum(0, after - before)
-    billed_s = np.minimum(before, after) * elapsed_s
+    kept = np.minimum(before, after)
+    started, billed_s = after - kept, kept * elapsed_s
     young, prepaid_s = labels.young[parent], labels.prepaid_s[parent]
     if table.young_cohorts:
-        young = young * (before > 0)[:, None]
-        older = np.cumsum(young, axis=1) - young
-        young = np.clip(after[:, None] - older, 0, young)
-        billed_s = billed_s - (young * np.minimum(prepaid_s, elapsed_s[:, None])).sum(axis=1)
+        if labels.young.any():
+            young = _remaining(young * (before > 0)[:, None], after)
+            billed_s = billed_s - (young * np.minimum(prepaid_s, elapsed_s[:, None])).sum(axis=1)
         young, prepaid_s = _age(table, young, prepaid_s, elapsed_s, started, terms.init_s + duration_s)
     billed_s = billed_s + started * np.maximum(terms.minimum_s, terms.init_s + duration_s)
     return Labels(
-        time_s=labels.time_s[parent] + elapsed_s + table.late_s[stage, at, option] + terms.late_growth_s * grows,
+        time_s=labels.time_s[parent] + elapsed_s + late_s + terms.late_growth_s * grows,
         cost_usd=labels.cost_usd[parent]
         + price * billed_s
         + terms.data_usd * started
         + terms.head_usd_per_s * elapsed_s
-        + table.extra_usd[stage, at, option],
+        + extra_usd,
         instances=after,
         at=at,
         option=option,
@@ -115,16 +119,26 @@ def extend(table: Table, stage: int, labels: Labels, parent: Ints, at: Ints, opt
     )
 
 
+def _remaining(young: Ints, after: Ints) -> Ints:
+    """What of each young cohort is left where `after` instances are: the older ones are released first."""
+    older = np.cumsum(young, axis=1) - young
+    return np.minimum(np.maximum(after[:, None] - older, 0), young)
+
+
 def _age(
     table: Table, young: Ints, prepaid_s: Floats, elapsed_s: Floats, started: Ints, new_age_s: Floats
 ) -> tuple[Ints, Floats]:
     """The young cohorts `elapsed_s` later, with those `started` meanwhile (aged `new_age_s` by now) in front."""
-    prepaid_s = np.maximum(0.0, prepaid_s - elapsed_s[:, None])
     new_s = np.maximum(0.0, table.terms.minimum_s - new_age_s)
+    grows = started > 0
+    if not young.any():
+        young, prepaid_s = np.zeros_like(young), np.zeros_like(prepaid_s)
+        young[:, 0], prepaid_s[:, 0] = started * (new_s > 0.0), new_s * grows
+        return young, prepaid_s
+    prepaid_s = np.maximum(0.0, prepaid_s - elapsed_s[:, None])
     shifted_young = np.concatenate([started[:, None], young[:, :-1]], axis=1)
     shifted_s = np.concatenate([new_s[:, None], prepaid_s[:, :-1]], axis=1)
-    grows = (started > 0)[:, None]
-    young, prepaid_s = np.where(grows, shifted_young, young), np.where(grows, shifted_s, prepaid_s)
+    young, prepaid_s = np.where(grows[:, None], shifted_young, young), np.where(grows[:, None], shifted_s, prepaid_s)
     return np.where(prepaid_s > 0.0, young, 0), prepaid_s
 
 
@@ -144,25 +158,21 @@ def undominated(table: Table, labels: Labels) -> Labels:
     net_usd = np.round(labels.cost_usd - price * labels.prepaid_total_s, 10)
     keep = net_usd < _cheapest_before(labels.at, cost_usd)
     labels = labels.take(keep)
-    if table.young_cohorts and len(labels):
+    if table.young_cohorts and labels.young.any():
         labels = labels.take(~_beaten(table, labels))
     return labels
 
 
 def _cheapest_before(group: Ints, cost_usd: Floats) -> Floats:
     """The lowest cost of the labels before each one in its group (inf for the first); groups are contiguous."""
-    if not len(group):
-        return cost_usd
-    ranks = np.empty(len(group), dtype=np.int64)
-    ranks[np.argsort(cost_usd, kind="stable")] = np.arange(len(group))
-    # Ranks minus a step per group make one running minimum restart with every group, without rounding.
-    step = len(group) * (group.max() - group)
-    lowest = np.minimum.accumulate(ranks + step) - step
-    by_rank = np.sort(cost_usd)
-    result = np.full(len(group), np.inf)
-    same = group[1:] == group[:-1]
-    result[1:][same] = by_rank[lowest[:-1][same]]
-    return result
+    found, here, lowest_usd = list[float](), -1, math.inf
+    for at, label_usd in zip(group.tolist(), cost_usd.tolist(), strict=True):
+        if at != here:
+            here, lowest_usd = at, math.inf
+        found.append(lowest_usd)
+        if label_usd < lowest_usd:
+            lowest_usd = label_usd
+    return np.array(found)
 
 
 def _beaten(table: Table, labels: Labels, lags: int = 8) -> Bools:

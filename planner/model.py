@@ -145,6 +145,12 @@ class _Group:
 
     instances: int
     held_s: Value
+    billed_s: Value
+    """The same, or the minimum where that is more."""
+
+
+def _group(instances: int, held_s: float, offer: Offer) -> _Group:
+    return _Group(instances, held_s, max(offer.minimum_billed_s, held_s))
 
 
 @dataclass(slots=True)
@@ -175,14 +181,15 @@ class _Cluster:
         minimum_s = self.offer.minimum_billed_s
         billed_s: Value = 0.0
         for group in self.groups:
-            after_s = group.held_s + seconds
-            billed_s += group.instances * (_at_least(minimum_s, after_s) - _at_least(minimum_s, group.held_s))
-            group.held_s = after_s
+            before_s = group.billed_s
+            group.held_s = group.held_s + seconds
+            group.billed_s = _at_least(minimum_s, group.held_s)
+            billed_s += group.instances * (group.billed_s - before_s)
         return 0.0 if self.offer.billing == "per_function" else self._price_usd_per_s * billed_s
 
     def start(self, instances: int) -> float:
         """Start `instances` more; the minimum and the data that this commits to, in USD."""
-        self.groups.append(_Group(instances, 0.0))
+        self.groups.append(_group(instances, 0.0, self.offer))
         minimum_s = 0.0 if self.offer.billing == "per_function" else self.offer.minimum_billed_s
         return instances * (self._price_usd_per_s * minimum_s + self.offer.data_usd_per_instance)
 
@@ -209,7 +216,7 @@ def walk(plan: Plan, offer: Offer, times: Times, held: Sequence[Cohort] = ()) ->
     markets: set[Market] = {cohort.market for cohort in held}
     assert len(markets) <= 1, "instances held are of one market"
     oldest_first = sorted(held, key=lambda cohort: -cohort.held_s)
-    groups = [_Group(cohort.instances, float(cohort.held_s)) for cohort in oldest_first]
+    groups = [_group(cohort.instances, float(cohort.held_s), offer) for cohort in oldest_first]
     cluster = _Cluster(offer, groups, markets.pop() if markets else plan.stages[0].market)
     return [_step(index, choice, cluster, times) for index, choice in enumerate(plan.stages)]
 

@@ -151,8 +151,9 @@ class Chunk:
     keep: bool
     """Whether the numbers are kept for the next candidate, or drawn again."""
     _factors: dict[int, Floats] = field(default_factory=dict)
-    _extremes: dict[int, tuple[Floats, Floats]] = field(default_factory=dict)
-    _stages: dict[tuple[int, int, int, str], tuple[Floats, Floats]] = field(default_factory=dict)
+    _maxima: dict[int, Floats] = field(default_factory=dict)
+    _totals: dict[int, Floats] = field(default_factory=dict)
+    _stages: dict[tuple[int, int, int, str], tuple[Floats, Floats | None]] = field(default_factory=dict)
     _inits: dict[int, list[Floats]] = field(default_factory=dict)
     _init_rngs: dict[int, np.random.Generator] = field(default_factory=dict)
     _provisions: dict[int, Floats] = field(default_factory=dict)
@@ -181,32 +182,39 @@ class Chunk:
         return self._stage(index, choice)[0]
 
     def busy_s(self, index: int, choice: StagePlan) -> float | Floats:
-        """What the trials take in all."""
-        return self._stage(index, choice)[1]
+        """What the trials take in all, where that is billed."""
+        busy_s = self._stage(index, choice)[1]
+        assert busy_s is not None, "instances are billed, busy or not"
+        return busy_s
 
-    def _stage(self, index: int, choice: StagePlan) -> tuple[Floats, Floats]:
+    def _stage(self, index: int, choice: StagePlan) -> tuple[Floats, Floats | None]:
         num_slots = min(self.stages[index].trials, slots(choice.instances, self.offer.gpus, choice.gpus_per_trial))
         key = (index, num_slots, choice.gpus_per_trial, choice.market)
         if key not in self._stages:
             self._stages[key] = self._schedule(index, num_slots, choice)
         return self._stages[key]
 
-    def _schedule(self, index: int, num_slots: int, choice: StagePlan) -> tuple[Floats, Floats]:
+    def _schedule(self, index: int, num_slots: int, choice: StagePlan) -> tuple[Floats, Floats | None]:
         stage, startup_s = self.stages[index], self.profile.trial_startup_s
         work_s = stage.iterations * self.profile.iteration_s(choice.gpus_per_trial)
+        is_billed = self.offer.billing == "per_function"
         if choice.market == "on_demand" and num_slots == stage.trials:
-            slowest, total = self._extreme(index)
-            return startup_s + work_s * slowest, stage.trials * startup_s + work_s * total
+            busy_s = stage.trials * startup_s + work_s * self._total(index) if is_billed else None
+            return startup_s + work_s * self._slowest(index), busy_s
         trials_s = startup_s + work_s * self.factor(index)
         if choice.market == "spot":
             trials_s = trials_s + self._lost_s(index, choice, trials_s)
-        return makespan(trials_s, num_slots), trials_s.sum(axis=0)
+        return makespan(trials_s, num_slots), trials_s.sum(axis=0) if is_billed else None
 
-    def _extreme(self, index: int) -> tuple[Floats, Floats]:
-        if index not in self._extremes:
-            factor = self.factor(index)
-            self._extremes[index] = (factor.max(axis=0), factor.sum(axis=0))
-        return self._extremes[index]
+    def _slowest(self, index: int) -> Floats:
+        if index not in self._maxima:
+            self._maxima[index] = self.factor(index).max(axis=0)
+        return self._maxima[index]
+
+    def _total(self, index: int) -> Floats:
+        if index not in self._totals:
+            self._totals[index] = self.factor(index).sum(axis=0)
+        return self._totals[index]
 
     def factor(self, index: int) -> Floats:
         """(trials, rows) How much longer than its mean each trial trains in the stage."""
@@ -276,7 +284,7 @@ def poisson(uniforms: Floats, means: Floats) -> Floats:
 
 def makespan(trials_s: Floats, num_slots: int) -> Floats:
     """(rows,) When the last of the trials (n, rows) ends, if the first slot to be free takes the next one."""
-    num_trials, rows = trials_s.shape
+    num_trials = len(trials_s)
     latest: Floats
     if num_slots >= num_trials or num_slots == 1:
         latest = trials_s.sum(axis=0) if num_slots == 1 else trials_s.max(axis=0)

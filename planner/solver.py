@@ -27,6 +27,9 @@ Objective = Literal["min_cost", "min_time"]
 OBJECTIVES: tuple[Objective, Objective] = ("min_time", "min_cost")
 Path = list[tuple[int, int]]
 
+_FAR = np.geomspace(1 / 64, 4096, 19)
+_NEAR = np.geomspace(1 / 64, 64, 12)
+"""Shares of cost per second that time is weighed with."""
 _PAIRS_AT_ONCE = 1_000_000
 _BOUNDS_AT_ONCE = 50_000
 _FEW_STATES = 500
@@ -254,7 +257,7 @@ def lower_bound(table: Table, box: Box, objective: Objective) -> float:
     least = roots(table, ends)
     if least[-1] > box.time_s + TIME_TOLERANCE_S or least[0] > box.cost_usd + COST_TOLERANCE_USD:
         return np.inf
-    between = make_rows(table, max(least[0], 1e-9) / max(least[-1], 1e-9) * np.geomspace(1 / 64, 64, 12))
+    between = make_rows(table, max(least[0], 1e-9) / max(least[-1], 1e-9) * _NEAR)
     return float(
         max(_dual(ends, least, box, objective).max(), _dual(between, roots(table, between), box, objective).max())
     )
@@ -264,7 +267,7 @@ def _bracket(table: Table, box: Box, objective: Objective, constant: bool) -> tu
     """Bounds for the search: the solved rows, a lower bound on the objective, and a plan's value if one was met."""
     ends = roots(table, make_rows(table, np.zeros(1), with_time=True), constant=constant)
     scale = max(ends[0], 1e-9) / max(ends[-1], 1e-9)
-    weights = np.concatenate([[0.0], scale * np.geomspace(1 / 64, 4096, 19)])
+    weights = np.concatenate([[0.0], scale * _FAR])
     bounded = box.time_s if objective == "min_cost" else box.cost_usd
     if not np.isfinite(bounded):
         # Nothing to weigh against: the objective alone, with the other one far behind it, is the problem.

@@ -227,7 +227,7 @@ def _block(
     if offer.billing == "per_instance":
         choice = np.argmin(deadline_s, axis=2, keepdims=True)
         keep = np.ones(choice.shape, dtype=bool)
-        faster = _faster(np.take_along_axis(deadline_s, choice, axis=2))
+        faster = _faster(_chosen(deadline_s, choice))
     else:
         per_trial_s = mean_runs_s(stages, profile, offer, market, gangs)
         per_trial_usd = offer.market_price_usd_per_s(market) / offer.gpus * gangs * per_trial_s
@@ -236,23 +236,35 @@ def _block(
         faster = _faster(deadline_s)
     young = _young_cohorts(duration_s.min(axis=(1, 2)), offer) + len(begin.young)
     kept = _considered(faster, young, offer, counts, begin, noisy is not None)
-    duration_s = np.take_along_axis(duration_s, choice, axis=2)[:, kept]
-    extra_usd = np.take_along_axis(trials_usd, choice, axis=2)[:, kept]
+    choice, keep = choice[:, kept], keep[:, kept]
+    duration_s, extra_usd = _chosen(duration_s[:, kept], choice), _chosen(trials_usd[:, kept], choice)
     if market == "spot" and offer.spot is not None:
         rate = offer.spot.interruptions_per_hour / SECONDS_PER_HOUR
         extra_usd = extra_usd + rate * counts[kept][:, None] * duration_s * offer.data_usd_per_instance
     return _Block(
         counts=counts[kept],
         duration_s=duration_s,
-        late_s=np.take_along_axis(late_s, choice, axis=2)[:, kept],
+        late_s=_chosen(late_s[:, kept], choice),
         extra_usd=extra_usd,
-        gpus=gangs[choice[:, kept]],
-        valid=keep[:, kept],
+        gpus=gangs[choice],
+        valid=keep,
     )
+
+
+def _chosen(values: Floats, choice: Ints) -> Floats:
+    """(stages, m, options) Of the values (stages, m, gangs), those of the chosen gangs."""
+    stages, counts, gangs = values.shape
+    if gangs == 1:
+        return values
+    first = np.arange(0, values.size, gangs).reshape(stages, counts, 1)
+    chosen: Floats = values.ravel()[first + choice]
+    return chosen
 
 
 def _joined(parts: Sequence[npt.NDArray[Any]], width: int, fill: bool = True) -> npt.NDArray[Any]:
     """The parts side by side; options that a part lacks repeat its first one, or are False without `fill`."""
+    if len(parts) == 1:
+        return parts[0]
     padded = []
     for part in parts:
         missing = np.repeat(part[:, :, :1], width - part.shape[2], axis=2)
@@ -370,8 +382,13 @@ def _young_cohorts(shortest_s: Floats, offer: Offer) -> int:
     """How many cohorts can be younger than the minimum at one SYNC: each lived INIT and its stages at least."""
     if offer.billing == "per_function":
         return 0
-    most = 0
-    for end in range(len(shortest_s)):
-        lived_s = offer.init_delay_s + np.cumsum(shortest_s[end::-1])
-        most = max(most, int((lived_s < offer.minimum_billed_s).sum()))
+    most, known_s = 0, shortest_s.tolist()
+    for end in range(len(known_s)):
+        young, lived_s = 0, 0.0
+        for stage_s in reversed(known_s[: end + 1]):
+            lived_s += stage_s
+            if offer.init_delay_s + lived_s >= offer.minimum_billed_s:
+                break
+            young += 1
+        most = max(most, young)
     return most

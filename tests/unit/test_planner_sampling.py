@@ -36,3 +36,11 @@ def test_in_few_waves_they_are_never_taken_to_be_faster() -> None:
     for num_slots in (400, 1000, 2000, 2999, 3000):
         expected = np.array([scheduled(trials_s[:, row], num_slots) for row in range(10)])
         assert (makespan(trials_s, num_slots) >= expected - 1e-9).all()
+
+
+@pytest.mark.parametrize("cv", [0.0, 0.05, 0.15, 0.6])
+@pytest.mark.parametrize(("trials", "num_slots"), [(64, 16), (33, 16), (90, 40), (41, 8)])
+def test_trials_that_vary_little_are_scheduled_the_same(trials: int, num_slots: int, cv: float) -> None:
+    trials_s = 5.0 + 10.0 * np.exp(cv * np.random.default_rng(3).standard_normal((trials, 300)))
+    expected = [scheduled(trials_s[:, row], num_slots) for row in range(300)]
+    assert makespan(trials_s, num_slots) == pytest.approx(expected, abs=1e-6)

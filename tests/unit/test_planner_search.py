@@ -153,3 +153,23 @@ def test_meets_tells_the_deadline_from_the_budget():
     assert meets(prediction, limits()) == (True, True)
     assert meets(prediction, limits(prediction.jct_s - 1, prediction.cost_usd)) == (False, True)
     assert meets(prediction, limits(prediction.jct_s, prediction.cost_usd - 0.01)) == (True, False)
+
+
+@pytest.mark.parametrize("objective", ["min_cost", "min_time"])
+@pytest.mark.parametrize("deadline_s", [1100.0, 1200.0, 2500.0, None])
+@pytest.mark.parametrize(("billing", "head_usd"), [("per_instance", 0.5), ("per_function", 0.0)])
+def test_one_gang_throughout_is_the_best_of_all_that_may_be_one(objective, deadline_s, billing, head_usd):
+    rented = offer(billing=billing, head_price_usd_per_hour=head_usd, minimum_billed_s=300.0)
+    found = plan(STAGES, PROFILE, rented, limits(deadline_s, 60.0, most=16), "naive_elastic", objective)
+    alone = []
+    for gpus in (1, 2, 3, 4, 8, 12, 16):
+        try:
+            alone.append(plan(STAGES, PROFILE, rented, limits(deadline_s, 60.0, gpus, gpus), "optimal", objective))
+        except InfeasibleError:
+            continue
+
+    def figures(planned):
+        values = (planned.prediction.cost_usd, planned.prediction.jct_s)
+        return values if objective == "min_cost" else values[::-1]
+
+    assert figures(found) == min(map(figures, alone))
