@@ -19,12 +19,16 @@ PAUSE_S = 0.05
 BEGINNING = 5
 """So often it brings what happens next: a trial has reported by then, and the first stage is not over."""
 
+LONGEST_S = 300.0
+"""A test that failed lets nothing go on: then this does by itself."""
+
 
 class SlowBackend(VirtualBackend):
     """Brings nothing that its driver waits for."""
 
     brought = 0
     is_ending = False
+    began_at = time.monotonic()
 
     def execute(self, command: Any) -> None:
         self.is_ending |= isinstance(command, ReleaseInstance | StopTrial)
@@ -32,10 +36,13 @@ class SlowBackend(VirtualBackend):
 
     def next_events(self, wake_at: float | None) -> Any:
         self.brought += 1
-        if self.brought > BEGINNING and not self.is_ending and not (Path(sys.argv[1]) / "go").exists():
+        if self.brought > BEGINNING and not self.is_ending and not self._may_go():
             time.sleep(PAUSE_S)
             return ()
         return super().next_events(wake_at)
+
+    def _may_go(self) -> bool:
+        return (Path(sys.argv[1]) / "go").exists() or time.monotonic() > self.began_at + LONGEST_S
 
 
 if __name__ == "__main__":
