@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from rubberband.api.experiment_body import read_experiment
 from rubberband.api.plans import Plans, Preview, fingerprint
-from rubberband.api.problems import MALFORMED, TOO_LONG, UNAVAILABLE, Problem
+from rubberband.api.problems import INVALID, MALFORMED, MEDIA, TOO_LONG, UNAVAILABLE, Kind, Problem
 from rubberband.api.settings import Limits, Settings
 from rubberband.api.store.sql import open_store
 from rubberband.experiment import Experiment
@@ -75,11 +76,11 @@ def test_what_was_answered_is_known_after_a_restart_and_no_process_stays(tmp_pat
         left.cancel()
 
     async def ask_what_is_wrong(plans: Plans) -> None:
-        asked = Preview(body=b"{")
+        asked = Preview(body=b"{}")
         for _ in range(2):
             with pytest.raises(Problem) as caught:
                 await plans.answer(asked, of(asked))
-            assert caught.value.kind is MALFORMED
+            assert caught.value.kind is INVALID
         with pytest.raises(Problem):
             plans.recall(of(asked))
 
@@ -89,6 +90,29 @@ def test_what_was_answered_is_known_after_a_restart_and_no_process_stays(tmp_pat
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind"),
+    [
+        (Preview(body=b'{"name": NaN}'), MALFORMED),
+        (Preview(body=b'{"name": "a", "name": "a"}'), MALFORMED),
+        (Preview(body=b"["), MALFORMED),
+        (Preview(body=b"[]"), INVALID),
+        (Preview(body=b"{}", media_type="image/png"), MEDIA),
+    ],
+)
+def test_what_is_soon_seen_to_be_wrong_needs_no_process(tmp_path: Path, asked: Preview, kind: Kind) -> None:
+    with pytest.raises(Problem) as by_a_planner:
+        read_experiment(asked.body, asked.media_type)
+
+    async def ask(plans: Plans) -> None:
+        with pytest.raises(Problem) as caught:
+            await plans.answer(asked, of(asked))
+        assert (caught.value.kind, caught.value.detail) == (kind, by_a_planner.value.detail)
+        assert plans.pids == []
+
+    served(tmp_path, ask)
 
 
 def test_a_plan_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
