@@ -22,8 +22,8 @@ AT_ONCE = 200
 """So many are taken in with one write,"""
 EVENTS_AT_ONCE = 2000
 """about so many of their events,"""
-MOMENT_S = 0.1
-"""and what can be read in so long, so that those that run do not wait."""
+MOMENT_S, LONG_MOMENT_S = 0.1, 0.5
+"""and what can be read in so long: in less where some run, which must not wait."""
 
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
 """Other folders are none that were made for an experiment."""
@@ -49,13 +49,13 @@ class Newcomers:
         found = [folder for folder in listed if _NAME.fullmatch(folder.name) and folder.path.is_dir()]
         self.found, self.others = found[::-1], []
 
-    def take(self, known: Callable[[str], bool]) -> list[tuple[Submission, Stamp]]:
+    def take(self, known: Callable[[str], bool], moment_s: float = MOMENT_S) -> list[tuple[Submission, Stamp]]:
         """Take in as many of those that are over as a moment allows: their rows, and when their journals were written.
 
         Raises JournalError if the service's store cannot be written; they are found again then.
         """
         taken: dict[str, tuple[TakenIn, Stamp]] = {}
-        until, events = time.monotonic() + MOMENT_S, 0
+        until, events = time.monotonic() + moment_s, 0
         while self.found and len(taken) < AT_ONCE and events < EVENTS_AT_ONCE and time.monotonic() < until:
             folder = self.found.pop()
             if known(folder.name):

@@ -17,7 +17,7 @@ from rubberband.api.observing import Observed, at_work
 from rubberband.api.processes import NotStartedError, Processes
 from rubberband.api.store.protocol import Store
 from rubberband.api.store.records import ExperimentState, Submission
-from rubberband.api.taking_in import Newcomers, Stamp, stamp_of
+from rubberband.api.taking_in import LONG_MOMENT_S, MOMENT_S, Newcomers, Stamp, stamp_of
 from rubberband.errors import JournalError
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.hosting import Order
@@ -140,9 +140,11 @@ class Watcher:
 
     @property
     def _is_busy(self) -> bool:
-        return bool(self._newcomers.others or self._queue or self._is_pruning) or any(
-            row.state in AT_WORK for row in self._rows.values()
-        )
+        return self._runs_any or self._is_pruning or bool(self._newcomers.others or self._queue)
+
+    @property
+    def _runs_any(self) -> bool:
+        return any(row.state in AT_WORK for row in self._rows.values())
 
     def round(self) -> None:
         """Look at everything once. Raises JournalError if the store does not answer: the next round makes it good."""
@@ -158,7 +160,7 @@ class Watcher:
             self._look_around()
             took_s = time.monotonic() - now
             self._look_at = now + max(LOOK_AROUND_S, took_s / LOOKING_SHARE)
-        for row, stamp in self._newcomers.take(self._is_known):
+        for row, stamp in self._newcomers.take(self._is_known, MOMENT_S if self._runs_any else LONG_MOMENT_S):
             self._settled[row.name] = stamp
         for _ in self._newcomers.others[:FOLLOWED_AT_ONCE]:
             self._take_in(self._newcomers.others.pop())
