@@ -22,8 +22,12 @@ from rubberband.api.turns import Turns
 
 EASY_S = 1.0
 """What takes longer is a hard question: nobody else waits for it."""
+OWN_S = 5.0
+"""Nor does who asked it, from then on: with what that one asks besides."""
 _LINE_BYTES = 8 << 20
 """Longest line that a planner may answer with."""
+_WAIT_S = 30.0
+"""So long a question waits for its turn at least."""
 _MOST_WAITING = 128
 """Questions that wait for each planner."""
 _KINDS = {kind.slug: kind for kind in KINDS}
@@ -46,8 +50,6 @@ class Planner:
         self._settings = settings
         self._process: asyncio.subprocess.Process | None = None
         self._spawning: asyncio.Task[asyncio.subprocess.Process] | None = None
-        self._is_ready = self._is_killed = False
-        self._starting = asyncio.Lock()
 
     @property
     def pid(self) -> int | None:
@@ -56,17 +58,11 @@ class Planner:
 
     async def start(self) -> None:
         """Have a process that is ready for a question. Raises _Ended."""
-        async with self._starting:
-            if self._is_killed:  # whoever was to see it gone was stopped meanwhile
-                await self.end()
-            if self._process is None:
-                # Who leaves now must not leave half a process behind.
-                self._spawning = self._spawning or asyncio.create_task(self._spawned())
-                self._process = await asyncio.shield(self._spawning)
-                self._spawning = None
-            if not self._is_ready:
-                await self._told(self._process)
-                self._is_ready = True
+        await self.end()
+        # Who is stopped now must not leave half a process behind.
+        self._spawning = asyncio.create_task(self._spawned())
+        self._process, self._spawning = await asyncio.shield(self._spawning), None
+        await self._told(self._process)
 
     async def ask(self, question: Mapping[str, Any]) -> Json:
         """What identifies a question: `id` and `good_s`. Raises Problem, and _Ended."""
@@ -91,7 +87,6 @@ class Planner:
     def give_up(self) -> None:
         """End what it does: whoever waits for the answer is told that the process is gone."""
         if self._process is not None:
-            self._is_killed = True
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
@@ -102,7 +97,7 @@ class Planner:
         self.give_up()
         if self._process is not None:
             await self._process.communicate()
-        self._process, self._is_ready, self._is_killed = None, False, False
+        self._process = None
 
     async def _exchange(self, line: bytes) -> Json:
         process = self._at_work()
@@ -169,10 +164,17 @@ class _Turn:
     planner: Planner | None = None
     """From when it is its turn."""
     timer: asyncio.TimerHandle | None = None
-    is_overdue: bool = False
+    is_hard: bool = False
     """Whether it takes longer than an easy one."""
+    is_very_hard: bool = False
+    """Whether it takes so long that not even its caller should wait for it."""
     is_given_up: bool = False
     """Whether it was ended since others wait."""
+
+    def refuse(self, reason: str) -> None:
+        """It waits no longer."""
+        if not self.granted.done():
+            self.granted.set_exception(_busy(reason))
 
 
 class _Lane:
@@ -185,9 +187,14 @@ class _Lane:
         self.waiting: Turns[_Turn] = Turns()
 
     @property
-    def has_room(self) -> bool:
-        """Whether one more may be planned."""
-        return len(self.planned) < self._width
+    def room(self) -> int:
+        """How many more may be planned."""
+        return self._width - len(self.planned)
+
+    @property
+    def startable(self) -> int:
+        """How many of those that wait may be planned at once."""
+        return min(self.room, len(self.waiting))
 
     def leave(self, turn: _Turn) -> None:
         """It is not planned in this lane (any more), and does not wait for it."""
@@ -202,13 +209,16 @@ class Pool:
     def __init__(self, settings: Settings) -> None:
         width = max(1, settings.planners)
         self._planning_s = settings.limits.planning_s
-        # One more, that starts while another one is asked.
+        # One more, that starts while the others are asked.
         self._planners = [Planner(settings) for _ in range(2 * width + 1)]
-        self._free = list(self._planners)
-        """The last one is asked next, so that no more are started than are needed."""
+        self._cold = list(self._planners)
+        """Those without a process."""
+        self._ready: list[Planner] = []
+        """Those that can be asked at once."""
         self._starting: set[asyncio.Task[None]] = set()
         self._easy, self._hard = _Lane(width), _Lane(width)
         self._most_waiting = _MOST_WAITING * width
+        self._is_closed = False
 
     @asynccontextmanager
     async def planner(self, caller: str = "", *, is_hard: bool = False) -> AsyncIterator[Planner]:
@@ -232,6 +242,7 @@ class Pool:
 
     async def close(self) -> None:
         """End all processes."""
+        self._is_closed = True
         for starting in self._starting:
             starting.cancel()
         await asyncio.gather(*self._starting, return_exceptions=True)
@@ -242,8 +253,7 @@ class Pool:
         whole = False
         try:
             async with asyncio.timeout(self._planning_s):
-                await planner.start()
-                turn.timer = asyncio.get_running_loop().call_later(EASY_S, self._overdue, turn)
+                turn.timer = asyncio.get_running_loop().call_later(EASY_S, self._found_hard, turn)
                 yield
             whole = True
         except Problem:
@@ -261,7 +271,11 @@ class Pool:
             raise _busy("the process that planned has ended") from None
         finally:
             if turn.is_given_up or not whole:
-                await planner.end()
+                turn.planner = None
+                try:
+                    await planner.end()
+                finally:
+                    self._cold.append(planner)
 
     async def _wait(self, turn: _Turn, lane: _Lane) -> Planner:
         if len(self._easy.waiting) + len(self._hard.waiting) >= self._most_waiting:
@@ -269,7 +283,7 @@ class Pool:
         lane.waiting.put(turn.caller, turn)
         self._go_on()
         try:
-            async with asyncio.timeout(self._planning_s):
+            async with asyncio.timeout(max(self._planning_s, _WAIT_S)):
                 return await turn.granted
         except TimeoutError:
             raise _busy("every planner is at work on previews that take long") from None
@@ -277,11 +291,10 @@ class Pool:
     def _make_room(self, caller: str) -> None:
         """Whoever asks most is refused first."""
         displaced = self._easy.waiting.displace(caller)
-        busy = _busy(f"{self._most_waiting} previews wait already")
+        reason = f"{self._most_waiting} previews wait already"
         if displaced is None:
-            raise busy
-        if not displaced.granted.done():
-            displaced.granted.set_exception(busy)
+            raise _busy(reason)
+        displaced.refuse(reason)
 
     def _leave(self, turn: _Turn) -> None:
         """It has its answer, or none."""
@@ -289,48 +302,73 @@ class Pool:
             turn.timer.cancel()
         for lane in (self._easy, self._hard):
             lane.leave(turn)
-        if turn.planner is not None and turn.is_given_up:
-            self._free.insert(0, turn.planner)
-            starting = asyncio.create_task(self._start(turn.planner))
-            self._starting.add(starting)
-            starting.add_done_callback(self._starting.discard)
-        elif turn.planner is not None:
-            self._free.append(turn.planner)
+        if turn.planner is not None:
+            self._ready.append(turn.planner)
         self._go_on()
 
-    async def _start(self, planner: Planner) -> None:
-        with contextlib.suppress(_Ended):
-            await planner.start()
-
-    def _overdue(self, turn: _Turn) -> None:
-        turn.is_overdue = True
+    def _found_hard(self, turn: _Turn) -> None:
+        turn.is_very_hard = turn.is_hard
+        turn.is_hard = True
+        if not turn.is_very_hard:
+            turn.timer = asyncio.get_running_loop().call_later(OWN_S - EASY_S, self._found_hard, turn)
         self._go_on()
 
     def _go_on(self) -> None:
-        """Give planners to those that wait, as far as may be."""
-        for lane in (self._easy, self._hard):
-            while lane.has_room and lane.waiting:
-                self._grant(lane)
+        """Give planners to those that wait, as far as may be, and start those that are lacking."""
+        if self._is_closed:
+            return
         for turn in list(self._easy.planned):
-            if turn.is_overdue and not turn.is_given_up and self._easy.waiting:
+            leaving = sum(each.is_given_up for each in self._easy.planned)
+            if turn.is_hard and not turn.is_given_up and len(self._easy.waiting) > self._easy.room + leaving:
                 self._step_aside(turn)
+        for lane in (self._easy, self._hard):
+            while lane.startable and self._ready:
+                self._grant(lane)
+        while self._cold and self._easy.startable + self._hard.startable > len(self._starting):
+            self._start()
 
     def _step_aside(self, turn: _Turn) -> None:
-        if not self._hard.has_room:
-            turn.is_given_up = True
-            assert turn.planner is not None, "it is planned"
-            turn.planner.give_up()
+        if self._hard.room:
+            self._easy.planned.remove(turn)
+            self._hard.planned.append(turn)
             return
-        self._easy.planned.remove(turn)
-        self._hard.planned.append(turn)
-        self._grant(self._easy)
+        if not (turn.is_very_hard or self._easy.waiting.has_others(turn.caller)):
+            return
+        turn.is_given_up = True
+        assert turn.planner is not None, "it is planned"
+        turn.planner.give_up()
+        if self._cold and not (self._ready or self._starting):
+            self._start()
 
     def _grant(self, lane: _Lane) -> None:
-        turn = lane.waiting.take([each.caller for each in lane.planned])
+        turn = lane.waiting.take([each.caller for each in (*self._easy.planned, *self._hard.planned)])
         lane.planned.append(turn)
-        turn.planner = self._free.pop()
+        turn.planner = self._ready.pop()
         if not turn.granted.done():  # who waited may have left at this very moment, and gives it back then
             turn.granted.set_result(turn.planner)
+
+    def _start(self) -> None:
+        """Whoever waits goes on waiting meanwhile, so that it is asked whose turn it is then."""
+        starting = asyncio.create_task(self._started(self._cold.pop()))
+        self._starting.add(starting)
+        starting.add_done_callback(self._over)
+
+    async def _started(self, planner: Planner) -> None:
+        try:
+            await planner.start()
+        except _Ended:
+            await planner.end()
+            self._cold.append(planner)
+            for lane in (self._easy, self._hard):
+                while lane.startable:
+                    lane.waiting.take().refuse("no process that plans could be started")
+        else:
+            self._ready.append(planner)
+
+    def _over(self, starting: asyncio.Task[None]) -> None:
+        self._starting.discard(starting)
+        if not starting.cancelled():
+            self._go_on()
 
 
 def _busy(reason: str) -> Problem:

@@ -24,6 +24,10 @@ class Turns(Generic[Item]):
         self._waiting.setdefault(caller, deque()).append(item)
         self._count += 1
 
+    def has_others(self, caller: str) -> bool:
+        """Whether anybody else waits."""
+        return any(each != caller for each in self._waiting)
+
     def take(self, busy: Collection[str] = ()) -> Item:
         """The next one: of the caller who waits longest for a turn, and first of those who are not `busy`.
 

@@ -43,6 +43,7 @@ def test_who_asks_hard_questions_without_pause_keeps_nobody_waiting(
 ) -> None:
     """With one planner, and more hard questions than are planned at once; even if all come from one address."""
     monkeypatch.setattr(planner_pool, "EASY_S", 1.5)  # an easy one takes less on any machine
+    monkeypatch.setattr(planner_pool, "OWN_S", 1.6)
 
     async def ask(plans: Plans) -> None:
         asked = [asking(plans, hard(f"hard-{number}"), "one") for number in range(2)]
@@ -79,7 +80,9 @@ def test_who_leaves_is_waited_for_no_longer() -> None:
     turns = waiting("a1", "a2", "b1")
     for item in ("a1", "a1", "b1", "c1"):
         turns.drop(item[0], item)
+    assert turns.has_others("b")
     assert (len(turns), taken(turns)) == (1, ["a2"])
+    assert not turns.has_others("a")
     with pytest.raises(LookupError):
         turns.take()
 
