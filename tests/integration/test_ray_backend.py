@@ -173,11 +173,9 @@ def test_a_killed_instance_is_lost_and_its_trials_have_not_failed(talk: Conversa
     assert record["running_at"] <= lost.ended_at <= lost.occurred_at
     talk.start(WELL, ("b", 0), until=1)
     talk.report(WELL, 1)
-    talk.listen(2.5)
+    eventually(lambda: not [event for event in talk.listen(2.0) if getattr(event, "trial", None) == SLOW])
     assert not [event for event in talk.of_trial(LONG) + talk.of_trial(SLOW) if isinstance(event, TrialFailed)]
-    last = max(event.occurred_at for event in talk.of_trial(SLOW))
     talk.backend.execute(StopTrial(trial=SLOW, attempt=spread))
-    assert last < time.time() - 2.0
 
 
 def test_a_ray_node_that_dies_is_a_lost_instance_too(talk: Conversation, directory: Path) -> None:
