@@ -34,6 +34,8 @@ from tests.integration.conversation import Conversation, eventually, kinds, noth
 pytestmark = pytest.mark.ray
 
 HERE = str(Path(__file__).parent)
+SILENT = "its Ray node stopped answering"
+"""What Ray's head says of a dead node, if it finds out before the provider does."""
 WELL, LONG, EXITS, RAISES, HANGS, OTHER_RANK_EXITS, SLOW = range(7)
 CONFIGURATIONS = (
     {},
@@ -169,7 +171,8 @@ def test_a_killed_instance_is_lost_and_its_trials_have_not_failed(talk: Conversa
     record = json.loads((directory / "instances" / "c.json").read_text())
     os.kill(record["pid"], signal.SIGKILL)
     lost = talk.until(InstanceLost)
-    assert (lost.instance, lost.reason) == ("c", "its process died")
+    assert lost.instance == "c"
+    assert lost.reason in {"its process died", SILENT}
     assert record["running_at"] <= lost.ended_at <= lost.occurred_at
     talk.start(WELL, ("b", 0), until=1)
     talk.report(WELL, 1)
@@ -186,7 +189,7 @@ def test_a_ray_node_that_dies_is_a_lost_instance_too(talk: Conversation, directo
     os.kill(raylet, signal.SIGKILL)
     lost = talk.until(InstanceLost)
     assert lost.instance == "d"
-    assert "Ray node ended" in lost.reason
+    assert "its Ray node ended" in lost.reason or lost.reason == SILENT
     talk.listen(2.5)
     assert not [event for event in talk.of_trial(LONG) if isinstance(event, TrialFailed)]
 
