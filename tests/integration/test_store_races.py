@@ -304,7 +304,7 @@ def test_a_driver_whose_connection_is_lost_writes_what_is_not_there_yet(
     with engine.connect() as connection:
         connection.exec_driver_sql("LOCK TABLE events IN SHARE ROW EXCLUSIVE MODE")
         driver.start()
-        until(lambda: end_who_waits(connection))
+        until(lambda: end_who_waits(postgresql_url))
         for seq, event in enumerate(there):
             kind, body = encode_event(event)
             row = {"experiment": "test", "seq": seq, "occurred_at": event.occurred_at, "kind": kind, "body": body}
@@ -320,10 +320,12 @@ def test_a_driver_whose_connection_is_lost_writes_what_is_not_there_yet(
 INSERT = "INSERT INTO events VALUES (:experiment, :seq, :occurred_at, :kind, :body)"
 
 
-def end_who_waits(connection: sql.Connection) -> bool:
-    """End the connections to this database that wait for a lock; whether there were any."""
+def end_who_waits(url: str) -> bool:
+    """End the connections to the database that wait for a lock, and see them gone; whether there were any."""
+    engine = sql.create_engine(url, poolclass=sql.NullPool)
     waiting = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    return bool(connection.exec_driver_sql(f"SELECT pg_terminate_backend(pid) {waiting}").all())
+    with engine.connect() as connection:  # each time a new one: a transaction sees one state of that view
+        return bool(connection.exec_driver_sql(f"SELECT pg_terminate_backend(pid, 60000) {waiting}").all())
 
 
 def let_in(server: sql.URL, url: str, allowed: bool) -> None:
