@@ -80,7 +80,9 @@ def actions(submission: Submission) -> frozenset[str]:
     state = submission.state
     found = {"cancel"} if state in ACTIVE else set()
     found |= {"resume"} if state in _RESUMABLE else set()
-    return frozenset(found | ({"extend"} if state in _EXTENSIBLE and submission.summary.stages else set()))
+    summary = submission.summary
+    is_limited = summary.deadline_s is not None or summary.max_cost_usd is not None
+    return frozenset(found | ({"extend"} if state in _EXTENSIBLE and summary.stages and is_limited else set()))
 
 
 def badge(submission: Submission, result: Result | None) -> tuple[str, str]:

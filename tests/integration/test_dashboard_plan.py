@@ -211,6 +211,7 @@ def test_the_text_stays_in_the_tab_alone_and_files_are_opened(browser: Any, addr
         expect(page.locator("#headline")).to_contain_text("no limits set")
         page.reload()
         expect(page.locator("#headline")).to_contain_text("no limits set")
+        expect(page.locator("#at-plan"), "the plan is marked, however late plotly comes").to_be_visible()
         assert page.evaluate("localStorage.length") == 0
     with visiting(browser, address) as visit:
         expect(visit.open("/plan").get_by_label("Experiment file")).to_have_value("")

@@ -59,6 +59,12 @@ def test_every_state_has_words_and_actions_that_fit(state: ExperimentState, begu
     assert ("resume" in allowed) == (state.value in ("interrupted", "cancelled", "budget"))
 
 
+def test_what_has_no_limits_is_not_extended() -> None:
+    assert "extend" not in actions(submission())
+    assert "extend" in actions(submission(deadline_s=300.0))
+    assert "extend" in actions(submission(max_cost_usd=3.0))
+
+
 def test_a_reason_is_told_once() -> None:
     result = dataclasses.replace(a_result(), outcome="failed", reason="the disk is full")
     told = sentence(submission(ExperimentState.FAILED, reason="the disk is full"), result)

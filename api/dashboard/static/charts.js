@@ -4,7 +4,11 @@ const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const narrow = window.matchMedia("(max-width: 720px)");
 const drawn = new Map();
 const LIMIT = "#d62728"; // of deadlines and caps in the figures that come: too dark to read on a dark page
-if (!window.Plotly) document.querySelector('script[src*="/plotly.js"]')?.addEventListener("load", drawAgain);
+// Whether or not plotly came, nothing is waited for any more once the page is loaded.
+const loaded = new Promise((resolve) => {
+  if (document.readyState === "complete") resolve();
+  else window.addEventListener("load", resolve);
+});
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -39,12 +43,14 @@ function themed(layout) {
   return whole;
 }
 
-// Draws, or changes what was drawn; returns a promise.
-export function draw(element, figure) {
+// Draws, or changes what was drawn; the promise waits for plotly.
+export async function draw(element, figure) {
   drawn.set(element, figure);
   const layout = themed(figure.layout);
   element.style.height = `${layout.height}px`;
-  return window.Plotly?.react(element, figure.data, layout, { responsive: true, displayModeBar: false });
+  if (!window.Plotly) await loaded;
+  if (drawn.get(element) !== figure) return;
+  await window.Plotly?.react(element, figure.data, layout, { responsive: true, displayModeBar: false });
 }
 
 // Forgets a chart whose element leaves the page.
