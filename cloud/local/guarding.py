@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -108,8 +107,11 @@ class Guards:
             self._closed = True
 
     def wait(self) -> None:
-        """Wait for processes that were told to end."""
+        """Wait for processes that were told to end; what they guarded has ended, and who is slow to go is killed."""
         for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 process.wait(timeout=_RELEASE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
         self.reap()

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import pytest
 
-from rubberband.cloud.local import LocalProvider, ray_node, sweep
+from rubberband.cloud.local import LocalProvider, guarding, ray_node, sweep
 from rubberband.cloud.local.instance import load
 from rubberband.cloud.ray_head import RayHead
 from rubberband.errors import ProviderError
@@ -324,3 +324,12 @@ def test_a_head_is_found_by_the_next_driver_and_holds_its_directory(tmp_path: Pa
     second.close()
     first.guards.wait()
     assert nothing_left(tmp_path)
+
+
+def test_a_guard_that_is_slow_to_go_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guarding, "_RELEASE_S", 0.01)
+    guards = guarding.Guards("slow", tmp_path, tmp_path / "token", 30.0)
+    slow = subprocess.Popen(["sleep", "1000"])
+    guards._processes.append(slow)
+    guards.wait()
+    assert slow.returncode == -signal.SIGKILL
