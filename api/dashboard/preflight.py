@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from rubberband.api.experiment_body import read_experiment, require_allowed
 from rubberband.api.problems import Problem
 from rubberband.api.service import Service
 from rubberband.api.store.records import Principal
+from rubberband.errors import InputError
 from rubberband.experiment import Experiment
 
 _LONGEST_NAME = 63
@@ -26,6 +28,9 @@ class Preflight:
     entrypoint: str
     provider: str
     region: str
+    deadline_s: float | None
+    """From now; None if there is none, or it has passed."""
+    max_cost_usd: float | None
     measures: bool
     """Whether a profile is measured first."""
     reason: str
@@ -44,6 +49,8 @@ def preflight(
         entrypoint=str(experiment.entrypoint or ""),
         provider=resources.provider,
         region=resources.region,
+        deadline_s=_left_s(experiment),
+        max_cost_usd=experiment.constraints.max_cost_usd,
         measures=experiment.profile is None,
         reason=_reason(service, principal, experiment),
     )
@@ -54,9 +61,19 @@ def _reason(service: Service, principal: Principal, experiment: Experiment) -> s
         return f"the token {principal.name!r} may only read; sign in with one that has the scope submit"
     try:
         require_allowed(experiment, service.settings, to_run=True)
+        experiment.constraints.deadline_from(time.time())
     except Problem as problem:
         return problem.detail
+    except InputError as passed:
+        return str(passed)
     return ""
+
+
+def _left_s(experiment: Experiment) -> float | None:
+    try:
+        return experiment.constraints.deadline_from(time.time())
+    except InputError:
+        return None
 
 
 def _free(service: Service, name: str) -> str:

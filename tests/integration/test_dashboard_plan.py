@@ -179,6 +179,26 @@ def test_a_person_without_a_mouse_submits_what_was_previewed(browser: Any, addre
         visit.errors.clear()
 
 
+def test_what_runs_without_a_preview_tells_its_limits_before_it_is_started(browser: Any, address: str) -> None:
+    with visiting(browser, address) as visit:
+        page = preview(visit, SCALING[: SCALING.index("profile:")])
+        expect(page.locator("#headline")).to_contain_text("a submission measures one first")
+        expect(page.locator("#wrong")).to_have_class("hint")
+        page.get_by_role("button", name="Submit…").click()
+        dialog = page.get_by_role("dialog", name="Start this experiment?")
+        expect(dialog).to_contain_text("first measures a profile")
+        expect(dialog).to_contain_text("1m12s from now")
+        expect(dialog).to_contain_text("5.00 USD")
+
+
+def test_a_deadline_that_has_passed_is_told_before_a_submission(browser: Any, address: str) -> None:
+    with visiting(browser, address) as visit:
+        late = SCALING[: SCALING.index("profile:")].replace("deadline: 72s", "deadline: 2020-01-01T00:00:00Z")
+        page = preview(visit, late)
+        expect(page.locator("#may")).to_contain_text("has passed")
+        expect(page.get_by_role("button", name="Submit…")).to_be_disabled()
+
+
 def test_what_the_operator_does_not_allow_cannot_be_submitted(browser: Any, address: str) -> None:
     with visiting(browser, address) as visit:
         page = preview(visit, SCALING.replace("examples.scaling:", "os:"))

@@ -82,8 +82,8 @@ function wrong(problem, slug, asked) {
     byId("result").classList.add("old");
     return void submitter.look(asked, "see what is wrong with its limits");
   }
-  editor.tell(problem);
   const measured = slug === "profile-missing";
+  editor.tell(problem, measured ? "hint" : "problem");
   show(byId("result"), measured);
   show_limits(!measured);
   show(byId("hello"), !measured);

@@ -49,12 +49,14 @@ export class Editor {
   }
 
   // Tells what is wrong beside the field, and marks the line where that is known.
-  tell(problem) {
+  // What is wrong with the file; what is only to be known, and hinders nothing, is a `hint`.
+  tell(problem, kind = "problem") {
     const { line, detail } = placed(problem.detail ?? "", this.text);
     this.wrong.replaceChildren(make("p", {}, make("b", {}, line ? `Line ${line}: ` : `${problem.title}: `), detail));
+    this.wrong.className = kind;
     show(this.wrong);
     this.marked = line;
-    this.field.setAttribute("aria-invalid", "true");
+    if (kind === "problem") this.field.setAttribute("aria-invalid", "true");
     this.number();
     const top = line * this.lineHeight();
     if (line && (top < this.field.scrollTop || top > this.field.scrollTop + this.field.clientHeight)) {

@@ -54,7 +54,7 @@ export class Submitter {
     byId("name").value = this.told.free_name;
     show(byId("taken"), this.told.free_name !== this.told.name);
     byId("taken").textContent = `There is an experiment ${this.told.name} already.`;
-    const facts = [["runs", this.told.entrypoint], ["where", this.where()], ...limits(answer)];
+    const facts = [["runs", this.told.entrypoint], ["where", this.where()], ...limits(answer?.constraints ?? this.told)];
     byId("confirm-facts").replaceChildren(...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
     byId("confirm").showModal();
   }
@@ -91,9 +91,7 @@ function words(told, answer) {
     + `${duration(prediction.jct_s.mean)} and ${usd(prediction.cost_usd.mean)} USD.`;
 }
 
-function limits(answer) {
-  if (!answer) return [];
-  const { deadline_s, max_cost_usd } = answer.constraints;
+function limits({ deadline_s, max_cost_usd }) {
   return [
     ["deadline", deadline_s === null ? "none" : `${duration(deadline_s)} from now`],
     ["spends at most", max_cost_usd === null ? "no limit is set" : `${usd(max_cost_usd)} USD`],
