@@ -24,6 +24,19 @@ ServerOption = Annotated[
 ]
 """Of commands that look at experiments, here or there. The token is RUBBERBAND_TOKEN's."""
 
+ServiceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        metavar="URL",
+        envvar="RUBBERBAND_SERVER",
+        help="The service; `local` for the one on this machine. [default: http://127.0.0.1:8265]",
+        show_default=False,
+        show_envvar=True,
+    ),
+]
+"""Of commands that only a service carries out."""
+
 
 def client_of(server: str | None) -> Client | None:
     """A client of the service; None if the command is about this machine."""
@@ -31,11 +44,15 @@ def client_of(server: str | None) -> Client | None:
 
 
 def open_client(server: str | None) -> Client:
-    """A client of the service, by default the one on this machine. Raises InputError without httpx."""
+    """A client of the service, by default the one on this machine. Raises InputError without httpx.
+
+    `local` is the one on this machine, also where RUBBERBAND_SERVER names another one.
+    """
     try:
         from rubberband.client.client import Client
+        from rubberband.client.sending import DEFAULT_SERVER
     except ImportError:
         from rubberband.errors import InputError
 
         raise InputError("a service is asked with httpx; pip install 'rubberband[client]'") from None
-    return Client(None if server == LOCAL else server)
+    return Client(DEFAULT_SERVER if server == LOCAL else server)

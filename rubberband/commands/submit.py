@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 
 from rubberband.commands.estimate import FileArgument, Overrides, Policy, PolicyOption
-from rubberband.commands.remote import ServerOption, open_client
+from rubberband.commands.remote import ServiceOption, open_client
 
 
 def submit(
     file: FileArgument,
     policy: PolicyOption = Policy.optimal,
     overrides: Overrides = None,
-    server: ServerOption = None,
+    server: ServiceOption = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay and show how it goes, until it is over.")] = False,
 ) -> None:
     """Submit an experiment to a service, which plans it and runs it.

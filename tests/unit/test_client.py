@@ -16,6 +16,7 @@ import rubberband
 from rubberband.client.aio import AsyncClient
 from rubberband.client.client import Client
 from rubberband.client.submission import self_contained
+from rubberband.commands.remote import open_client
 from rubberband.errors import InfeasibleError, InputError, NameTakenError, ProfileMissingError, ServiceError
 from tests.unit.experiment_words import words
 
@@ -321,3 +322,11 @@ def test_what_only_this_machine_has_cannot_be_submitted(change: dict[str, Any], 
 def test_a_missing_profile_is_told(tmp_path: Path) -> None:
     with pytest.raises(ProfileMissingError, match="there is no profile at"):
         self_contained({**words(), "profile": str(tmp_path / "none.json")})
+
+
+def test_the_service_on_this_machine_is_asked_by_name_whatever_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RUBBERBAND_SERVER", "http://there:1234")
+    with open_client("local") as here, open_client(None) as there:
+        assert (here.url, there.url) == ("http://127.0.0.1:8265", "http://there:1234")
