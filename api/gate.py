@@ -17,7 +17,7 @@ from rubberband.api.store.records import ExperimentState, Submission
 from rubberband.api.summaries import Standing
 from rubberband.errors import InputError, RubberbandError
 from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.hosting import read_ending
+from rubberband.executor.hosting import read_ending, read_mark
 from rubberband.executor.inbox import Inbox
 from rubberband.executor.purse import MONEY_SLACK_USD
 from rubberband.experiment import Experiment
@@ -90,9 +90,13 @@ def require_going_on(observed: Observed, settings: Settings) -> None:
 
 
 def _goes_on(row: Submission, folder: ExperimentFolder, observed: Observed | None, now: float) -> bool:
-    """Whether it was submitted, did not tell how it ended, was not to end anyway, and is not past its deadline."""
-    ending = read_ending(folder)
-    if not row.words or (ending is not None and ending.attempt == row.attempt):
+    """Whether it was submitted and given a process in this home, which did not tell how it ended; and whether it was not
+    to end anyway, and is not past its deadline.
+    """
+    mark, ending = read_mark(folder), read_ending(folder)
+    if not row.words or mark is None or mark.attempt != row.attempt:
+        return False
+    if ending is not None and ending.attempt == row.attempt:
         return False
     if any(request.kind == "cancel" for request in Inbox(folder.inbox).pending()):
         return False

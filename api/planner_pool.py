@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -31,6 +32,7 @@ _WAIT_S = 30.0
 _MOST_WAITING = 128
 """Questions that wait for each planner."""
 _KINDS = {kind.slug: kind for kind in KINDS}
+_log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 
@@ -61,8 +63,14 @@ class Planner:
         await self.end()
         # Who is stopped now must not leave half a process behind.
         self._spawning = asyncio.create_task(self._spawned())
-        self._process, self._spawning = await asyncio.shield(self._spawning), None
-        await self._told(self._process)
+        try:
+            process = await asyncio.shield(self._spawning)
+        except OSError as error:  # no memory, or too many files or processes: there may be room again
+            self._spawning = None
+            _log.warning("no process that plans could be started: %s", error)
+            raise _Ended from None
+        self._process, self._spawning = process, None
+        await self._told(process)
 
     async def ask(self, question: Mapping[str, Any]) -> Json:
         """What identifies a question: `id` and `good_s`. Raises Problem, and _Ended."""
@@ -93,7 +101,9 @@ class Planner:
     async def end(self) -> None:
         """End the process, whatever it does. The next question starts another."""
         if self._spawning is not None:
-            self._process, self._spawning = await self._spawning, None
+            with contextlib.suppress(OSError):
+                self._process = await self._spawning
+            self._spawning = None
         self.give_up()
         if self._process is not None:
             await self._process.communicate()

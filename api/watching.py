@@ -69,6 +69,8 @@ class Watcher:
         """All others: the stamp of the journal, or, as long as it was not looked at, when the row was changed."""
         self._followers: dict[str, Follower] = {}
         self._spawned: set[tuple[str, int]] = set()
+        self._by_hand: set[str] = set()
+        """Those that somebody went on with by hand: whether they go on is for that one to say."""
         self._told: set[str] = set()
         self._loaded = False
         self._is_lost = self._is_pruning = False
@@ -253,7 +255,8 @@ class Watcher:
                 self._spawn(row)
             return
         was_cut_off = found.state is ExperimentState.INTERRUPTED and row.state in AT_WORK
-        act = self._gate.resumption(found, self.folder(name), follower.observed) if was_cut_off else None
+        may_go_on = was_cut_off and name not in self._by_hand
+        act = self._gate.resumption(found, self.folder(name), follower.observed) if may_go_on else None
         self._take(found)
         if act is not None:
             self._change(found, ExperimentState.QUEUED, GOES_ON, request=act)
@@ -298,6 +301,7 @@ class Watcher:
             if (row.name, row.attempt) in self._spawned:
                 raise NotStartedError(f"its process ended before it began; {folder.process_log} may tell why")
             self._spawned.add((row.name, row.attempt))
+            self._by_hand.discard(row.name)
             self._processes.start(folder, order)
         except NotStartedError as error:
             state = ExperimentState.INTERRUPTED if order.resume else ExperimentState.REFUSED
@@ -352,6 +356,7 @@ class Watcher:
         if row is not None:
             self._settled.pop(name, None)
             self._rows[name] = row
+            self._by_hand.add(name)
             self._alone(name, self._follow)
 
     def _take_in(self, folder: ExperimentFolder) -> None:

@@ -117,10 +117,14 @@ def write_mark(lock: int, mark: Mark) -> None:
 
 
 def is_hosted(folder: ExperimentFolder) -> bool:
-    """Whether a process that the service started is at work. Looking is harmless."""
+    """Whether a process that the service started is at work. Looking is harmless.
+
+    Of another user's lock, which nobody here can take either, the answer is no. Raises OSError where that cannot be
+    told (too many open files, say): what is alive must not be taken for gone.
+    """
     try:
         lock = os.open(folder.process_lock, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return False
     try:
         return not locked(lock, SHARED)

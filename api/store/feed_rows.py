@@ -117,6 +117,8 @@ class FeedRows:
         chosen = oldest.order_by(_columns.id).limit(limit).subquery()
         last = sql.select(sql.func.max(chosen.c.id), sql.func.coalesce(sql.func.max(chosen.c.seq), -1))
         last_id, last_seq = connection.execute(last).one()
+        if last_id is None:  # another server has let them go just now
+            return 0
         self._mark(connection, {experiment: (last_id, last_seq)})
         deleted = sql.delete(FEED).where(_columns.experiment == experiment, _columns.id <= last_id)
         return connection.execute(deleted).rowcount

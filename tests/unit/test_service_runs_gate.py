@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,35 @@ def test_what_ended_by_its_own_words_or_was_run_by_hand_waits_for_a_person(house
     with house.open():
         for name in ("one", "template"):
             house.wait(name, INTERRUPTED)
+    assert len(house.starts()) == 1
+
+
+def test_what_a_person_went_on_with_by_hand_is_that_persons(house: House) -> None:
+    house.tell(one="cut")
+    with house.open() as runs:
+        runs.submit(experiment())
+        house.wait("one", INTERRUPTED)
+    house.settings = resuming(house)
+    folder = ExperimentFolder(home=house.home, name="one")
+    with house.open():
+        with folder.driving():
+            os.utime(folder.journal)
+            house.wait("one", RUNNING)
+        house.wait("one", INTERRUPTED)
+    assert house.row("one").state is INTERRUPTED
+    assert len(house.starts()) == 1
+
+
+def test_what_another_home_started_does_not_go_on_here(house: House) -> None:
+    house.tell(one="cut")
+    with house.open() as runs:
+        runs.submit(experiment())
+        house.wait("one", INTERRUPTED)
+    ExperimentFolder(home=house.home, name="one").process_lock.unlink()
+    assert house.store.change("one", at=0.0, state=RUNNING)
+    house.settings = resuming(house)
+    with house.open():
+        house.wait("one", INTERRUPTED)
     assert len(house.starts()) == 1
 
 
