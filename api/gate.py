@@ -90,8 +90,8 @@ def require_going_on(observed: Observed, settings: Settings) -> None:
 
 
 def _goes_on(row: Submission, folder: ExperimentFolder, observed: Observed | None, now: float) -> bool:
-    """Whether it was submitted and given a process in this home, which did not tell how it ended; and whether it was not
-    to end anyway, and is not past its deadline.
+    """Whether it was submitted, its process was in this home and did not tell how it ended, it was not to end anyway,
+    and it is not past its deadline.
     """
     mark, ending = read_mark(folder), read_ending(folder)
     if not row.words or mark is None or mark.attempt != row.attempt:

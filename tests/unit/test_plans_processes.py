@@ -161,14 +161,17 @@ def test_a_process_that_dies_is_replaced(tmp_path: Path) -> None:
 def test_where_no_process_can_be_started_for_a_while_plans_are_made_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked = preview()
+
     async def ask(plans: Plans) -> None:
         with monkeypatch.context() as full:
             full.setattr(asyncio, "create_subprocess_exec", refused)
-            for number in range(5):  # more often than there are planners
+            for _ in range(5):  # more often than there are planners
                 with pytest.raises(Problem) as caught:
-                    await plans.answer(asked := preview(name=f"no-{number}"), of(asked))
+                    await plans.answer(asked, of(asked))
                 assert caught.value.kind is UNAVAILABLE
-        assert (await plans.answer(asked := preview(), of(asked))).status == 200
+        answer = await plans.answer(asked, of(asked))
+        assert answer.status == 200
 
     async def refused(*_: object, **__: object) -> None:
         raise OSError("too many open files")
