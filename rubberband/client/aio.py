@@ -20,7 +20,7 @@ from httpx_sse import SSEError, aconnect_sse
 from rubberband.client import calls
 from rubberband.client.calls import Call
 from rubberband.client.problems import raise_for, unreachable
-from rubberband.client.sending import RECONNECT_S, STREAM_TIMEOUT, Address, Place, wait_s
+from rubberband.client.sending import RECONNECT_S, STREAM_TIMEOUT, Address, Place, reopened_in_s, wait_s
 from rubberband.client.submission import Submittable
 from rubberband.client.words import (
     OVER,
@@ -194,7 +194,8 @@ class AsyncClient:
     async def events(self, experiment: str | None = None, *, after: int | None = None) -> AsyncIterator[EventView]:
         """The feed from `after` (None: from its beginning) on, without an end, each event once and in order.
 
-        A connection that is cut is made again, from where it was. Raises ServiceError once that fails for long.
+        A connection that is cut is made again, from where it was, also while the service's store is away. Raises
+        ServiceError once that fails for long.
         """
         place, failed = Place(after), 0
         while True:
@@ -203,11 +204,11 @@ class AsyncClient:
                     failed = 0
                     yield event
                 await self._sleep(RECONNECT_S)
-            except (httpx.TransportError, SSEError) as error:
+            except (httpx.TransportError, SSEError, ServiceError) as error:
                 failed += 1
-                pause_s = wait_s(Call(method="GET", path="/v1/events"), failed, None)
+                pause_s = reopened_in_s(place, failed, error)
                 if pause_s is None:
-                    raise unreachable(self.url, error) from None
+                    raise error if isinstance(error, ServiceError) else unreachable(self.url, error) from None
                 await self._sleep(pause_s)
 
     async def _stream(self, experiment: str | None, place: Place) -> AsyncIterator[EventView]:
@@ -218,6 +219,7 @@ class AsyncClient:
             if not source.response.is_success:
                 await source.response.aread()
                 raise_for(source.response)
+            place.was_open = True
             async for sent in source.aiter_sse():
                 if (event := place.next(sent.data)) is not None:
                     yield event

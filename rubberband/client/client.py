@@ -19,7 +19,7 @@ from httpx_sse import SSEError, connect_sse
 from rubberband.client import calls
 from rubberband.client.calls import Call
 from rubberband.client.problems import raise_for, unreachable
-from rubberband.client.sending import RECONNECT_S, STREAM_TIMEOUT, Address, Place, wait_s
+from rubberband.client.sending import RECONNECT_S, STREAM_TIMEOUT, Address, Place, reopened_in_s, wait_s
 from rubberband.client.submission import Submittable
 from rubberband.client.words import (
     OVER,
@@ -190,7 +190,8 @@ class Client:
     def events(self, experiment: str | None = None, *, after: int | None = None) -> Iterator[EventView]:
         """The feed from `after` (None: from its beginning) on, without an end, each event once and in order.
 
-        A connection that is cut is made again, from where it was. Raises ServiceError once that fails for long.
+        A connection that is cut is made again, from where it was, also while the service's store is away. Raises
+        ServiceError once that fails for long.
         """
         place, failed = Place(after), 0
         while True:
@@ -199,11 +200,11 @@ class Client:
                     failed = 0
                     yield event
                 self._sleep(RECONNECT_S)
-            except (httpx.TransportError, SSEError) as error:
+            except (httpx.TransportError, SSEError, ServiceError) as error:
                 failed += 1
-                pause_s = wait_s(Call(method="GET", path="/v1/events"), failed, None)
+                pause_s = reopened_in_s(place, failed, error)
                 if pause_s is None:
-                    raise unreachable(self.url, error) from None
+                    raise error if isinstance(error, ServiceError) else unreachable(self.url, error) from None
                 self._sleep(pause_s)
 
     def _stream(self, experiment: str | None, place: Place) -> Iterator[EventView]:
@@ -214,6 +215,7 @@ class Client:
             if not source.response.is_success:
                 source.response.read()
                 raise_for(source.response)
+            place.was_open = True
             for sent in source.iter_sse():
                 if (event := place.next(sent.data)) is not None:
                     yield event

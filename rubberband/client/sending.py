@@ -14,7 +14,7 @@ import httpx
 import rubberband
 from rubberband.client.calls import Call
 from rubberband.client.words import EventView
-from rubberband.errors import InputError
+from rubberband.errors import InputError, ServiceError
 
 DEFAULT_SERVER = "http://127.0.0.1:8265"
 MOST_TRIES = 4
@@ -24,6 +24,8 @@ STREAM_TIMEOUT = httpx.Timeout(5.0, read=45.0)
 """A stream of events is never silent for longer than its heartbeats are apart."""
 RECONNECT_S = 0.25
 """Before a stream that the service has ended is opened again."""
+MOST_REOPENED = 30
+"""A stream that was open once is opened again so often: for about as long as the service's store may be away."""
 _AGAIN = (429, 502, 503, 504)
 
 
@@ -74,6 +76,16 @@ def wait_s(call: Call[Any], tried: int, answer: httpx.Response | None) -> float 
     return min(longest_s, LONGEST_WAIT_S) * random.uniform(0.5, 1.0)
 
 
+def reopened_in_s(place: Place, failed: int, error: Exception) -> float | None:
+    """How long to wait before a stream is opened again, which `failed` so often in a row; None: it is not."""
+    if isinstance(error, ServiceError) and error.status not in _AGAIN:
+        return None
+    if failed >= (MOST_REOPENED if place.was_open else MOST_TRIES):
+        return None
+    longest_s: float = 0.25 * 2.0**failed
+    return min(longest_s, LONGEST_WAIT_S) * random.uniform(0.5, 1.0)
+
+
 def _is_being_served(answer: httpx.Response) -> bool:
     """Whether the same request came in before, and is not answered yet."""
     return answer.status_code == 409 and b"/problems/idempotency-key-busy" in answer.content
@@ -84,6 +96,8 @@ class Place:
     """Where a reader of the feed is: what comes again after a reconnection is left out."""
 
     last_id: int | None
+    was_open: bool = False
+    """Whether the service sent events, or was about to."""
 
     def headers(self) -> dict[str, str]:
         """Of the next connection."""

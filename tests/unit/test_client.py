@@ -231,6 +231,29 @@ def test_a_stream_that_is_cut_goes_on_where_it_was_and_repeats_nothing() -> None
     assert asked == [None, "1", "2"]
 
 
+def test_a_stream_outlives_a_service_whose_store_is_away_for_minutes() -> None:
+    answers = [Cut(RETRY, event(1)), *[None] * 20, Cut(RETRY, event(2))]
+    sent = iter(answers)
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        stream = next(sent)
+        if stream is None:
+            return httpx.Response(503, json={"detail": "the store does not answer"})
+        return httpx.Response(200, headers={"Content-Type": "text/event-stream"}, stream=stream)
+
+    with answering(handler) as client:
+        events = client.events()
+        assert [next(events)["id"] for _ in range(2)] == [1, 2]
+        events.close()  # type: ignore[attr-defined]
+
+
+def test_a_stream_whose_events_are_gone_says_so_at_once() -> None:
+    answers = iter([httpx.Response(410, json={"detail": "kept no longer"})])
+
+    with answering(lambda request: next(answers)) as client, pytest.raises(ServiceError, match="kept no longer"):
+        next(client.events(after=1))
+
+
 def test_a_stream_that_stays_away_is_an_error_in_the_end() -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused", request=request)
