@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,8 @@ def main(arguments: Sequence[str]) -> int:
             order = read_order(folder)
         except RubberbandError as error:
             return _failed(error)[0]
+        # The server of an earlier version, which runs until it is restarted, has written the store there.
+        folder = replace(folder, store=order.store or folder.store)
         write_mark(lock, Mark(pid=os.getpid(), attempt=order.attempt, started_at=time.time()))
         exit_code, error_line = _told(folder, order)
         ending = Ending(attempt=order.attempt, exit_code=exit_code, error=error_line, at=time.time())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -85,6 +87,17 @@ def test_a_run_that_is_killed_goes_on_by_itself_where_it_was(tmp_path: Path) -> 
     assert kinds.count("DriverResumed") == 1
     assert house.seqs("one") == list(range(len(house.seqs("one"))))
     house.store.close()
+
+
+def test_an_order_of_an_earlier_version_has_its_journal_in_the_store_that_it_names(tmp_path: Path) -> None:
+    folder = ExperimentFolder(home=tmp_path, name="one", store=f"sqlite:///{tmp_path}/journals.db")
+    words = {"attempt": 1, "resume": False, "words": experiment().to_words(), "store": folder.store}
+    folder.path.mkdir(parents=True)
+    folder.order.write_text(json.dumps(words))
+    environment = {name: value for name, value in os.environ.items() if name != "RUBBERBAND_STORE"}
+    assert subprocess.run([*HOSTED, str(tmp_path), "one"], env=environment, capture_output=True).returncode == 0
+    assert folder.exists
+    assert not folder.journal.exists()
 
 
 def test_limits_are_raised_while_it_runs_and_a_signal_ends_it_cleanly(
