@@ -1,16 +1,17 @@
-"""The synchronous client of the service.
+"""The client of the service for event loops of asyncio.
 
-with rubberband.Client("http://127.0.0.1:8265") as client:
-    print(client.plan("digits.yaml")["prediction"]["cost_usd"]["mean"])
-    client.submit("digits.yaml")
-    print(client.wait("digits")["summary"]["best_value"])
+async with rubberband.AsyncClient("http://127.0.0.1:8265") as client:
+    print((await client.plan("digits.yaml"))["prediction"]["cost_usd"]["mean"])
+    await client.submit("digits.yaml")
+    print((await client.wait("digits"))["summary"]["best_value"])
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -21,6 +22,7 @@ from rubberband.client import calls
 from rubberband.client.calls import Call
 from rubberband.client.problems import raise_for, unreachable
 from rubberband.client.sending import RECONNECT_S, STREAM_TIMEOUT, Address, Place, reopened_in_s, wait_s
+from rubberband.client.streaming import Streams
 from rubberband.client.submission import Submittable
 from rubberband.client.words import (
     OVER,
@@ -57,6 +59,7 @@ class AsyncClient:
         self._address = Address.of(url, token)
         self._http = httpx.AsyncClient(**{**self._address.options(), "transport": transport, **options})
         self._sleep = sleep
+        self._streams = Streams()
 
     @property
     def url(self) -> str:
@@ -191,18 +194,22 @@ class AsyncClient:
         """What instance types have and cost."""
         return await self._send(calls.prices(types, region))
 
-    async def events(self, experiment: str | None = None, *, after: int | None = None) -> AsyncIterator[EventView]:
+    def events(self, experiment: str | None = None, *, after: int | None = None) -> AsyncIterator[EventView]:
         """The feed from `after` (None: from its beginning) on, without an end, each event once and in order.
 
         A connection that is cut is made again, from where it was, also while the service's store is away. Raises
         ServiceError once that fails for long.
         """
-        place, failed = Place(after), 0
+        return self._streams.of(self._events(experiment, Place(after)))
+
+    async def _events(self, experiment: str | None, place: Place) -> AsyncGenerator[EventView]:
+        failed = 0
         while True:
             try:
-                async for event in self._stream(experiment, place):
-                    failed = 0
-                    yield event
+                async with aclosing(self._stream(experiment, place)) as events:
+                    async for event in events:
+                        failed = 0
+                        yield event
                 await self._sleep(RECONNECT_S)
             except (httpx.TransportError, SSEError, ServiceError) as error:
                 failed += 1
@@ -211,7 +218,7 @@ class AsyncClient:
                     raise error if isinstance(error, ServiceError) else unreachable(self.url, error) from None
                 await self._sleep(pause_s)
 
-    async def _stream(self, experiment: str | None, place: Place) -> AsyncIterator[EventView]:
+    async def _stream(self, experiment: str | None, place: Place) -> AsyncGenerator[EventView]:
         params = {} if experiment is None else {"experiment": experiment}
         async with aconnect_sse(
             self._http, "GET", "/v1/events", params=params, headers=place.headers(), timeout=STREAM_TIMEOUT
@@ -220,9 +227,10 @@ class AsyncClient:
                 await source.response.aread()
                 raise_for(source.response)
             place.was_open = True
-            async for sent in source.aiter_sse():
-                if (event := place.next(sent.data)) is not None:
-                    yield event
+            async with aclosing(source.aiter_sse()) as all_sent:
+                async for sent in all_sent:
+                    if (event := place.next(sent.data)) is not None:
+                        yield event
 
     async def wait(self, name: str, *, timeout_s: float | None = None, every_s: float = 1.0) -> ExperimentDetail:
         """The experiment once nothing but a resume changes it any more. Raises ServiceError after `timeout_s`."""
@@ -259,6 +267,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Let go of the connections. Idempotent."""
+        await self._streams.close()
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:

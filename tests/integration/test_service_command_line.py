@@ -125,6 +125,25 @@ def test_events_of_a_run_are_streamed_in_order(address: str, file: Callable[[str
     assert len(places) > 20
 
 
+def test_whoever_leaves_the_events_leaves_nothing_behind(
+    address: str, command: Command, file: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    command("submit", file("left"))
+
+    async def look() -> list[int]:
+        async with AsyncClient(address) as client:
+            kept = client.events("left")
+            firsts = [await anext(kept)]
+            for _ in range(2):
+                async for event in client.events("left"):
+                    firsts.append(event)
+                    break
+            return [event["id"] for event in firsts]
+
+    assert len(set(asyncio.run(look()))) == 1
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
 def test_without_a_service_the_commands_are_about_this_machine(
     command: Command, file: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
