@@ -27,7 +27,10 @@ def cancel(name: Name, server: ServerOption = None) -> None:
         return
     with client:
         found = client.cancel(name)
-    print(f"{name}: {found['state']}; asked to end", file=sys.stderr)
+    from rubberband.client.words import OVER
+
+    told = "it is over" if found["state"] in OVER else "asked to end"
+    print(f"{name}: {found['state']}; {told}", file=sys.stderr)
 
 
 def extend(
@@ -37,7 +40,7 @@ def extend(
         typer.Option(
             "--deadline",
             metavar="TIME",
-            help="From its start, as 40m; or a time with its zone.",
+            help="From its start, or from its submission to a service, as 40m; or a time with its zone.",
             show_default=False,
         ),
     ] = None,
