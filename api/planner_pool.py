@@ -29,6 +29,8 @@ _LINE_BYTES = 8 << 20
 """Longest line that a planner may answer with."""
 _WAIT_S = 30.0
 """So long a question waits for its turn at least."""
+_START_S = 60.0
+"""What has not started by then never will."""
 _MOST_WAITING = 128
 """Questions that wait for each planner."""
 _KINDS = {kind.slug: kind for kind in KINDS}
@@ -365,8 +367,9 @@ class Pool:
 
     async def _started(self, planner: Planner) -> None:
         try:
-            await planner.start()
-        except _Ended:
+            async with asyncio.timeout(_START_S):
+                await planner.start()
+        except (_Ended, TimeoutError):
             await planner.end()
             self._cold.append(planner)
             for lane in (self._easy, self._hard):

@@ -101,7 +101,7 @@ ResumeOption = Annotated[
     bool,
     typer.Option(
         "--auto-resume/--no-auto-resume",
-        help="Go on with submissions whose process was killed, or ended with the machine: once, till they get further.",
+        help="Go on with submissions whose process was killed, or lost with the machine: once, till they get further.",
     ),
 ]
 PlannersOption = Annotated[int, typer.Option("--planners", min=1, max=64, help="Processes that plan.")]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rubberband.api import planner_pool
 from rubberband.api.experiment_body import read_experiment
 from rubberband.api.plans import Plans, Preview, fingerprint
 from rubberband.api.problems import INVALID, MALFORMED, MEDIA, TOO_LONG, UNAVAILABLE, Kind, Problem
@@ -175,5 +176,26 @@ def test_where_no_process_can_be_started_for_a_while_plans_are_made_afterwards(
 
     async def refused(*_: object, **__: object) -> None:
         raise OSError("too many open files")
+
+    served(tmp_path, ask)
+
+
+def test_a_process_that_never_says_that_it_is_ready_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, begun = preview(), asyncio.create_subprocess_exec
+
+    async def ask(plans: Plans) -> None:
+        with monkeypatch.context() as stuck:
+            stuck.setattr(planner_pool, "_START_S", 0.1)
+            stuck.setattr(asyncio, "create_subprocess_exec", silent)
+            with pytest.raises(Problem) as caught:
+                await plans.answer(asked, of(asked))
+        assert caught.value.kind is UNAVAILABLE
+        answer = await plans.answer(asked, of(asked))
+        assert answer.status == 200
+
+    async def silent(*_: str, **options: Any) -> asyncio.subprocess.Process:
+        return await begun("sleep", "600", **options)
 
     served(tmp_path, ask)
