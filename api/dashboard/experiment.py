@@ -131,7 +131,8 @@ def figures(experiment: Submission, result: Result | None) -> dict[str, Figure]:
 
 def _forecast(experiment: Submission) -> Forecast | None:
     summary = experiment.summary
-    if experiment.state not in ACTIVE or summary.forecast_jct_s is None or summary.forecast_cost_usd is None:
+    runs = experiment.state is ExperimentState.RUNNING
+    if not runs or summary.forecast_jct_s is None or summary.forecast_cost_usd is None:
         return None
     return Forecast(jct_s=summary.forecast_jct_s, cost_usd=summary.forecast_cost_usd)
 

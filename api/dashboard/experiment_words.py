@@ -99,8 +99,10 @@ def sentence(submission: Submission, result: Result | None) -> str:
         told = _NOT_BEGUN.get(submission.state, "")
         return " ".join(part for part in (told, reason) if part) if submission.state in ACTIVE else told or reason
     if submission.state in ACTIVE:
-        parts = [_where(result), _ends(submission.summary, result), _money(submission.summary, result)]
-        return _capitalised("; ".join(part for part in parts if part)) + "."
+        runs = submission.state is ExperimentState.RUNNING
+        course = _ends(submission.summary, result) if runs else "goes on from its checkpoints"
+        parts = [_where(result), course, _money(submission.summary, result)]
+        return _capitalised("; ".join(parts)) + "." + (f" {_capitalised(reason)}." if reason and not runs else "")
     ended = _capitalised(headlines(result)[0].removeprefix(f"{result.name}: "))
     return ended + "." + (f" {_capitalised(reason)}." if reason and reason not in ended else "")
 
@@ -143,7 +145,7 @@ def _money(summary: Summary, result: Result) -> str:
 
 def cards(submission: Submission, result: Result) -> list[Card]:
     """Time and money against plan, forecast and limits; the best trial; the instances."""
-    running = submission.state in ACTIVE
+    running = submission.state is ExperimentState.RUNNING
     return [_time(submission.summary, result, running), _cost(submission.summary, result, running), *_rest(result)]
 
 

@@ -40,6 +40,16 @@ def test_the_sentence_holds_the_forecast_against_the_deadline(forecast_s: float,
     assert verdict in sentence(submission(forecast_jct_s=forecast_s), result)
 
 
+@pytest.mark.parametrize("state", [ExperimentState.QUEUED, ExperimentState.STARTING])
+def test_what_goes_on_soon_says_so_and_no_forecast_that_its_end_left(state: ExperimentState) -> None:
+    result = cut_short(30, job=a_job(deadline_s=300.0), cancel=True)
+    known = submission(state, reason="it was killed", forecast_jct_s=result.actual_jct_s)
+    told = sentence(known, result)
+    assert "goes on from its checkpoints" in told
+    assert told.endswith("It was killed.")
+    assert not [note for card in cards(known, result) for note in card.notes if "forecast" in note]
+
+
 def test_without_limits_none_are_told() -> None:
     result = cut_short(30, job=a_job(deadline_s=None, max_cost_usd=None), cancel=False)
     told = sentence(submission(forecast_jct_s=200.0), result)
