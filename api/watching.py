@@ -21,6 +21,7 @@ from rubberband.api.taking_in import LONG_MOMENT_S, MOMENT_S, Newcomers, Stamp, 
 from rubberband.errors import JournalError
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.hosting import Order
+from rubberband.views.words import printable
 
 log = logging.getLogger("rubberband.api.runs")
 _Found = TypeVar("_Found")
@@ -258,6 +259,9 @@ class Watcher:
         may_go_on = was_cut_off and name not in self._by_hand
         act = self._gate.resumption(found, self.folder(name), follower.observed) if may_go_on else None
         self._take(found)
+        if was_cut_off:
+            why = GOES_ON if act is not None else printable(found.reason) or "its process is gone; resume it to go on"
+            log.warning("experiment %s: %s", name, why)
         if act is not None:
             self._change(found, ExperimentState.QUEUED, GOES_ON, request=act)
 

@@ -87,6 +87,7 @@ def revoke(
         if not tokens.revoke(id):
             known = ", ".join(record.id for record in tokens.records()) or "none"
             raise InputError(f"there is no token {shown(id)}; there are: {known}")
+    print(f"token {id} is revoked", file=sys.stderr)
 
 
 @contextmanager

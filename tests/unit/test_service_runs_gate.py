@@ -72,7 +72,7 @@ def resuming(house: House) -> Settings:
     return Settings(home=house.home, auto_resume=True)
 
 
-def test_what_was_killed_goes_on_by_itself_and_is_done(house: House) -> None:
+def test_what_was_killed_goes_on_by_itself_and_is_done(house: House, caplog: pytest.LogCaptureFixture) -> None:
     house.settings = resuming(house)
     house.tell(one="cut")  # amid its events; whoever goes on with it does so to the end
     with house.open() as runs:
@@ -81,6 +81,7 @@ def test_what_was_killed_goes_on_by_itself_and_is_done(house: House) -> None:
     assert house.seqs("one") == list(range(count_of(house.journal)))
     assert house.states("one").count("interrupted") == 1
     assert [start[2] for start in house.starts()] == ["1", "2"]
+    assert len([record for record in caplog.messages if record.startswith("experiment one: its process was gone")]) == 1
 
 
 def interrupted(house: House, name: str, *, attempt: int) -> bool:
@@ -147,6 +148,22 @@ def test_what_another_home_started_does_not_go_on_here(house: House) -> None:
     with house.open():
         house.wait("one", INTERRUPTED)
     assert len(house.starts()) == 1
+
+
+def test_who_cancels_as_it_is_about_to_go_on_by_itself_keeps_it_from_that(house: House) -> None:
+    house.tell(one="silent")
+    with house.open() as runs:
+        runs.submit(experiment())
+        house.wait("one", INTERRUPTED)
+    house.settings = resuming(house)
+    with house.open() as runs, pytest.raises(Problem, match="nothing of it runs"):
+        runs.cancel("one")
+    assert house.store.change("one", at=0.0, state=STARTING)
+    with house.open() as runs:
+        house.wait("one", INTERRUPTED)
+        assert len(house.starts()) == 1
+        runs.resume("one")
+        until(lambda: len(house.starts()) > 1)
 
 
 @pytest.mark.parametrize("why", ["cancelled", "late"])
