@@ -139,6 +139,8 @@ class Runs:
             return self._row(name)
         if row.state is ExperimentState.CANCELLED:
             return row
+        if row.state is ExperimentState.INTERRUPTED and self._settings.auto_resume:
+            self._ask_to_end(name, id)  # it may be about to go on by itself; whoever resumes it withdraws this
         raise conflict(row, NOT_CANCELLED)
 
     def _ask_to_end(self, name: str, id: str) -> None:
