@@ -30,6 +30,7 @@ from rubberband.executor.result import Result, summarise
 from rubberband.executor.state import Job
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual import VirtualBackend
+from rubberband.interrupts import AtOnce
 from rubberband.offer import Offer
 from rubberband.resources import Resources
 
@@ -283,7 +284,8 @@ def local_devices(offer: Offer) -> tuple[tuple[str, ...], str]:
 def cancel_on_signals() -> Iterator[Callable[[], bool]]:
     """While this lasts, the first Ctrl-C (or SIGTERM) asks for a clean end, and a second Ctrl-C interrupts.
 
-    Gives a function that tells whether an end was asked for. Outside the main thread signals are left alone.
+    Gives a function that tells whether an end was asked for, also if that was before and got lost (`AtOnce`). Outside
+    the main thread signals are left alone.
     """
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -296,6 +298,8 @@ def cancel_on_signals() -> Iterator[Callable[[], bool]]:
         asked.set()
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    if any(isinstance(handler, AtOnce) and handler.heard for handler in before.values()):
+        asked.set()
     try:
         yield asked.is_set
     finally:

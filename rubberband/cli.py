@@ -7,6 +7,7 @@ after its deadline, 130 interrupted.
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Annotated
 
@@ -30,6 +31,7 @@ from rubberband.commands import (
     up,
 )
 from rubberband.errors import RubberbandError
+from rubberband.interrupts import AtOnce
 
 app = typer.Typer(
     name="rubberband",
@@ -65,6 +67,7 @@ app.add_typer(token.token, name="token")
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    AtOnce(KeyboardInterrupt()).handle([signal.SIGINT])
     try:
         app(prog_name="rubberband")
     except RubberbandError as error:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from rubberband.errors import Cancelled, InputError, RubberbandError
 from rubberband.executor.folder import ExperimentFolder, open_folder
 from rubberband.executor.hosting import Ending, Mark, Order, holding, read_order, write_ending, write_mark
+from rubberband.interrupts import AtOnce
 
 if TYPE_CHECKING:
     from rubberband.executor.driver import Observer
@@ -65,18 +66,19 @@ def _lock(folder: ExperimentFolder, inherited: Sequence[str]) -> AbstractContext
 
 def _told(folder: ExperimentFolder, order: Order) -> tuple[int, str]:
     """How it ended: the exit code, and what went wrong in one line."""
-    with _cancelled_by_signals():
-        try:
-            result = _run(folder, order)
-        except RubberbandError as error:
-            return _failed(error)
-        except KeyboardInterrupt:
-            return 130, "interrupted"
-        except Exception as error:
-            traceback.print_exc()
-            return 1, f"rubberband failed: {_one_line(error)}; the trace-back is in {folder.process_log}"
-        finally:
-            _ignore_signals()
+    # Before the experiment sees to signals itself, nothing is rented yet, and the first one ends it at once.
+    AtOnce(Cancelled("cancelled before it began; nothing was spent")).handle((signal.SIGINT, signal.SIGTERM))
+    try:
+        result = _run(folder, order)
+    except RubberbandError as error:
+        return _failed(error)
+    except KeyboardInterrupt:
+        return 130, "interrupted"
+    except Exception as error:
+        traceback.print_exc()
+        return 1, f"rubberband failed: {_one_line(error)}; the trace-back is in {folder.process_log}"
+    finally:
+        _ignore_signals()
     return result.exit_code, result.reason
 
 
@@ -123,18 +125,6 @@ def _plain_view(job: Job, _clock: Callable[[], float], stack: ExitStack) -> Sequ
     from rubberband.views.live import PlainView
 
     return [stack.enter_context(PlainView(job, sys.stderr))]
-
-
-@contextmanager
-def _cancelled_by_signals() -> Iterator[None]:
-    """Before the experiment sees to signals itself, nothing is rented yet, and the first one ends it at once."""
-
-    def end(_number: int, _frame: object) -> None:
-        raise Cancelled("cancelled before it began; nothing was spent")
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)
-    yield
 
 
 def _ignore_signals() -> None:
