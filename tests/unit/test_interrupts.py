@@ -16,6 +16,7 @@ from rubberband.interrupts import AtOnce
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which is ignored where tests run in the background
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -23,18 +23,6 @@ INTERRUPTED, REFUSED, CANCELLED = ExperimentState.INTERRUPTED, ExperimentState.R
 UNREADABLE = ExperimentState.UNREADABLE
 
 
-@pytest.fixture(scope="module")
-def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return template(tmp_path_factory.mktemp("template"))
-
-
-@pytest.fixture
-def house(tmp_path: Path, journal: Path) -> Any:
-    made = House(tmp_path, journal)
-    yield made
-    made.store.close()
-
-
 def test_a_submission_runs_in_a_process_and_all_its_events_are_in_the_feed(house: House) -> None:
     with house.open() as runs:
         accepted = runs.submit(experiment(), owner="ada", policy="greedy", plan="p1")
@@ -61,8 +49,8 @@ def test_events_of_a_virtual_run_are_told_in_unix_time(house: House) -> None:
     assert all(event.occurred_at >= accepted.created_at for event in house.feed("one"))
 
 
-def test_no_more_run_at_once_than_may_and_the_others_follow_in_turn(tmp_path: Path, journal: Path) -> None:
-    house = House(tmp_path, journal, max_running=2)
+def test_no_more_run_at_once_than_may_and_the_others_follow_in_turn(tmp_path: Path, done_run: Path) -> None:
+    house = House(tmp_path, done_run, max_running=2)
     house.tell(a="hold", b="hold", c="hold", d="hold")
     with house.open() as runs:
         for name in "abcd":
@@ -167,8 +155,8 @@ def test_a_process_that_was_ordered_and_never_started_is_started_after_a_restart
     assert [start[2] for start in house.starts()] == ["1"]
 
 
-def test_cancelling_what_waits_takes_it_from_the_queue(tmp_path: Path, journal: Path) -> None:
-    house = House(tmp_path, journal, max_running=1)
+def test_cancelling_what_waits_takes_it_from_the_queue(tmp_path: Path, done_run: Path) -> None:
+    house = House(tmp_path, done_run, max_running=1)
     house.tell(a="hold")
     with house.open() as runs:
         runs.submit(experiment("a"))
@@ -184,8 +172,8 @@ def test_cancelling_what_waits_takes_it_from_the_queue(tmp_path: Path, journal: 
     house.store.close()
 
 
-def test_the_limits_of_what_waits_are_changed_in_its_words(tmp_path: Path, journal: Path) -> None:
-    house = House(tmp_path, journal, max_running=1)
+def test_the_limits_of_what_waits_are_changed_in_its_words(tmp_path: Path, done_run: Path) -> None:
+    house = House(tmp_path, done_run, max_running=1)
     house.tell(a="hold")
     with house.open() as runs:
         runs.submit(experiment("a"))

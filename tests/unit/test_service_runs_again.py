@@ -7,7 +7,6 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,18 +22,6 @@ from rubberband.tuning import run_experiment
 from tests.unit.service_runs import DONE, House, count_of, cut_off, experiment, extend, template
 
 QUEUED, RUNNING, INTERRUPTED = ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.INTERRUPTED
-
-
-@pytest.fixture(scope="module")
-def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return template(tmp_path_factory.mktemp("template"))
-
-
-@pytest.fixture
-def house(tmp_path: Path, journal: Path) -> Any:
-    made = House(tmp_path, journal)
-    yield made
-    made.store.close()
 
 
 def test_what_was_run_by_hand_and_cut_off_is_resumed(house: House) -> None:
@@ -95,8 +82,8 @@ def test_who_only_looks_keeps_no_process_from_being_started(tmp_path: Path) -> N
     processes.let_go()
 
 
-def test_limits_that_are_changed_at_the_same_time_are_all_kept(tmp_path: Path, journal: Path) -> None:
-    house = House(tmp_path, journal, max_running=0)
+def test_limits_that_are_changed_at_the_same_time_are_all_kept(tmp_path: Path, done_run: Path) -> None:
+    house = House(tmp_path, done_run, max_running=0)
     with house.open() as runs, ThreadPoolExecutor(2) as pool:
         runs.submit(experiment(max_cost=5.0, deadline="30m"))
         asked = [
@@ -110,8 +97,8 @@ def test_limits_that_are_changed_at_the_same_time_are_all_kept(tmp_path: Path, j
     house.store.close()
 
 
-def test_what_was_begun_in_another_home_is_not_driven_twice(tmp_path: Path, journal: Path) -> None:
-    house = House(tmp_path, journal)
+def test_what_was_begun_in_another_home_is_not_driven_twice(tmp_path: Path, done_run: Path) -> None:
+    house = House(tmp_path, done_run)
     folder = ExperimentFolder(home=house.home, name="template")
     cut_off(template(house.home), at=3)
     with house.open() as runs:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,18 +20,6 @@ NARROW = {
     "provider": {"providers": ("local",)},
     "cost": {"limits": Limits(max_cost_usd=3.0)},
 }
-
-
-@pytest.fixture(scope="module")
-def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return template(tmp_path_factory.mktemp("template"))
-
-
-@pytest.fixture
-def house(tmp_path: Path, journal: Path) -> Any:
-    made = House(tmp_path, journal)
-    yield made
-    made.store.close()
 
 
 @pytest.mark.parametrize(("narrow", "told"), [("provider", "virtual is not allowed"), ("cost", "5.00 USD is more")])

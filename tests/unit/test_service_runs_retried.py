@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from rubberband.api.problems import Problem
@@ -16,18 +13,6 @@ from tests.unit.service_runs import DONE, House, cut_off, experiment, extend, te
 
 QUEUED, RUNNING, INTERRUPTED = ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.INTERRUPTED
 CANCELLED = ExperimentState.CANCELLED
-
-
-@pytest.fixture(scope="module")
-def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return template(tmp_path_factory.mktemp("template"))
-
-
-@pytest.fixture
-def house(tmp_path: Path, journal: Path) -> Any:
-    made = House(tmp_path, journal)
-    yield made
-    made.store.close()
 
 
 def pending(house: House, name: str) -> list[str]:
