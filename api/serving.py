@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import logging
 import os
 import signal
@@ -82,6 +83,12 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, feed: Feed) -> None:
         super().__init__(config)
         self._feed = feed
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve. What there is by now stays for good: garbage collections pass it by, and stall nobody."""
+        await super().startup(sockets)
+        gc.collect()
+        gc.freeze()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end. Called by the signal."""
