@@ -241,7 +241,10 @@ class Watcher:
         follower = self._followers.pop(row.name, None)
         if follower is not None:
             follower.close()
-        self._settled[row.name] = stamp_of(self.folder(row.name)) if was_followed else row.changed_at
+        folder = self.folder(row.name)
+        stamp = stamp_of(folder)
+        # Who has gone on with it since it was looked at may have written already: it is looked at again.
+        self._settled[row.name] = row.changed_at if not was_followed else () if at_work(folder) else stamp
 
     # Those that run
 

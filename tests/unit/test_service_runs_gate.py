@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+from contextlib import ExitStack
 
 import pytest
 
+from rubberband.api import watching
 from rubberband.api.problems import Problem
 from rubberband.api.settings import Limits, Settings
 from rubberband.api.store.records import ExperimentState
+from rubberband.api.taking_in import Stamp, stamp_of
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.inbox import DriverRequest, Inbox
 from tests.unit.service_runs import DONE, House, count_of, cut_off, experiment, template, until
@@ -121,6 +125,28 @@ def test_what_a_person_went_on_with_by_hand_is_that_persons(house: House) -> Non
         house.wait("one", INTERRUPTED)
     assert house.row("one").state is INTERRUPTED
     assert len(house.starts()) == 1
+
+
+def test_what_is_gone_on_with_at_the_moment_at_which_it_was_looked_at_is_looked_at_again(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.tell(one="cut")
+    with house.open() as runs:
+        runs.submit(experiment())
+        house.wait("one", INTERRUPTED)
+    folder = ExperimentFolder(home=house.home, name="one")
+    os.utime(folder.journal)
+    with ExitStack() as driver:
+
+        def begun_first(seen: ExperimentFolder) -> Stamp:
+            if "_settle" in {frame.function for frame in inspect.stack(0)} and not folder.driven:
+                driver.enter_context(folder.driving())
+                os.utime(folder.journal)
+            return stamp_of(seen)
+
+        monkeypatch.setattr(watching, "stamp_of", begun_first)
+        with house.open():
+            house.wait("one", RUNNING)
 
 
 def test_what_another_home_started_does_not_go_on_here(house: House) -> None:
