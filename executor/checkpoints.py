@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote, urlsplit
 
+from rubberband.distribution import install_hint
 from rubberband.errors import CheckpointError, InputError
 from rubberband.executor.events import CheckpointRef
 
@@ -65,7 +66,7 @@ def _open_s3(url: str) -> S3CheckpointStore:
     try:
         from rubberband.cloud.aws.s3 import S3Folder
     except ModuleNotFoundError as error:
-        raise InputError(f"the checkpoint store {url} needs {error.name}; pip install 'rubberband[aws]'") from None
+        raise InputError(f"the checkpoint store {url} needs {error.name}; {install_hint('aws')}") from None
     folder = S3Folder.parse(url)
     folder.check()
     return S3CheckpointStore(folder)

@@ -18,6 +18,7 @@ import sqlalchemy as sql
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
+from rubberband.distribution import install_hint
 from rubberband.errors import InputError, JournalError
 
 EXAMPLES = "sqlite:////folder/file.db or postgresql+psycopg://user:password@host/database"
@@ -269,7 +270,7 @@ def _postgresql(url: sql.URL) -> sql.Engine:
         return sql.create_engine(url, pool_pre_ping=True, connect_args=told)
     except ImportError as error:
         ours = url.drivername == "postgresql+psycopg"
-        remedy = "install it: pip install 'rubberband[postgres]'" if ours else "install it, or begin with postgresql://"
+        remedy = f"install it: {install_hint('postgres')}" if ours else "install it, or begin with postgresql://"
         raise InputError(
             f"the store {shown_url(url)} needs a driver that is not installed ({error.name}); {remedy}"
         ) from None

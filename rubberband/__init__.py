@@ -125,7 +125,9 @@ def _version() -> str:
     """The installed version; of a checkout that is not installed, 0+unknown."""
     from importlib import metadata
 
+    from rubberband.distribution import DISTRIBUTION
+
     try:
-        return metadata.version("rubberband")
+        return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
         return "0+unknown"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rubberband.distribution import install_hint
 from rubberband.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,6 +22,6 @@ def open_aws(region: str) -> Session:
     except ModuleNotFoundError as error:
         if error.name not in ("boto3", "botocore"):
             raise
-        raise InputError("boto3, which talks to AWS, is not installed; run pip install 'rubberband[aws]'") from None
+        raise InputError(f"boto3, which talks to AWS, is not installed; run {install_hint('aws')}") from None
     check_region(region)
     return session.open_session(region)

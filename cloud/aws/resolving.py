@@ -25,10 +25,11 @@ from rubberband.cloud.aws.network import check_group, choose_subnets, ensure_gro
 from rubberband.cloud.aws.token import publish_token, token_parameter
 from rubberband.cloud.aws.user_data import Boot, Installation, installation, worker_script
 from rubberband.cloud.local import ray_node
+from rubberband.distribution import install_hint, requirement
 from rubberband.errors import InputError
 from rubberband.resources import Aws
 
-_NAMES_THE_PACKAGE = re.compile(r"""(^|[\s/'"])rubberband($|[^\w.])""")
+_NAMES_THE_PACKAGE = re.compile(r"""(^|[\s/'"])rubberband[-_.]tune($|[^\w.])""")
 """As a requirement, or as the name of a wheel."""
 
 
@@ -99,7 +100,7 @@ def what_to_install(session: Session, words: Aws, checkpoints: str | None) -> In
     install = words.install or ""
     if install.strip() != "none" and not _NAMES_THE_PACKAGE.search(install):
         own = (
-            f"rubberband[ray,aws]=={rubberband.__version__}"
+            f"{requirement('ray', 'aws')}=={rubberband.__version__}"
             if wheel.on_an_index()
             else wheel.upload(session, checkpoints)
         )
@@ -112,7 +113,7 @@ def _ray_version() -> str:
     try:
         return importlib.metadata.version("ray")
     except importlib.metadata.PackageNotFoundError:
-        raise InputError("ray is not installed here; run pip install 'rubberband[ray,aws]'") from None
+        raise InputError(f"ray is not installed here; run {install_hint('ray', 'aws')}") from None
 
 
 @contextmanager

@@ -15,13 +15,14 @@ from functools import cache
 from importlib.resources import files
 
 from rubberband.cloud.aws.machines import NodeStart
+from rubberband.distribution import DISTRIBUTION
 from rubberband.errors import InputError
 from rubberband.units import shown
 
 MAX_BYTES = 16 * 1024
 """What EC2 takes as UserData, before base64."""
 
-_OUR_WHEEL = re.compile(r"(https|s3)://\S*/rubberband-[^/\s]+\.whl")
+_OUR_WHEEL = re.compile(r"(https|s3)://\S*/rubberband_tune-[^/\s]+\.whl")
 _EXTRAS = "[ray,aws]"
 
 
@@ -32,7 +33,7 @@ class Installation:
     python: str
     """Such as `3.11`: the driver's, as Ray asks for."""
     requirements: tuple[str, ...] = ()
-    """What pip installs; wheels of `wheels` under their path, such as `./wheels/rubberband-0.1.0-py3-none-any.whl`."""
+    """What pip installs; wheels of `wheels` under their path, such as `./wheels/mine-0.1-py3-none-any.whl`."""
     wheels: tuple[str, ...] = ()
     """s3:// addresses of wheels, which the instance fetches with its role into ./wheels."""
 
@@ -126,7 +127,7 @@ def _requirement(word: str) -> str:
     ours = _OUR_WHEEL.fullmatch(word) is not None
     if word.startswith("s3://"):
         return f"./wheels/{word.rpartition('/')[2]}{_EXTRAS if ours else ''}"
-    return f"rubberband{_EXTRAS} @ {word}" if ours else word
+    return f"{DISTRIBUTION}{_EXTRAS} @ {word}" if ours else word
 
 
 def _quoted(value: str | tuple[str, ...]) -> str:

@@ -13,16 +13,18 @@ from pathlib import Path
 import rubberband
 from rubberband.cloud.aws.bucket import is_bucket, put
 from rubberband.cloud.aws.machines import Session
+from rubberband.distribution import DISTRIBUTION
 from rubberband.errors import InputError
 
 _SKIPPED = frozenset({"__pycache__"})
+_FILE_NAME = DISTRIBUTION.replace("-", "_")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def on_an_index() -> bool:
     """Whether pip installed this package from an index, so that an instance can do the same."""
     try:
-        installed = importlib.metadata.distribution("rubberband")
+        installed = importlib.metadata.distribution(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
         return False
     # pip writes direct_url.json (PEP 610) for folders, editable ones, files and URLs; a checkout has no INSTALLER.
@@ -52,12 +54,12 @@ def build(root: Path | None = None) -> tuple[str, bytes]:
     for path, data in content.items():
         digest.update(f"{path}\0{len(data)}\0".encode() + data)
     version = f"{rubberband.__version__.partition('+')[0]}+{digest.hexdigest()[:12]}"
-    info = f"rubberband-{version}.dist-info"
+    info = f"{_FILE_NAME}-{version}.dist-info"
     content[f"{info}/METADATA"] = _metadata(root, version)
     content[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: rubberband\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     content[f"{info}/entry_points.txt"] = b"[console_scripts]\nrubberband = rubberband.cli:main\n"
     content[f"{info}/RECORD"] = _record(content, f"{info}/RECORD")
-    return f"rubberband-{version}-py3-none-any.whl", zipped(content)
+    return f"{_FILE_NAME}-{version}-py3-none-any.whl", zipped(content)
 
 
 def zipped(content: dict[str, bytes]) -> bytes:
@@ -87,7 +89,7 @@ def _files(root: Path) -> dict[str, bytes]:
 def _metadata(root: Path, version: str) -> bytes:
     pyproject = root.parent / "pyproject.toml"
     needs = _needs_of_checkout(pyproject) if pyproject.is_file() else _needs_as_installed()
-    return "\n".join(("Metadata-Version: 2.1", "Name: rubberband", f"Version: {version}", *needs, "")).encode()
+    return "\n".join(("Metadata-Version: 2.1", f"Name: {DISTRIBUTION}", f"Version: {version}", *needs, "")).encode()
 
 
 def _needs_of_checkout(pyproject: Path) -> list[str]:
@@ -102,7 +104,7 @@ def _needs_of_checkout(pyproject: Path) -> list[str]:
 
 def _needs_as_installed() -> list[str]:
     try:
-        lines = str(importlib.metadata.distribution("rubberband").metadata).splitlines()
+        lines = str(importlib.metadata.distribution(DISTRIBUTION).metadata).splitlines()
     except importlib.metadata.PackageNotFoundError:
         raise InputError(
             "resources.aws.install: this rubberband runs from files that were never installed; run pip install -e . "

@@ -1,4 +1,4 @@
-"""A report of the paper's experiments as one self-contained page. Needs plotly (rubberband[ray] has it)."""
+"""A report of the paper's experiments as one self-contained page. Needs plotly (rubberband-tune[ray] has it)."""
 
 from __future__ import annotations
 

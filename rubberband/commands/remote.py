@@ -52,7 +52,8 @@ def open_client(server: str | None) -> Client:
         from rubberband.client.client import Client
         from rubberband.client.sending import DEFAULT_SERVER
     except ImportError:
+        from rubberband.distribution import install_hint
         from rubberband.errors import InputError
 
-        raise InputError("a service is asked with httpx; pip install 'rubberband[client]'") from None
+        raise InputError(f"a service is asked with httpx; {install_hint('client')}") from None
     return Client(DEFAULT_SERVER if server == LOCAL else server)

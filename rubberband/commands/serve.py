@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from rubberband.distribution import install_hint
 from rubberband.errors import InputError
 from rubberband.units import parse_duration, shown
 
@@ -199,7 +200,7 @@ def serve(
 def _require_server() -> None:
     missing = [name for name in ("fastapi", "jinja2", "prometheus_client", "uvicorn") if find_spec(name) is None]
     if missing:
-        raise InputError(f"the service needs {', '.join(missing)}; pip install 'rubberband[server]'")
+        raise InputError(f"the service needs {', '.join(missing)}; {install_hint('server')}")
 
 
 def _serve(settings: Settings, transport: Transport) -> None:

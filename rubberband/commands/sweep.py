@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from rubberband.distribution import install_hint
 from rubberband.errors import InputError, RubberbandError
 
 
@@ -46,7 +47,7 @@ def _sweep_ec2(home: Path, name: str | None) -> list[str]:
     try:
         from rubberband.cloud.aws.sweeping import sweep
     except ModuleNotFoundError:
-        raise InputError("boto3, which talks to AWS, is not installed; run pip install 'rubberband[aws]'") from None
+        raise InputError(f"boto3, which talks to AWS, is not installed; run {install_hint('aws')}") from None
     swept = sweep(directories, open_aws, name)
     for found in swept.ended:
         print(f"ended {found}")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
+from rubberband.distribution import install_hint
 from rubberband.errors import InputError
 from rubberband.executor.result import Result
 from rubberband.views.allocation_chart import ALLOCATION_NOTE, allocation
@@ -108,7 +109,7 @@ def _plotly() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
-        raise InputError("the page's charts need plotly; install rubberband[ray], or plotly itself") from None
+        raise InputError(f"the page's charts need plotly; {install_hint('ray')}, or plotly itself") from None
     return str(get_plotlyjs())
 
 

@@ -219,7 +219,7 @@ def test_a_url_of_no_use_is_one_clear_line_without_the_password(url: str, said: 
 
 def test_a_driver_that_is_not_installed_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(InputError, match=r"psycopg.*pip install 'rubberband\[postgres\]'") as told:
+    with pytest.raises(InputError, match=r"psycopg.*pip install 'rubberband-tune\[postgres\]'") as told:
         SqlStore("postgres://ann:s3cret@host/x")
     assert "s3cret" not in str(told.value)
 

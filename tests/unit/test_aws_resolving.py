@@ -284,7 +284,7 @@ def test_the_wheel_of_a_checkout_is_put_beside_the_checkpoints_once(account: Acc
 
     assert account.operations().count("PutObject") == 1
     (key,) = account.fake.world.buckets[account.bucket]
-    assert key.startswith("c/wheels/rubberband-")
+    assert key.startswith("c/wheels/rubberband_tune-")
     assert f"WHEELS=(s3://{account.bucket}/{key})" in texts.pop()
     assert not texts
 
@@ -293,17 +293,17 @@ def test_the_wheel_of_a_checkout_is_put_beside_the_checkpoints_once(account: Acc
     ("install", "adds"),
     [
         ("scikit-learn", True),
-        ("my-rubberband==1", True),
-        ("rubberband[ray,aws]==0.1.0 torch", False),
-        ("'rubberband @ https://example.org/a.whl'", False),
-        ("s3://bucket/rubberband-0.1.0-py3-none-any.whl", False),
+        ("my-rubberband-tune==1", True),
+        ("rubberband-tune[ray,aws]==0.1.0 torch", False),
+        ("'rubberband-tune @ https://example.org/a.whl'", False),
+        ("s3://bucket/rubberband_tune-0.1.0-py3-none-any.whl", False),
         ("none", False),
     ],
 )
 def test_what_a_trial_needs_is_installed_beside_the_package(account: Account, install: str, adds: bool) -> None:
     asked = what_to_install(account.session, Aws(install=install), f"s3://{account.bucket}/c")
 
-    assert any("/c/wheels/rubberband-" in one for one in asked.wheels) == adds
+    assert any("/c/wheels/rubberband_tune-" in one for one in asked.wheels) == adds
     assert (asked.requirements[1:2] == (install,)) == adds
 
 

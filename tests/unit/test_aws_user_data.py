@@ -186,7 +186,7 @@ def test_whatever_fails_ends_the_machine(machine: Machine, failing: str) -> None
 
 def test_requirements_are_installed_into_an_environment_of_the_drivers_python(machine: Machine) -> None:
     asked = installation(
-        "s3://bucket/a/rubberband-0.1.0-py3-none-any.whl 'scikit-learn>1, <2'", python="3.11", ray="2.60.0"
+        "s3://bucket/a/rubberband_tune-0.1.0-py3-none-any.whl 'scikit-learn>1, <2'", python="3.11", ray="2.60.0"
     )
     machine.boot(worker_script(replace(BOOT, installation=asked), START))
 
@@ -194,8 +194,8 @@ def test_requirements_are_installed_into_an_environment_of_the_drivers_python(ma
 
     made, _, installed = [line for line in machine.called if line.startswith("uv ")]
     assert f"--python 3.11 {machine.folder}/venv" in made
-    assert installed.endswith("./wheels/rubberband-0.1.0-py3-none-any.whl[ray,aws] scikit-learn>1, <2 ray==2.60.0")
-    assert any("s3://bucket/a/rubberband-0.1.0-py3-none-any.whl wheels" in line for line in machine.called)
+    assert installed.endswith("./wheels/rubberband_tune-0.1.0-py3-none-any.whl[ray,aws] scikit-learn>1, <2 ray==2.60.0")
+    assert any("s3://bucket/a/rubberband_tune-0.1.0-py3-none-any.whl wheels" in line for line in machine.called)
 
 
 def test_an_image_that_has_everything_installs_nothing(machine: Machine) -> None:
@@ -209,10 +209,10 @@ def test_an_image_that_has_everything_installs_nothing(machine: Machine) -> None
 @pytest.mark.parametrize(
     ("install", "requirements"),
     [
-        ("rubberband[ray,aws]==0.1.0 torch", ("rubberband[ray,aws]==0.1.0", "torch", "ray==2")),
+        ("rubberband-tune[ray,aws]==0.1.0 torch", ("rubberband-tune[ray,aws]==0.1.0", "torch", "ray==2")),
         (
-            "https://example.org/rubberband-0.1.0-py3-none-any.whl",
-            ("rubberband[ray,aws] @ https://example.org/rubberband-0.1.0-py3-none-any.whl", "ray==2"),
+            "https://example.org/rubberband_tune-0.1.0-py3-none-any.whl",
+            ("rubberband-tune[ray,aws] @ https://example.org/rubberband_tune-0.1.0-py3-none-any.whl", "ray==2"),
         ),
         ("https://example.org/mine-1-py3-none-any.whl", ("https://example.org/mine-1-py3-none-any.whl", "ray==2")),
         ("s3://b/mine-1-py3-none-any.whl", ("./wheels/mine-1-py3-none-any.whl", "ray==2")),
@@ -240,7 +240,7 @@ def test_a_script_that_ec2_would_not_take_is_refused() -> None:
 
 
 def test_the_longest_usual_script_leaves_room_for_set_up_commands() -> None:
-    asked = installation("rubberband[ray,aws]==0.1.0", python="3.11", ray="2.60.0")
+    asked = installation("rubberband-tune[ray,aws]==0.1.0", python="3.11", ray="2.60.0")
 
     assert len(worker_script(replace(BOOT, installation=asked), START)) < MAX_BYTES / 2
 

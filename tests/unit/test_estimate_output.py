@@ -312,7 +312,7 @@ def test_without_plotly_the_page_names_the_remedy(command, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     command.monkeypatch = monkeypatch
     assert command("--html", str(command.folder / "x.html"), code=2) == ""
-    assert "install rubberband[ray]" in command.error
+    assert "pip install 'rubberband-tune[ray]'" in command.error
 
 
 def test_free_instances_leave_nothing_to_save(command):
