@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rubberband.errors import InfeasibleError
 from rubberband.offer import Offer
 from rubberband.plan import Constraints, Plan, Stage, StagePlan
+from rubberband.planner import solver
 from rubberband.planner.model import predict
 from rubberband.planner.search import frontier, plan
 from rubberband.profile import Profile
@@ -57,6 +58,88 @@ def test_no_plan_within_the_limits_is_faster(case):
 @given(limited_jobs(most_stages=3))
 def test_no_fixed_number_of_instances_is_cheaper_than_static(case):
     check(case, policy="static")
+
+
+@st.composite
+def prepaid_jobs(draw):
+    """A job whose instances are still paid for when a stage is done: what is left of that decides what is next."""
+    num_stages = draw(st.integers(2, 3))
+    stages = [Stage(trials=draw(st.integers(1, 9)), iterations=draw(st.integers(1, 4))) for _ in range(num_stages)]
+    offer = Offer(
+        instance_type="test",
+        gpus=1,
+        price_usd_per_hour=3.6,
+        max_instances=draw(st.integers(2, {2: 5, 3: 4}[num_stages])),
+        init_delay_s=draw(st.sampled_from([0.0, 10.0])),
+        minimum_billed_s=draw(st.sampled_from([60.0, 120.0, 300.0])),
+    )
+    profile = Profile(seconds_per_iteration={1: draw(st.sampled_from([10.0, 15.0, 20.0, 30.0]))})
+    plans = every_plan(stages, profile, offer, Constraints())
+    deadline_s = plans[draw(st.integers(0, len(plans) - 1))][0]
+    return stages, profile, offer, Constraints(deadline_s=deadline_s), plans
+
+
+@settings(max_examples=100, deadline=None)
+@given(prepaid_jobs())
+def test_what_is_prepaid_is_worth_what_it_will_be_used_for(case):
+    check(case)
+
+
+PREPAID = [
+    ([(6, 1), (5, 3), (5, 2)], 20.0, 2, 0.0, 300.0, 500.0, 0.68),
+    ([(9, 2), (6, 4), (7, 4)], 10.0, 3, 10.0, 300.0, 630.0, 0.73),
+    ([(1, 1), (2, 3), (3, 3)], 10.0, 4, 10.0, 60.0, 150.0, 0.19),
+]
+
+
+@pytest.mark.parametrize(("written", "iteration_s", "most", "init_s", "minimum_s", "deadline_s", "cost_usd"), PREPAID)
+def test_a_plan_with_less_prepaid_is_not_taken_for_a_cheaper_one(
+    written, iteration_s, most, init_s, minimum_s, deadline_s, cost_usd
+):
+    """Two plans of the first stages that are as late: the dearer one goes on for less, on what it has paid for."""
+    stages = [Stage(trials=trials, iterations=iterations) for trials, iterations in written]
+    profile = Profile(seconds_per_iteration={1: iteration_s})
+    offer = Offer(
+        instance_type="test",
+        gpus=1,
+        price_usd_per_hour=3.6,
+        max_instances=most,
+        init_delay_s=init_s,
+        minimum_billed_s=minimum_s,
+    )
+    limits = Constraints(deadline_s=deadline_s)
+    assert best(every_plan(stages, profile, offer, limits), limits)[1] == pytest.approx(cost_usd)
+    assert plan(stages, profile, offer, limits).prediction.cost_usd == pytest.approx(cost_usd)
+
+
+@settings(max_examples=60, deadline=None)
+@given(limited_jobs(most_stages=3), st.sampled_from(["min_cost", "min_time"]))
+def test_a_search_that_widens_step_by_step_finds_the_same(case, objective):
+    """Only jobs far too large to enumerate are searched so; here every one is."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(solver, "_FEW_STATES", 0)
+        check(case, objective)
+
+
+def test_a_wide_job_whose_best_plan_is_far_from_its_bound_is_feasible():
+    """No plan of the relaxations is near it: only the last step of the widening search reaches it."""
+    stages = [Stage(trials=trials, iterations=iterations) for trials, iterations in WIDE]
+    profile = Profile(seconds_per_iteration={1: 20.0, 2: 16.0, 4: 8.0}, trial_startup_s=2.0)
+    offer = Offer(
+        instance_type="test",
+        gpus=4,
+        price_usd_per_hour=3.6,
+        max_instances=200,
+        provision_delay_s=15.0,
+        init_delay_s=15.0,
+    )
+    limits = Constraints(deadline_s=198.0, max_gpus_per_trial=4)
+    planned = plan(stages, profile, offer, limits)
+    assert planned.prediction.jct_s <= 198.0
+    assert planned.prediction.cost_usd == pytest.approx(13.172)
+
+
+WIDE = ((200, 2), (64, 4), (128, 3), (100, 3))
 
 
 @pytest.mark.long

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
 import pytest
 
 from rubberband.errors import InfeasibleError
-from rubberband.executor.reserve import SLACK_S
+from rubberband.executor.reserve import SLACK_S, Reserve
 from rubberband.executor.state import Job
 from rubberband.executor.virtual import VirtualBackend
 from rubberband.experiment import Experiment
+from rubberband.offer import Offer, Spot
+from rubberband.plan import StagePlan
 from rubberband.planning import plan_job
 from rubberband.profile import Profile
 from tests.unit.test_tuning import PROFILE, experiment
@@ -85,6 +88,33 @@ def test_on_ec2_the_dearest_type_that_may_stand_in_is_reserved_for() -> None:
     job = plan_job(Experiment(**asked), PROFILE)
     assert job.reserved_usd_per_hour > 20.0
     assert (job.release_margin_s, job.lease_s) == (60.0, 600.0)
+
+
+RENTED = Offer(
+    instance_type="test",
+    gpus=2,
+    price_usd_per_hour=36.0,
+    max_instances=8,
+    init_delay_s=30.0,
+    head_price_usd_per_hour=3.6,
+)
+STAGES = tuple(StagePlan(instances=instances, gpus_per_trial=1) for instances in (4, 2))
+
+
+def test_the_reserve_pays_for_the_widest_stage_and_the_head_while_all_is_given_back() -> None:
+    reserve_usd = Reserve(60.0, None).of_plan(RENTED, STAGES)
+    assert reserve_usd == pytest.approx((4 * 36.0 + 3.6) * (60.0 + SLACK_S) / 3600.0)
+    assert Reserve(0.0, None).of_plan(RENTED, STAGES) == 0.0
+
+
+def test_what_is_bought_anew_is_reserved_for_at_the_dearest_price_until_it_is_ready() -> None:
+    spot = dataclasses.replace(
+        RENTED, head_price_usd_per_hour=0.0, spot=Spot(price_usd_per_hour=12.0, interruptions_per_hour=0.05)
+    )
+    margin_usd = 4 * 72.0 * (60.0 + SLACK_S) / 3600.0
+    new_usd = (72.0 - 12.0) * 60.0 / 3600.0
+    assert Reserve(60.0, 72.0).of_plan(spot, STAGES) == pytest.approx(margin_usd + 4 * new_usd)
+    assert Reserve(60.0, 72.0).of_plan(spot, STAGES, held=3) == pytest.approx(margin_usd + new_usd)
 
 
 def words(asked: Experiment) -> dict[str, Any]:
