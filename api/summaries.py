@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rubberband.api.store.records import Entry, ExperimentState, Submission, Summary
+from rubberband.executor import rules
 from rubberband.executor.accounting import bill_usd
 from rubberband.executor.codec import encode_event
 from rubberband.executor.controller import Controller
@@ -32,7 +33,7 @@ class Sight:
     outcome: ExperimentState | None
     """How its journal says that it ended; None while that is open."""
     reason: str
-    """The journal's, of the outcome."""
+    """The journal's, of the outcome, or of what keeps it from going on."""
     has_begun: bool
     """Whether there is a journal."""
 
@@ -53,7 +54,7 @@ def standing(row: Submission, sight: Sight) -> Standing | None:
         return Standing(state=row.state, reason=row.reason)
     if sight.outcome is not None:
         return Standing(state=sight.outcome, reason=sight.reason)
-    return Standing(state=ExperimentState.RUNNING) if sight.at_work else _cut_off(row, sight)
+    return Standing(state=ExperimentState.RUNNING, reason=sight.reason) if sight.at_work else _cut_off(row, sight)
 
 
 def _starting(row: Submission, sight: Sight) -> Standing | None:
@@ -93,10 +94,10 @@ def _cut_off(row: Submission, sight: Sight) -> Standing:
 
 
 def outcome_of(controller: Controller) -> tuple[ExperimentState | None, str]:
-    """How an experiment ended and why, by its journal; (None, "") while that is open."""
+    """How an experiment ended and why, by its journal; None while that is open, and what keeps it from going on."""
     state = controller.state
     if state.phase is not Phase.FINISHED or state.outcome is None:
-        return None, ""
+        return None, rules.fails_to_start(state) if state.failed_starts else ""
     return ExperimentState(state.outcome), state.reason
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from rubberband.executor import attempts, rented, rules
+from rubberband.executor import accounting, attempts, rented, rules
 from rubberband.executor.events import (
     CancelRequested,
     Command,
@@ -41,6 +41,7 @@ from rubberband.executor.state import (
     TrialState,
     TrialStatus,
 )
+from rubberband.units import format_usd
 
 PAUSE_S = 30.0
 """A Tick that is later than this was delayed by more than a busy driver."""
@@ -180,7 +181,7 @@ class Controller:
         """Go on after a resume, also where the user had cancelled, no instance was to be had, or a cap was raised."""
         state = self.state
         state.launches_left = self.job.launch_attempts
-        state.relaunch_at = 0.0
+        state.relaunch_at, state.failed_starts = 0.0, 0
         if state.phase is Phase.NEW:
             state.started_at = state.now
             self.job = rules.begun(self.job, state.now)
@@ -245,7 +246,8 @@ class Controller:
         state.stages.append(StageRecord(stage=stage, trials=trials, started_at=state.now))
         state.phase = Phase.SCALING
         state.launches_left = self.job.launch_attempts
-        state.relaunch_at = 0.0
+        if not rules.buys_none(self.job, state):
+            state.relaunch_at = 0.0
         self._commands += rented.release_surplus(self.job, state)
 
     def _begin_training(self) -> None:
@@ -311,6 +313,9 @@ class Controller:
         state = self.state
         last = next((record for record in reversed(state.instances.values()) if record.reason), None)
         cut_short = last is not None and rules.cut_short(self.job, last)
+        if state.failed_starts and not cut_short:
+            self._end_unstarted()
+            return
         told = f"no instance to train on: {'max_cost leaves room for none' if last is None else last.reason}"
         if last is not None and cut_short:
             told += f"; max_cost paid for {last.first_lease_s:.0f} s of {last.instance}, which was not ready by then"
@@ -319,6 +324,16 @@ class Controller:
             self._end("failed", f"{told}; once there is one to be had, `rubberband resume {self.job.name}` goes on")
         else:
             self._end("budget", told)
+
+    def _end_unstarted(self) -> None:
+        """No instance gets ready: the cause comes first, and a resume tries again."""
+        job, state = self.job, self.state
+        told = f"{rules.fails_to_start(state)}; {format_usd(accounting.bill_usd(job, state, state.now))} spent"
+        if rules.affordable(job, state):
+            state.stranded = True
+            self._end("failed", f"{told}; fix it, then rubberband resume {job.name}")
+        else:
+            self._end("budget", f"{told}; max_cost leaves room for no other instance")
 
     def _wind_up(self) -> None:
         """Release what is held; when nothing is left, finish."""

@@ -81,10 +81,12 @@ class InstanceReady(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceRefused(Event):
-    """The provider would not start the instance; nothing is billed for it."""
+    """The provider did not start the instance; nothing is billed for it."""
 
     instance: str
     reason: str
+    failed_start: bool = False
+    """Whether its start was begun and failed, rather than refused for want of capacity, quota or rights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,10 +18,12 @@ from rubberband.executor.events import (
     LaunchInstance,
     ReleaseInstance,
 )
-from rubberband.executor.state import GONE, InstanceRecord, InstanceStatus, Job, State
+from rubberband.executor.state import GONE, LIVE, InstanceRecord, InstanceStatus, Job, State
 
 RETRY_DELAY_S = 10.0
-"""Before a refused launch is tried again; doubled each time."""
+"""Before a refused launch, or one that came to nothing, is tried again; doubled each time."""
+PAUSE_S = 600.0
+"""Once too many in a row never got ready: before one more is tried beside those that are ready; doubled each time."""
 
 InstanceEvent = (
     InstanceRunning | InstanceReady | InstanceRefused | InstanceInterrupted | InstanceLost | InstanceReleased
@@ -41,16 +43,24 @@ def note(job: Job, state: State, event: InstanceEvent) -> list[Command]:
         case InstanceReady():
             if record.ready_at is None:
                 record.ready_at = event.occurred_at
+            _note_started(job, state)
             if record.status is InstanceStatus.RUNNING:
                 record.status, record.leased_until = InstanceStatus.READY, None
         case InstanceRefused():
+            was_wanted = record.status in LIVE
             record.status, record.reason = InstanceStatus.REFUSED, event.reason
             rounds = job.launch_attempts - state.launches_left
             state.relaunch_at = event.occurred_at + RETRY_DELAY_S * 2 ** max(0, rounds - 1)
+            if event.failed_start and was_wanted:
+                _note_failed_start(job, state, record)
         case InstanceInterrupted():
             _note_interrupted(job, state, record, event)
         case InstanceLost():
-            return lose(job, state, record, event.ended_at, event.reason, preempted=event.preempted)
+            was_wanted = record.status in LIVE
+            commands = lose(job, state, record, event.ended_at, event.reason, preempted=event.preempted)
+            if was_wanted and record.ready_at is None and not record.preempted and not rules.cut_short(job, record):
+                _note_failed_start(job, state, record)
+            return commands
         case InstanceReleased():
             record.status, record.ended_at = InstanceStatus.ENDED, event.ended_at
             if record.running_at is None:
@@ -86,6 +96,23 @@ def _note_interrupted(job: Job, state: State, record: InstanceRecord, event: Ins
         record.status = InstanceStatus.LEAVING
 
 
+def _note_failed_start(job: Job, state: State, record: InstanceRecord) -> None:
+    """It never got ready: the next one is bought later, and after too many in a row none is, for now."""
+    record.failed_start = True
+    if job.start_attempts is None:
+        return
+    state.failed_starts += 1
+    past = state.failed_starts - job.start_attempts
+    delay_s = RETRY_DELAY_S * 2 ** (state.failed_starts - 1) if past < 0 else PAUSE_S * 2 ** min(past, 20)
+    state.relaunch_at = max(state.relaunch_at, state.now + delay_s)
+
+
+def _note_started(job: Job, state: State) -> None:
+    """One got ready: what kept others from it is over, or was theirs alone."""
+    if job.start_attempts is not None and state.failed_starts:
+        state.failed_starts, state.relaunch_at = 0, 0.0
+
+
 def _allow_another_launch(job: Job, state: State) -> None:
     """What the provider takes away was not refused: to replace it costs none of the attempts."""
     state.launches_left = min(job.launch_attempts, state.launches_left + 1)
@@ -107,6 +134,8 @@ def lose(
 def launch_missing(job: Job, state: State) -> list[Command]:
     """Ask for the instances that the stage still lacks, as far as the budget allows."""
     if state.now < state.relaunch_at or (missing := rules.missing(job, state)) == 0:
+        return []
+    if (missing := rules.startable(job, state, missing)) == 0:
         return []
     if (count := rules.affordable(job, state, missing)) == 0 or not _may_launch(state):
         return []

@@ -123,6 +123,8 @@ class InstanceResult:
     """When the provider gave notice that it takes it away; None without a notice."""
     preempted: bool
     """Whether the provider took it away."""
+    failed_start: bool = False
+    """Whether it never got ready, by a fault of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +188,12 @@ class Result:
     def late(self) -> bool:
         """Whether it ended (or already is) past its deadline."""
         return self.deadline_s is not None and self.actual_jct_s > self.deadline_s
+
+    @property
+    def start_failures(self) -> str:
+        """How many instances never got ready, and why the last of them did not; empty if all did."""
+        failed = [instance for instance in self.instances if instance.failed_start]
+        return rules.not_started(len(failed), len(self.instances), failed[-1].reason) if failed else ""
 
     @property
     def best_config(self) -> Mapping[str, Any] | None:
@@ -369,6 +377,7 @@ def _instances(job: Job, state: State, at: float) -> list[InstanceResult]:
             price_usd_per_hour=price_usd_per_s(record, job.offer) * SECONDS_PER_HOUR,
             interrupted_s=since_start(record.interrupted_at),
             preempted=record.preempted,
+            failed_start=record.failed_start,
         )
         for record in state.instances.values()
     ]

@@ -112,7 +112,25 @@ def over_budget(job: Job, state: State, ticked: bool) -> str | None:
     spent_usd = accounting.purse(job, state).spent_usd(state.now)
     if spent_usd <= job.max_cost_usd + MONEY_SLACK_USD and not ticked:
         return None
-    return f"max_cost={format_usd(job.max_cost_usd)} is reached ({format_usd(spent_usd)} spent)"
+    told = f"max_cost={format_usd(job.max_cost_usd)} is reached ({format_usd(spent_usd)} spent)"
+    failed = [record for record in state.instances.values() if record.failed_start]
+    if job.start_attempts is None or 2 * len(failed) <= len(state.instances):
+        return told
+    return f"{not_started(len(failed), len(state.instances), failed[-1].reason)}; {told}"
+
+
+def not_started(failed: int, instances: int, reason: str) -> str:
+    """Say how many instances never got ready, and why the last of them did not."""
+    return f"{failed} of {instances} instance{'' if instances == 1 else 's'} failed to start: {reason}"
+
+
+def fails_to_start(state: State) -> str:
+    """Say why the latest instances never got ready, and how many did not."""
+    failed = [record for record in state.instances.values() if record.failed_start]
+    in_a_row, bought = state.failed_starts, len(state.instances)
+    share = f"{len(failed)} of {bought}"
+    count = f"{share} in a row" if in_a_row == bought else f"{in_a_row} in a row, {share} in all"
+    return f"instances fail to start: {failed[-1].reason} ({count})"
 
 
 def leased_until(job: Job, state: State) -> float | None:
@@ -203,11 +221,35 @@ def missing(job: Job, state: State) -> int:
     return max(0, min(lacking, job.offer.max_instances - len(state.live()) - len(state.leaving())))
 
 
+def buys_none(job: Job, state: State) -> bool:
+    """Whether buying has stopped for now, since too many instances in a row never got ready."""
+    return job.start_attempts is not None and state.failed_starts >= job.start_attempts
+
+
+def startable(job: Job, state: State, wanted: int) -> int:
+    """How many of `wanted` instances may be asked for, as far as it is known whether instances get ready.
+
+    Once one has failed to, those that are on their way count among the attempts that are left. When none is left, one
+    is tried now and then, while trials train on others.
+    """
+    if job.start_attempts is None or state.failed_starts == 0:
+        return wanted
+    ready = state.ready()
+    coming = len(state.live()) - len(ready)
+    if buys_none(job, state):
+        return 1 if ready and not coming and state.phase is Phase.TRAINING else 0
+    return max(0, min(wanted, job.start_attempts - state.failed_starts - coming))
+
+
 def awaited(job: Job, state: State) -> bool:
     """Whether an instance of this stage may still come before its trials start."""
-    waiting = any(record.status is not InstanceStatus.READY for record in state.live())
-    asked_again = state.launches_left > 0 and state.relaunch_at > state.now and missing(job, state) > 0
-    return waiting or asked_again or (state.launches_left > 0 and awaits_release(job, state))
+    if buys_none(job, state) and state.phase is Phase.SCALING and starts(job, state):
+        return False
+    if any(record.status is not InstanceStatus.READY for record in state.live()):
+        return True
+    if state.launches_left <= 0 or startable(job, state, 1) == 0:
+        return False
+    return (state.relaunch_at > state.now and missing(job, state) > 0) or awaits_release(job, state)
 
 
 def starts(job: Job, state: State) -> Mapping[int, Gang]:

@@ -56,6 +56,8 @@ class Job:
     """The most that an instance may turn out to cost, where dearer types may stand in. None: the offer's price."""
     lease_s: float | None = None
     """How long an instance may outlive the driver at most. None: not at all, as far as the budget is concerned."""
+    start_attempts: int | None = None
+    """After so many instances in a row that never got ready, buying stops. None: no limit, as in older journals."""
 
     @property
     def reserved_usd_per_hour(self) -> float:
@@ -161,6 +163,8 @@ class InstanceRecord:
     """When the provider gave notice that it takes the instance away."""
     preempted: bool = False
     """Whether it ended because the provider took it away."""
+    failed_start: bool = False
+    """Whether it was started and never got ready, by a fault of its own: neither released nor taken away."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -260,7 +264,9 @@ class State:
     round_until: float = -math.inf
     """Launches before this instant belong to the attempt before."""
     relaunch_at: float = 0.0
-    """Not before this instant is a refused launch tried again."""
+    """Not before this instant is a refused launch, or one that came to nothing, tried again."""
+    failed_starts: int = 0
+    """Instances in a row that never got ready, since the last one that did."""
     purse: Purse | None = field(default=None, init=False, repr=False, compare=False)
     """What is known of the bill since it last took another course; None: to be reckoned again."""
     settled_usd: float = field(default=0.0, init=False, repr=False, compare=False)

@@ -165,11 +165,13 @@ class VirtualFleet:
             hold.launched = True
             self._follow(instance, hold)
 
-    def _refused(self, instance: str, hold: _Hold, reason: str, now: float) -> Event | None:
+    def _refused(
+        self, instance: str, hold: _Hold, reason: str, now: float, *, failed_start: bool = False
+    ) -> Event | None:
         if hold.over:
             return None
         hold.over = True
-        return InstanceRefused(occurred_at=now, instance=instance, reason=reason)
+        return InstanceRefused(occurred_at=now, instance=instance, reason=reason, failed_start=failed_start)
 
     def _follow(self, instance: str, hold: _Hold) -> None:
         """Put on the agenda what will become of an instance that is asked for."""
@@ -240,7 +242,7 @@ class VirtualFleet:
                 return None
             status = self._provider.status(instance)
             if status.running_at is None:
-                return self._refused(instance, hold, status.reason, now)
+                return self._refused(instance, hold, status.reason, now, failed_start=not status.preempted)
             if not hold.running:
                 self._agenda.add(now, seen)
                 return self._running(instance, hold, now)

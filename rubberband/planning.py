@@ -30,6 +30,8 @@ from rubberband.units import format_duration, format_usd
 _STEP = 1.02
 """A max_cost that is to be named as a remedy is raised by this factor until a plan is accepted with it."""
 _MOST_STEPS = 40
+START_ATTEMPTS = 3
+"""After so many instances in a row that never got ready a run buys no more for now."""
 
 Profiles = Profile | Mapping[str, Profile]
 Planner = Callable[[Sequence[Case], Objective], Estimate]
@@ -237,4 +239,5 @@ def _job(
         confidence=constraints.confidence,
         dearest_usd_per_hour=dearest_usd_per_hour,
         lease_s=None if experiment.resources.provider == "virtual" else experiment.resources.lease_length_s,
+        start_attempts=START_ATTEMPTS,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rubberband.api.store.records import ACTIVE, ExperimentState, Submission, Summary
 from rubberband.executor.result import DecisionResult, ExtensionResult, InstanceResult, Result, StageResult
 from rubberband.views.charts import stage_spans
-from rubberband.views.tables import headlines
+from rubberband.views.tables import headlines, tells_start_failures
 from rubberband.views.words import counted, difference, duration, extended, listed, number, printable, usd, usd_decimals
 
 _RESUMABLE = frozenset({ExperimentState.INTERRUPTED, ExperimentState.CANCELLED, ExperimentState.BUDGET})
@@ -102,7 +102,9 @@ def sentence(submission: Submission, result: Result | None) -> str:
         runs = submission.state is ExperimentState.RUNNING
         course = _ends(submission.summary, result) if runs else "goes on from its checkpoints"
         parts = [_where(result), course, _money(submission.summary, result)]
-        return _capitalised("; ".join(parts)) + "." + (f" {_capitalised(reason)}." if reason and not runs else "")
+        sentences = [_capitalised("; ".join(parts)), _capitalised(reason) if reason and not runs else ""]
+        sentences.append(printable(result.start_failures) if tells_start_failures(result) else "")
+        return " ".join(f"{each}." for each in sentences if each)
     ended = _capitalised(headlines(result)[0].removeprefix(f"{result.name}: "))
     return ended + "." + (f" {_capitalised(reason)}." if reason and reason not in ended else "")
 

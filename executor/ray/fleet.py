@@ -290,7 +290,11 @@ class RayFleet:
             hold.gone = True
             reason = status.reason or "ended by somebody else"
             if running_at is None:
-                self._mailbox.put(lambda at: InstanceRefused(occurred_at=at, instance=instance, reason=reason))
+                self._mailbox.put(
+                    lambda at: InstanceRefused(
+                        occurred_at=at, instance=instance, reason=reason, failed_start=not status.preempted
+                    )
+                )
             else:
                 self._mailbox.put(
                     lambda at: InstanceLost(

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from rubberband.executor.folder import ExperimentFolder
     from rubberband.executor.result import Result
 
-_MOST_OF_BEST = 60
+_MOST_OF_BEST = 100
+_NOT_DONE = ("failed", "budget", "refused", "unreadable")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The experiment's name.", show_default=False)]
 
@@ -85,7 +86,7 @@ def ps(
     if output is Output.json:
         print_json({"schema": "rubberband.ps/1", "experiments": [asdict(row) for row in listed]})
         return
-    header = ["NAME", "STATE", "TRIALS", "ITERATIONS", "TIME", "COST", "BEST"]
+    header = ["NAME", "STATE", "TRIALS", "ITERATIONS", "TIME", "COST", "BEST OR WHY"]
     rows = [
         [
             row.name,
@@ -94,11 +95,15 @@ def ps(
             str(row.iterations),
             format_duration(row.jct_s),
             format_usd(row.cost_usd),
-            row.best if len(row.best) <= _MOST_OF_BEST else row.best[: _MOST_OF_BEST - 1] + "…",
+            _cut("; ".join(part for part in (row.reason, row.best) if part)),
         ]
         for row in listed
     ]
     print_table(header, rows, words={0, 1, len(header) - 1})
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_OF_BEST else text[: _MOST_OF_BEST - 1] + "…"
 
 
 def _all_listed(client: Client | None) -> list[Listed]:
@@ -125,16 +130,19 @@ class Listed:
     jct_s: float = 0.0
     cost_usd: float = 0.0
     best: str = ""
+    reason: str = ""
+    """Why it ended before it was done, or cannot be read."""
 
 
 def _listed(folder: ExperimentFolder) -> Listed:
     from rubberband.errors import RubberbandError
     from rubberband.executor import session
+    from rubberband.views.words import printable
 
     try:
         result = session.read(folder)
     except RubberbandError as error:
-        return Listed(name=folder.name, state="unreadable", best=str(error))
+        return Listed(name=folder.name, state="unreadable", reason=str(error))
     state: str = result.outcome
     if state == "unfinished":
         state = "running" if folder.driven else "interrupted"
@@ -147,10 +155,13 @@ def _listed(folder: ExperimentFolder) -> Listed:
         jct_s=result.actual_jct_s,
         cost_usd=result.actual_cost_usd,
         best="" if best is None else f"{result.metric}={best.metrics[result.metric]:.6g} (trial {best.trial})",
+        reason=printable(result.reason) if state in _NOT_DONE else "",
     )
 
 
 def _listed_there(view: ExperimentView) -> Listed:
+    from rubberband.views.words import printable
+
     summary = view["summary"]
     best = summary["best_value"]
     return Listed(
@@ -160,9 +171,8 @@ def _listed_there(view: ExperimentView) -> Listed:
         iterations=summary["iterations"],
         jct_s=summary["jct_s"],
         cost_usd=summary["cost_usd"],
-        best=view["reason"]
-        if view["state"] in ("refused", "unreadable")
-        else ("" if best is None else f"{summary['metric']}={best:.6g} (trial {summary['best_trial']})"),
+        best="" if best is None else f"{summary['metric']}={best:.6g} (trial {summary['best_trial']})",
+        reason=printable(view["reason"]) if view["state"] in _NOT_DONE else "",
     )
 
 

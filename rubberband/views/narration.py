@@ -110,7 +110,8 @@ class Narrator:
             case InstanceInterrupted():
                 return [self._interrupted(event, state)]
             case InstanceRefused():
-                return [f"{event.instance} refused: {printable(event.reason)}{self._what_then(state)}"]
+                what = "failed to start" if event.failed_start else "refused"
+                return [f"{event.instance} {what}: {printable(event.reason)}{self._what_then(state)}"]
             case InstanceLost():
                 return [self._lost(event, state)]
             case InstanceReleased():
@@ -121,6 +122,8 @@ class Narrator:
     def _what_then(self, state: State) -> str:
         if state.phase not in (Phase.SCALING, Phase.TRAINING):
             return ""
+        if rules.buys_none(self._job, state) and not state.ready():
+            return f"; {state.failed_starts} in a row never got ready, so no more are bought"
         if state.launches_left <= 0:
             return f"; going on with {_held(state)}"
         return f"; asking again in {duration(max(0.0, state.relaunch_at - state.now))}"
@@ -148,11 +151,14 @@ class Narrator:
         hit = [trial for trial in struck if state.trials[trial].status in (TrialStatus.QUEUED, TrialStatus.RUNNING)]
         left = sum(record.instance in self._instances for record in state.live())
         what = "PREEMPTED" if event.preempted else "lost"
+        record = state.instances[event.instance]
+        what = "failed to start" if record.failed_start else what
         line = f"{event.instance} {what} ({printable(event.reason)})"
         if event.instance in self._live:
             line = f"{line}: {len(self._live)} -> {counted(left, 'instance')}"
         if not hit:
-            return line
+            failed_again = record.failed_start and self._job.start_attempts is not None
+            return f"{line}{self._what_then(state)}" if failed_again else line
         return f"{line}; {_trials(hit)} will go on from the last checkpoint"
 
     # Stages

@@ -30,6 +30,7 @@ from rubberband.views.tables import (
     incidents,
     paid_time,
     stages,
+    tells_start_failures,
     trials,
 )
 from rubberband.views.words import counted, difference, duration, number, printable, usd
@@ -150,9 +151,10 @@ def _header(result: Result) -> str:
     kind = "late" if result.late and over else result.outcome
     badge = "done, after the deadline" if kind == "late" else result.outcome
     answer = html.escape(headlines(result)[0].removeprefix(f"{result.name}: "))
+    failures = f'<p class="answer">{html.escape(result.start_failures)}</p>\n' if tells_start_failures(result) else ""
     return (
         f'<header><h1>{html.escape(result.name)} <span class="badge {kind}">{badge}</span></h1>\n'
-        f'<p class="answer">{answer}</p>\n<div class="cards">{"".join(cards)}</div></header>'
+        f'<p class="answer">{answer}</p>\n{failures}<div class="cards">{"".join(cards)}</div></header>'
     )
 
 

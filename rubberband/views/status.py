@@ -11,6 +11,7 @@ from typing import Any
 from rubberband.views.tables import Table
 from rubberband.views.words import counted, duration, number, printable, usd, usd_decimals
 
+_EXTEND = "`extend --max-cost` and `resume` go on with it"
 STATES = {
     "queued": "waits for its turn",
     "starting": "measures its profile, or plans",
@@ -18,11 +19,12 @@ STATES = {
     "interrupted": "its process is gone; `resume` goes on with it",
     "done": "done",
     "cancelled": "cancelled; `resume` goes on with it",
-    "budget": "max_cost ended it; `extend --max-cost` and `resume` go on with it",
+    "budget": f"stopped by max_cost; {_EXTEND}",
     "failed": "failed",
     "refused": "never began",
     "unreadable": "its journal cannot be read",
 }
+_CAUSE_FIRST = ("interrupted", "failed", "budget", "refused")
 _HEADED_FOR_ITS_END = ("starting", "running", "interrupted", "done")
 EXIT_CODES = {"done": 0, "cancelled": 130}
 """State -> that of the command that waited for it; 4 if it is done after its deadline, 1 for all else."""
@@ -42,8 +44,8 @@ def headline(view: Mapping[str, Any]) -> str:
     if state == "running" and summary["stages"]:
         told = f"runs, stage {summary['stage']} ({summary['stage'] + 1} of {summary['stages']})"
     reason = printable(view.get("reason") or "")
-    if state == "interrupted" and reason:
-        return f"{view['name']}: interrupted: {reason}"
+    if state in _CAUSE_FIRST and reason:
+        return f"{view['name']}: {state}: {reason}" + (f"; {_EXTEND}" if state == "budget" else "")
     return f"{view['name']}: {told}" + (f" ({reason})" if reason and reason not in told else "")
 
 

@@ -46,6 +46,7 @@ def headlines(result: Result) -> list[str]:
     """
     best = result.best
     lines = [f"{result.name}: {_outcome(result)}"]
+    lines += [printable(result.start_failures)] if tells_start_failures(result) else []
     if best is None:
         return [*lines, "best: no trial has reported yet" if result.outcome == "unfinished" else "best: none"]
     others = " ".join(f"{printable(k)}={number(v)}" for k, v in sorted(best.metrics.items()) if k != result.metric)
@@ -59,6 +60,11 @@ def headlines(result: Result) -> list[str]:
     return [*lines, batch] if batch else lines
 
 
+def tells_start_failures(result: Result) -> bool:
+    """Whether it is to be said that instances failed to start: unless what ended the run says that, or it is done."""
+    return bool(result.start_failures) and result.outcome != "done" and "to start: " not in result.reason
+
+
 def _outcome(result: Result) -> str:
     decimals = usd_decimals(max(result.actual_cost_usd, result.planned_cost_usd)) if result.actual_cost_usd else None
     spent = f"{duration(result.actual_jct_s)} for {usd(result.actual_cost_usd, decimals)} USD"
@@ -70,11 +76,11 @@ def _outcome(result: Result) -> str:
         case "unfinished":
             return f"not finished: {spent} so far ({planned}){_deadline(result)}"
         case "budget":
-            return f"stopped to keep the budget after {spent} ({planned}){why}"
+            return f"stopped to keep the budget{why}{'; ' if why else ' '}after {spent} ({planned})"
         case "cancelled":
             return f"cancelled after {spent} ({planned})"
         case "failed":
-            return f"failed after {spent}{why}"
+            return f"failed{why}{'; ' if why else ' '}after {spent}"
 
 
 def _deadline(result: Result) -> str:
@@ -310,7 +316,7 @@ def _incident(instance: InstanceResult, decimals: int) -> Row:
         told_s = told_s if instance.preempted else instance.interrupted_s
         reason = reason or "given back before it was taken away"
     else:
-        what = "refused" if refused else "lost"
+        what = "failed to start" if instance.failed_start else "refused" if refused else "lost"
     at_s = instance.requested_s if told_s is None else told_s
     return (instance.instance, what, duration(at_s), usd(instance.cost_usd, decimals), printable(reason))
 

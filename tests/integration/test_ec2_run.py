@@ -161,8 +161,10 @@ def test_a_boot_script_that_fails_is_told_in_one_line(command_line: Ec2CommandLi
     bad = "resources.aws.setup=['echo the disk is bad; exit 3']"
     output, errors = command_line("run", "digits.yaml", *words(*ON_EC2, *FEW, bad), exit_code=1)
     why = "it powered itself off: its boot script failed at `setup: echo the disk is bad; exit 3`: the disk is bad"
-    assert f"no instance to train on: {why}" in output.splitlines()[0]
-    assert f"i-001 lost ({why})" in errors
+    assert f"digits: failed: instances fail to start: {why} (3 of 3 in a row); " in output.splitlines()[0]
+    assert "spent; fix it, then rubberband resume digits" in output.splitlines()[0]
+    assert f"i-001 failed to start ({why})" in errors
+    assert len(command_line.aws.fake.instances) == 3
     assert "Traceback" not in errors
     assert not command_line.aws.fake.living
 

@@ -170,6 +170,7 @@ def random_case(source: Random, family: Family | None = None, *, replan: bool | 
         replan=replanned if replan is None else replan,
         dearest_usd_per_hour=None if dearest is None else dearest * offer.price_usd_per_hour,
         lease_s=LEASE_S,
+        start_attempts=3,
     )
     weather = source.choices(list(WEATHERS), weights=[1, 2, 5, 2])[0]
     return Case(job=job, weather=weather, family=family)

@@ -160,9 +160,9 @@ def test_the_first_three_lines_are_the_answer() -> None:
     ("which", "said"),
     [
         ("late", "deadline 1m missed by 57s"),
-        ("budget", "stopped to keep the budget after"),
+        ("budget", "stopped to keep the budget: max_cost=0.0200 USD is reached ("),
         ("all failed", "every trial of stage 0 failed; the first one not_a_number: fault"),
-        ("no instance", "failed after"),
+        ("no instance", "failed: no instance to train on: "),
         ("cancelled", "cancelled after"),
         ("nothing yet", "not finished: 0s for 0.00 USD so far"),
         ("unfinished", "deadline 20m in "),
