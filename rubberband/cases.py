@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rubberband.adaptive import AdaptiveBatch, GoodputProfile
+from rubberband.adaptive import GoodputProfile
 from rubberband.cloud.catalogue import Table, offers
 from rubberband.errors import InputError
 from rubberband.experiment import Experiment
 from rubberband.offer import Offer, gang_sizes
-from rubberband.plan import Constraints, Market
+from rubberband.plan import Market
 from rubberband.planner.adapting import adapted, limits_within
 from rubberband.planner.estimate import Case
 from rubberband.profile import Profile
@@ -44,12 +44,7 @@ def cases(
     resources = experiment.resources
     limited = [_within(offer, room or {}) for offer in offers(resources, profiles, table=table)]
     return tuple(
-        _case(
-            experiment.batch.to_plain(),
-            offer,
-            profiles if isinstance(profiles, Profile) else profiles[offer.instance_type],
-            _with_instances(experiment, offer.max_instances).planning_constraints(now, offer.gpus),
-        )
+        _case(experiment, offer, profiles if isinstance(profiles, Profile) else profiles[offer.instance_type], now)
         for offer in [found for found in limited if found.max_instances] or limited
     )
 
@@ -71,7 +66,15 @@ def _with_instances(experiment: Experiment, max_instances: int) -> Experiment:
     return experiment.model_copy(update={"resources": fewer})
 
 
-def _case(batch: AdaptiveBatch | None, offer: Offer, profile: Profile, constraints: Constraints) -> Case:
+def known_gpus(experiment: Experiment, offer: Offer, profile: Profile) -> int:
+    """The largest number of GPUs that a profile knows: what was measured, or what a model says of one instance."""
+    adapts = experiment.batch.policy != "fixed" and profile.goodput is not None
+    return max(profile.largest_gpus, offer.gpus) if adapts else profile.largest_gpus
+
+
+def _case(experiment: Experiment, offer: Offer, profile: Profile, now: float) -> Case:
+    batch, largest = experiment.batch.to_plain(), known_gpus(experiment, offer, profile)
+    constraints = _with_instances(experiment, offer.max_instances).planning_constraints(now, offer.gpus, largest)
     fixed = replace(profile, goodput=None)
     if batch is None or profile.goodput is None:
         return Case(offer=offer, profile=fixed, constraints=constraints)

@@ -224,8 +224,25 @@ class Experiment(Words):
             return {name: _loaded(written) for name, written in self.profile.by_instance_type.items()}
         return self.loaded_profile()
 
-    def planning_constraints(self, now: float, gpus_per_instance: int) -> PlanningConstraints:
+    def max_gpus_per_trial(self, gpus_per_instance: int, known_gpus: int | None = None) -> int:
+        """The most GPUs of a trial on instances of `gpus_per_instance`: as asked, or else the largest that packs.
+
+        `known_gpus` is the largest one that the profile knows; without a profile, trials stay within an instance.
+        """
+        asked = self.resources.gpus_per_trial
+        if asked.max is not None:
+            return asked.max
+        most = gpus_per_instance if known_gpus is None else known_gpus
+        if most > gpus_per_instance:
+            most = min(most, self.resources.max_instances * gpus_per_instance) // gpus_per_instance * gpus_per_instance
+        return max(most, asked.min)
+
+    def planning_constraints(
+        self, now: float, gpus_per_instance: int, known_gpus: int | None = None
+    ) -> PlanningConstraints:
         """What a plan must keep if the experiment starts at `now` (Unix time) on instances of `gpus_per_instance` GPUs.
+
+        `known_gpus` is the largest number of GPUs that the profile knows, None without one.
 
         Raises InputError for a deadline that has passed, and for GPUs per trial that no gang can have.
         """
@@ -239,7 +256,7 @@ class Experiment(Words):
                 f"resources.gpus_per_trial.min: {asked.min} GPUs are more than {self.resources.max_instances} "
                 f"instances have ({all_gpus}); lower it to {all_gpus} or raise max_instances"
             )
-        most = min(asked.max or max(gpus_per_instance, asked.min), all_gpus)
+        most = min(self.max_gpus_per_trial(gpus_per_instance, known_gpus), all_gpus)
         return PlanningConstraints(
             deadline_s=self.constraints.deadline_from(now),
             max_cost_usd=self.constraints.max_cost_usd,

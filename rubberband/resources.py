@@ -23,7 +23,8 @@ class GpusPerTrial(Words):
 
     min: Gpus = 1
     max: Gpus | None = None
-    """By default the GPUs of one instance (or `min`, if that is more)."""
+    """By default the largest number that the profile knows and `max_instances` instances have; while a profile is
+    measured, the GPUs of one instance. Never less than `min`."""
 
     @model_validator(mode="after")
     def _ordered(self) -> GpusPerTrial:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rubberband.cases import MARKETS, Room, batch_notes
+from rubberband.cases import MARKETS, Room, batch_notes, known_gpus
 from rubberband.cloud.catalogue import Table, offers, types_of
 from rubberband.cloud.prices import live_table
 from rubberband.errors import Cancelled, InputError
@@ -29,9 +29,10 @@ from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.experiment import Experiment
 from rubberband.home import default_home as default_home
 from rubberband.measuring import Announce, MeasuredProfile, Spent, make_setup, measure_profile
+from rubberband.offer import Offer
 from rubberband.plan import Market
 from rubberband.planner.families import Policy
-from rubberband.planning import plan_job
+from rubberband.planning import Profiles, plan_job
 from rubberband.units import format_duration, format_usd
 
 View = Callable[[Job, Callable[[], float], ExitStack], Sequence[Observer]]
@@ -74,10 +75,10 @@ def run_experiment(
     experiment.require_runnable()
     folder.require_free()
     terms = cloud_terms(experiment, folder.home, announce)
-    entrypoint = find_entrypoint(experiment, search_path, terms.table)
+    profiles, spent = experiment.loaded_profiles(), Spent()
+    entrypoint = find_entrypoint(experiment, search_path, terms.table, profiles)
     announce_device(experiment, announce)
     with cancel_on_signals() as cancelled:
-        profiles, spent = experiment.loaded_profiles(), Spent()
         if profiles is None:
             announce("no profile yet: measuring one first")
             with asked_to_end(folder, cancelled) as asked:
@@ -153,9 +154,14 @@ def announce_device(experiment: Experiment, announce: Announce) -> None:
 
 
 def find_entrypoint(
-    experiment: Experiment, search_path: Sequence[str | os.PathLike[str]] = (), table: Table | None = None
+    experiment: Experiment,
+    search_path: Sequence[str | os.PathLike[str]] = (),
+    table: Table | None = None,
+    profiles: Profiles | None = None,
 ) -> Entrypoint | None:
     """The experiment's entry point, checked; None for a virtual run. `table` is that with live prices, if there is one.
+
+    `profiles` is one for all types, or type -> profile; None: it is to be measured.
 
     Raises EntrypointError or InputError.
     """
@@ -167,13 +173,17 @@ def find_entrypoint(
         found = Entrypoint.parse(experiment.entrypoint, search_path=search_path or (os.getcwd(),))
     else:
         found = Entrypoint.from_object(experiment.entrypoint)
-    found.check(_widest_gang(experiment, table), adaptive=experiment.batch.policy == "goodput")
+    found.check(_widest_gang(experiment, table, profiles), adaptive=experiment.batch.policy == "goodput")
     return found
 
 
-def _widest_gang(experiment: Experiment, table: Table | None) -> int:
-    asked = experiment.resources.gpus_per_trial
-    return asked.max or max(asked.min, *(rented.gpus for rented in offers(experiment.resources, table=table)))
+def _widest_gang(experiment: Experiment, table: Table | None, profiles: Profiles | None) -> int:
+    def widest(rented: Offer) -> int:
+        profile = profiles.get(rented.instance_type) if isinstance(profiles, Mapping) else profiles
+        known = None if profile is None else known_gpus(experiment, rented, profile)
+        return experiment.max_gpus_per_trial(rented.gpus, known)
+
+    return max(widest(rented) for rented in offers(experiment.resources, table=table))
 
 
 def _keep(measured: MeasuredProfile, wanted: Path | None, folder: ExperimentFolder) -> Path:

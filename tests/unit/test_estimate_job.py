@@ -49,6 +49,16 @@ def test_the_job_knows_what_a_replan_must_keep() -> None:
     assert job.max_gpus_per_trial == job.offer.gpus
 
 
+def test_a_deadline_is_met_with_more_gpus_per_trial_than_an_instance_has_where_the_profile_knows_them() -> None:
+    asked = experiment({"deadline": "20m"}).to_words()
+    asked["search"]["scheduler"] = {"type": "sha", "num_samples": 32, "max_t": 50, "reduction_factor": 3}
+    asked["resources"] = {"provider": "virtual", "instance_type": "p3.8xlarge"}
+    asked["profile"] = {"seconds_per_iteration": {1: 110, 2: 57, 4: 30, 8: 18, 16: 13, 32: 11}}
+    job = planned(Experiment(**asked))
+    assert max(choice.gpus_per_trial for choice in job.plan.stages) == 8
+    assert (job.max_gpus_per_trial, job.prediction.jct_s <= 1200) == (32, True)
+
+
 @pytest.mark.parametrize("policy", ["optimal", "static", "naive_elastic", "greedy"])
 def test_only_the_optimal_plan_is_replanned(policy: str) -> None:
     job = planned(experiment(), policy)

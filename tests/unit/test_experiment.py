@@ -315,6 +315,25 @@ def test_planning_constraints() -> None:
     assert (constraints.min_gpus_per_trial, constraints.max_gpus_per_trial) == (1, 4)
 
 
+@pytest.mark.parametrize(
+    ("known", "gpus_per_instance", "max_instances", "widest"),
+    [
+        (None, 4, 16, 4),  # to be measured
+        (32, 4, 16, 32),
+        (32, 4, 2, 8),  # all that there is
+        (30, 8, 16, 24),  # whole instances
+        (6, 8, 16, 6),
+        (1, 4, 16, 2),  # min
+    ],
+)
+def test_by_default_a_trial_may_have_all_that_the_profile_knows_and_the_instances_have(
+    known: int | None, gpus_per_instance: int, max_instances: int, widest: int
+) -> None:
+    resources = {"provider": "local", "max_instances": max_instances, "gpus_per_trial": {"min": 2}}
+    experiment = Experiment(**words(resources=resources))
+    assert experiment.planning_constraints(NOW, gpus_per_instance, known).max_gpus_per_trial == widest
+
+
 def test_an_absolute_deadline_counts_from_now() -> None:
     experiment = Experiment(**words(constraints__deadline="2026-11-21T12:10:00Z"))
     assert experiment.planning_constraints(NOW, 1).deadline_s == 600.0
