@@ -142,6 +142,8 @@ class Intents:
         try:
             self._files.mkdir(parents=True, exist_ok=True)
             if not (self.folder / "run.json").exists():
+                for folder in (directory, directory / "ec2", self.folder):  # a new name is lost with what is below it
+                    _sync(folder)
                 _write(self.folder / "run.json", asdict(run))
         except OSError as error:
             raise ProviderError(_unwritable(self.folder, error)) from error

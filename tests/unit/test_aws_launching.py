@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 
 from rubberband.cloud.aws import intents
+from rubberband.cloud.aws.intents import Intents, runs_in
 from rubberband.cloud.aws.launching import Ware
+from rubberband.cloud.aws.pricing import spot_prices
 from rubberband.cloud.aws_fake import FakeCall, Fault
 from rubberband.errors import ProviderError
-from tests.fake_ec2 import ONE_GPU, World, asked, once
+from tests.fake_ec2 import ONE_GPU, World, asked, machines_of, once
+from tests.power_cut import PowerCut
 
 FALLBACK = (*ONE_GPU, Ware(instance_type="g5.2xlarge", on_demand_usd_per_hour=1.212, spot_usd_per_hour=0.5))
 
@@ -182,18 +185,29 @@ def test_an_instance_of_a_refused_request_is_ended_when_it_appears(world: World)
     assert world.living == ["a"]
 
 
-def test_close_waits_for_what_may_yet_appear(world: World) -> None:
-    world.fake.fault = once("RunInstances", Fault(error=Fault.timeout(took_effect=True).error, took_effect=True))
+LOST = Fault.timeout(took_effect=True)
+
+
+@pytest.mark.parametrize("answers", [[LOST, Fault.no_capacity()], [LOST, Fault.throttled(), Fault.no_capacity()]])
+def test_what_came_of_a_lost_answer_is_kept_whatever_the_same_token_is_told_later(
+    world: World, answers: list[Fault]
+) -> None:
+    left = list(answers)
+    world.fake.fault = lambda call: left.pop(0) if call.operation == "RunInstances" and left else None
+    driver = world.driver()
+    driver.launch("a")
+
+    assert world.look(driver)["a"].zone == "us-east-1a"
+    assert len({call.params["ClientToken"] for call in asked(world)}) == 1
+    world.sleep(60.0)
+    assert len(world.fake.bill().lines) == len(world.living) == 1
+
+
+@pytest.mark.parametrize("between", [[], [Fault.throttled()]])
+def test_close_waits_for_what_may_yet_appear(world: World, between: list[Fault]) -> None:
     world.fake.world.visible_after_s = 250.0
-    refuse = [False, True, True]
-    lost = world.fake.fault
-
-    def both(call: FakeCall) -> Fault | None:
-        if call.operation == "RunInstances" and refuse.pop(0):
-            return Fault.no_capacity()
-        return lost(call)
-
-    world.fake.fault = both
+    left = [LOST, *between, Fault.no_capacity(), Fault.no_capacity()]
+    world.fake.fault = lambda call: left.pop(0) if call.operation == "RunInstances" and left else None
     driver = world.driver()
     with pytest.raises(ProviderError):
         driver.launch("a")
@@ -202,15 +216,22 @@ def test_close_waits_for_what_may_yet_appear(world: World) -> None:
     assert world.living == []
 
 
-def test_the_cheapest_zone_comes_first_on_the_spot_market_at_its_price(world: World) -> None:
+def test_the_zones_of_the_spot_market_are_tried_from_the_cheapest_on(world: World) -> None:
+    prices = spot_prices(world.fake.session("driver"), ["g5.xlarge"], world.now)["g5.xlarge"]
+    cheapest_first = sorted(prices, key=lambda zone: prices[zone])
+    world.machines = machines_of(world.fake, zones=cheapest_first[::-1])
+    zones = {world.machines.subnets[zone]: zone for zone in prices}
+    world.fake.set_capacity(0, zone=cheapest_first[0])
     driver = world.driver()
     driver.launch("a", "spot")
+
+    assert len(prices) > 2
+    assert [zones[call.params["SubnetId"]] for call in asked(world)] == cheapest_first[:2]
     status = world.look(driver)["a"]
     world.sleep(60.0)
     (line,) = world.fake.bill().lines
-    assert status.market == "spot"
-    assert status.price_usd_per_hour == line.price_usd_per_hour
-    assert line.zone == status.zone
+    assert (status.market, status.zone, line.zone) == ("spot", cheapest_first[1], cheapest_first[1])
+    assert status.price_usd_per_hour == line.price_usd_per_hour == prices[cheapest_first[1]]
 
 
 def test_an_ignored_spot_flag_is_an_error_and_ends_it(world: World) -> None:
@@ -219,6 +240,31 @@ def test_an_ignored_spot_flag_is_an_error_and_ends_it(world: World) -> None:
     with pytest.raises(ProviderError, match="bought on demand and on the spot market was asked for"):
         driver.launch("a", "spot")
     assert world.living == []
+
+
+def test_what_was_asked_for_is_known_after_a_power_cut(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.directory = tmp_path / "driver"
+    world.directory.mkdir()
+    cut = PowerCut(world.directory, monkeypatch)
+    found: list[list[str]] = []
+
+    def cut_off(call: FakeCall) -> Fault | None:
+        if call.operation == "RunInstances":
+            after = cut.survivors(tmp_path / f"after-{len(found)}")
+            (run,) = runs_in(after)
+            known = Intents(after, run).all()
+            found.append([intent.last.token for intent in known if intent.last is not None])
+        return None
+
+    world.fake.fault = cut_off
+    driver = world.driver()
+    driver.launch("a")
+    driver.launch("b")
+
+    first, second = (call.params["ClientToken"] for call in asked(world))
+    assert found == [[first], [first, second]]
 
 
 def test_nothing_is_rented_that_cannot_be_written_down(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
