@@ -5,10 +5,12 @@ Part of the experiment file; attribute names carry their units, the file's words
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from rubberband.chance import FIXED, Spread, measured
 from rubberband.offer import Billing
@@ -74,6 +76,24 @@ class SpotMarket(Words):
     """From an interruption until the trial trains again; by default both delays and the profile's trial start-up."""
 
 
+def _package_index(url: str) -> str:
+    """Raise a fault unless an instance may be given this address of a package index, which is no secret there."""
+    remedy = "write https://HOST/PATH, or file:///PATH of the image"
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise fault(f"{shown(url)} is no URL ({error}); {remedy}") from None
+    if "@" in parts.netloc:
+        raise fault(
+            f"the URL of {parts.hostname} has a user name or a password, and every process of an instance can read it; "
+            "leave it out, and put it into the netrc file of an image of your own"
+        )
+    complete = (parts.scheme, bool(parts.hostname)) in (("https", True), ("file", False))
+    if not complete or parts.query or parts.fragment or re.search(r"\s", url):
+        raise fault(f"{shown(url.partition('?')[0])} is no package index; {remedy}")
+    return url
+
+
 class Aws(Words):
     """How instances are rented from EC2; read where `provider` is `aws`. Everything has a default that works."""
 
@@ -81,8 +101,12 @@ class Aws(Words):
     """An AMI (`ami-…`) or an SSM parameter that names one (`ssm:/aws/service/…`). By default the latest Deep Learning
     AMI for the type's architecture."""
     install: Annotated[str, Field(min_length=1)] | None = None
-    """What pip installs on an instance beside this version of rubberband, such as `scikit-learn`. Another rubberband is
-    named as a requirement, or by the URL of a wheel. `none` for an image that has everything."""
+    """Python packages that an instance installs beside the rubberband of the driver, such as `scikit-learn`. The URL of
+    a wheel (https:// or s3://) of rubberband-tune replaces that one. `none` for an image that has everything."""
+    index_url: Annotated[str, AfterValidator(_package_index)] | None = None
+    """A package index of your own (https:// or file://), from which instances install rubberband-tune in the driver's
+    version and everything else. By default they install the driver's very files, as a wheel from the bucket of
+    `checkpoints`, and other packages from PyPI."""
     setup: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(max_length=100)] = ()
     """Shell commands that an instance runs, as root, before it joins."""
     subnets: Annotated[tuple[Annotated[str, Field(pattern="^subnet-")], ...], Field(max_length=32)] = ()

@@ -16,16 +16,25 @@ find_uv() {
     fi
 }
 
-fetch() { # what lies at an s3:// address, into a folder, with the instance's role
-    python3 -c 'import boto3, os, sys
-bucket, _, key = sys.argv[1].removeprefix("s3://").partition("/")
+fetch() { # what lies at an s3:// address, into a folder, with the instance's role; it must have the digest behind the #
+    python3 -c 'import boto3, hashlib, os, sys
+address, _, digest = sys.argv[1].partition("#sha256=")
+bucket, _, key = address.removeprefix("s3://").partition("/")
 os.makedirs(sys.argv[2], exist_ok=True)
-boto3.client("s3").download_file(bucket, key, os.path.join(sys.argv[2], os.path.basename(key)))' "$1" "$2"
+path = os.path.join(sys.argv[2], os.path.basename(key))
+boto3.client("s3").download_file(bucket, key, path)
+with open(path, "rb") as file:
+    found = hashlib.sha256(file.read()).hexdigest()
+if digest and found != digest:
+    os.remove(path)
+    sys.exit(f"{address} is not what the driver put there: its sha256 is {found}, not {digest}; run again")' "$1" "$2"
 }
 
 make_venv() {
     export UV_CACHE_DIR="$DIR/cache" UV_PYTHON_INSTALL_DIR="$DIR/python" UV_HTTP_RETRIES=10
     export PATH="$DIR/uv/bin:$PATH"
+    # The user's index is the only one: where packages of the same name are elsewhere, they must not come in.
+    [[ -z "$INDEX_URL" ]] || export UV_DEFAULT_INDEX="$INDEX_URL" PIP_INDEX_URL="$INDEX_URL"
     find_uv
     say "making an environment with Python $PYTHON_VERSION"
     uv venv --quiet --seed --clear --python "$PYTHON_VERSION" "$DIR/venv"
@@ -38,7 +47,7 @@ make_venv() {
         fetch "$address" wheels
     done
     # PyTorch's own index has the build for this machine's driver, and a small one for none; PyPI's will do.
-    if curl --head --silent --fail --max-time 10 https://download.pytorch.org/whl/torch/ > /dev/null; then
+    if [[ -z "$INDEX_URL" ]] && curl --head --silent --fail --max-time 10 https://download.pytorch.org/whl/torch/ > /dev/null; then
         export UV_TORCH_BACKEND=auto
     fi
     say "installing ${REQUIREMENTS[*]}"

@@ -5,6 +5,8 @@ Checkpoints themselves go through `s3.S3Folder`, in the processes that write the
 
 from __future__ import annotations
 
+import hashlib
+
 from botocore.exceptions import ClientError
 
 from rubberband.cloud.aws.errors import code_of, explain, lacks_rights
@@ -24,11 +26,14 @@ def place_in(checkpoints: str, name: str) -> tuple[str, str]:
 
 
 def put(session: Session, checkpoints: str, name: str, content: bytes, *, unless_there: bool = False) -> str:
-    """Put `content` below the store's address; its own s3:// address. Raises InputError, with the remedy."""
+    """Put `content` below the store's address; its own s3:// address. Raises InputError, with the remedy.
+
+    With `unless_there`, what lies there is replaced only if it is something else.
+    """
     bucket, key = place_in(checkpoints, name)
     s3 = session.client("s3")
     try:
-        if not (unless_there and _exists(session, bucket, key)):
+        if not (unless_there and _holds(session, bucket, key, content)):
             s3.put_object(Bucket=bucket, Key=key, Body=content)
     except ClientError as error:
         raise InputError(f"resources.checkpoints: {trouble(error, bucket)}") from None
@@ -47,11 +52,12 @@ def trouble(error: ClientError, bucket: str) -> str:
     return explain(error)
 
 
-def _exists(session: Session, bucket: str, key: str) -> bool:
+def _holds(session: Session, bucket: str, key: str, content: bytes) -> bool:
+    """Whether the object is `content`, as far as S3 tells: its ETag is the MD5, except where a key of KMS encrypts."""
     try:
-        session.client("s3").head_object(Bucket=bucket, Key=key)
+        there = session.client("s3").head_object(Bucket=bucket, Key=key)
     except ClientError as error:
         if code_of(error) in ("404", "NoSuchKey", "NotFound", "403"):  # without s3:ListBucket, what is not there is 403
             return False
         raise
-    return True
+    return str(there["ETag"]).strip('"') == hashlib.md5(content, usedforsecurity=False).hexdigest()

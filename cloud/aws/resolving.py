@@ -1,13 +1,12 @@
 """From the words of `resources.aws` to machines that can be launched: image, network, what is installed, the token.
 
 It rents nothing. What is missing in the account and free of charge is made: the security group, the published Ray
-token, and the wheel of a package that is not on an index.
+token, and this package's wheel in the bucket.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,6 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import rubberband
 from rubberband.cloud.aws import wheel
 from rubberband.cloud.aws.errors import OF_AWS, explain
 from rubberband.cloud.aws.images import find_image, root_volume_gb, type_facts
@@ -23,14 +21,11 @@ from rubberband.cloud.aws.machines import Machines, NodeStart, Session
 from rubberband.cloud.aws.metadata import Place, own_place
 from rubberband.cloud.aws.network import check_group, choose_subnets, ensure_group
 from rubberband.cloud.aws.token import publish_token, token_parameter
-from rubberband.cloud.aws.user_data import Boot, Installation, installation, worker_script
+from rubberband.cloud.aws.user_data import Boot, Installation, brings_the_package, installation, worker_script
 from rubberband.cloud.local import ray_node
-from rubberband.distribution import install_hint, requirement
+from rubberband.distribution import DISTRIBUTION, install_hint, requirement
 from rubberband.errors import InputError
 from rubberband.resources import Aws
-
-_NAMES_THE_PACKAGE = re.compile(r"""(^|[\s/'"])rubberband[-_.]tune($|[^\w.])""")
-"""As a requirement, or as the name of a wheel."""
 
 
 def resolve(
@@ -43,7 +38,7 @@ def resolve(
     token_path: Path | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Machines:
-    """How the instances of one type are launched. `checkpoints`: the store's URL, where a wheel may be put.
+    """How the instances of one type are launched. `checkpoints`: the store's URL, where the wheel is put.
 
     `place` is where this machine is in EC2, if not as its metadata service tells. Raises InputError (one line, with the
     remedy) for whatever in the words or in the account does not fit.
@@ -92,21 +87,27 @@ def security_group(session: Session, words: Aws, vpc: str, sleep: Callable[[floa
 
 
 def what_to_install(session: Session, words: Aws, checkpoints: str | None) -> Installation:
-    """What an instance installs: what the file says, and this version of the package unless that names another.
+    """What an instance installs: the driver's own rubberband, unless the file names another, and what the file says.
 
-    A package that was not installed from an index is put beside the checkpoints, where instances fetch it. Raises
-    InputError if there is no such place.
+    The driver's goes as a wheel through the bucket of the checkpoints; where the user has an index, its version is
+    asked for there. Raises InputError if there is neither.
     """
     install = words.install or ""
-    if install.strip() != "none" and not _NAMES_THE_PACKAGE.search(install):
-        own = (
-            f"{requirement('ray', 'aws')}=={rubberband.__version__}"
-            if wheel.on_an_index()
-            else wheel.upload(session, checkpoints)
-        )
+    if not brings_the_package(install):
+        own = wheel.upload(session, checkpoints) if words.index_url is None else _at_the_index()
         install = f"{own} {install}"
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return installation(install, python=python, ray=_ray_version())
+    return installation(install, python=python, ray=_ray_version(), index_url=words.index_url)
+
+
+def _at_the_index() -> str:
+    version = wheel.public_version()
+    if version == "0":
+        raise InputError(
+            "resources.aws.index_url: this rubberband was never installed and has no version to ask for there; install "
+            f"it (pip install -e .), or name one by resources.aws.install: {DISTRIBUTION}[ray,aws]==VERSION"
+        )
+    return f"{requirement('ray', 'aws')}=={version}"
 
 
 def _ray_version() -> str:

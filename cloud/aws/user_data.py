@@ -22,7 +22,11 @@ from rubberband.units import shown
 MAX_BYTES = 16 * 1024
 """What EC2 takes as UserData, before base64."""
 
-_OUR_WHEEL = re.compile(r"(https|s3)://\S*/rubberband_tune-[^/\s]+\.whl")
+_OUR_WHEEL = re.compile(r"(https|s3)://\S*/rubberband_tune-[^/\s]+\.whl(#\S*)?")
+_OURS = re.compile(r"rubberband[-_.]+tune(?![-\w.]).*", re.IGNORECASE | re.DOTALL)
+_OTHERS = re.compile(r"rubberband(?![-\w.]).*|\S*/rubberband-[^/\s]+\.whl(#\S*)?", re.IGNORECASE | re.DOTALL)
+"""On an index this is the name of somebody else's project."""
+_S3_WHEEL = re.compile(r"s3://[^/\s]+/\S*[^/\s]\.whl(#sha256=[0-9a-f]{64})?")
 _EXTRAS = "[ray,aws]"
 
 
@@ -35,7 +39,10 @@ class Installation:
     requirements: tuple[str, ...] = ()
     """What pip installs; wheels of `wheels` under their path, such as `./wheels/mine-0.1-py3-none-any.whl`."""
     wheels: tuple[str, ...] = ()
-    """s3:// addresses of wheels, which the instance fetches with its role into ./wheels."""
+    """s3:// addresses of wheels, which the instance fetches with its role into ./wheels; one that ends in #sha256=… is
+    installed only if that is its digest."""
+    index_url: str | None = None
+    """Where pip finds requirements; None: at PyPI, or as the image is set up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,27 +59,51 @@ class Boot:
     """Environment of the Ray node."""
 
 
-def installation(install: str, *, python: str, ray: str) -> Installation:
+def brings_the_package(install: str) -> bool:
+    """Whether `resources.aws.install` says which rubberband an instance has. Raises InputError."""
+    return install.strip() == "none" or any(
+        _OURS.fullmatch(word) or _OUR_WHEEL.fullmatch(word) for word in _words(install)
+    )
+
+
+def installation(install: str, *, python: str, ray: str, index_url: str | None = None) -> Installation:
     """What `resources.aws.install` asks for: requirements, wheels by URL, or `none`. `ray`: the driver's version.
 
-    A wheel of this package brings its extras. Raises InputError where the words cannot be told apart.
+    A wheel of this package brings its extras. Raises InputError for words that cannot be told apart, and for those that
+    would install this package from an index that is not the user's, or the other project of its name.
     """
     if install.strip() == "none":
         return Installation(python=python)
+    words = _words(install)
+    for word in words:
+        if word.startswith("s3://") and not _S3_WHEEL.fullmatch(word):
+            raise InputError(f"resources.aws.install: {shown(word)} is no wheel; write s3://bucket/….whl")
+        if _OTHERS.fullmatch(word):
+            raise InputError(
+                f"resources.aws.install: {shown(word)} is another project on the package index; this one is "
+                f"{DISTRIBUTION}, and instances install the driver's by themselves: leave it out"
+            )
+        if index_url is None and _OURS.fullmatch(word) and "@" not in word:
+            raise InputError(
+                f"resources.aws.install: {shown(word)} does not say from where; give the index that has it "
+                "(resources.aws.index_url), write the URL of a wheel, or leave it out for the driver's own"
+            )
+    return Installation(
+        python=python,
+        requirements=(*(_requirement(word) for word in words), f"ray=={ray}"),
+        wheels=tuple(word for word in words if word.startswith("s3://")),
+        index_url=index_url,
+    )
+
+
+def _words(install: str) -> tuple[str, ...]:
     try:
-        words = shlex.split(install)
+        return tuple(shlex.split(install))
     except ValueError as error:
         raise InputError(
             f"resources.aws.install: {shown(install)} has an open quotation ({error}); write requirements as on pip's "
             "command line"
         ) from None
-    wheels = tuple(word for word in words if word.startswith("s3://"))
-    for wheel in wheels:
-        if not re.fullmatch(r"s3://[^/\s]+/\S*[^/\s]\.whl", wheel):
-            raise InputError(f"resources.aws.install: {shown(wheel)} is no wheel; write s3://bucket/….whl")
-    return Installation(
-        python=python, requirements=(*(_requirement(word) for word in words), f"ray=={ray}"), wheels=wheels
-    )
 
 
 def worker_script(boot: Boot, start: NodeStart) -> str:
@@ -119,6 +150,7 @@ def _shared_values(region: str, installed: Installation, setup: tuple[str, ...])
         "PYTHON_VERSION": installed.python,
         "REQUIREMENTS": installed.requirements,
         "WHEELS": installed.wheels,
+        "INDEX_URL": installed.index_url or "",
         "SETUP": setup,
     }
 
@@ -126,7 +158,7 @@ def _shared_values(region: str, installed: Installation, setup: tuple[str, ...])
 def _requirement(word: str) -> str:
     ours = _OUR_WHEEL.fullmatch(word) is not None
     if word.startswith("s3://"):
-        return f"./wheels/{word.rpartition('/')[2]}{_EXTRAS if ours else ''}"
+        return f"./wheels/{word.partition('#')[0].rpartition('/')[2]}{_EXTRAS if ours else ''}"
     return f"{DISTRIBUTION}{_EXTRAS} @ {word}" if ours else word
 
 

@@ -1,4 +1,4 @@
-"""This package as a wheel, made of the files that run, for instances where no index has it. Always the same bytes."""
+"""This package as a wheel, made of the files that run, which instances install. Always the same bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import importlib.metadata
 import io
 import tomllib
 import zipfile
+from importlib.metadata import Distribution
 from pathlib import Path
+from typing import Any
 
 import rubberband
 from rubberband.cloud.aws.bucket import is_bucket, put
@@ -16,50 +18,57 @@ from rubberband.cloud.aws.machines import Session
 from rubberband.distribution import DISTRIBUTION
 from rubberband.errors import InputError
 
-_SKIPPED = frozenset({"__pycache__"})
 _FILE_NAME = DISTRIBUTION.replace("-", "_")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-
-
-def on_an_index() -> bool:
-    """Whether pip installed this package from an index, so that an instance can do the same."""
-    try:
-        installed = importlib.metadata.distribution(DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    # pip writes direct_url.json (PEP 610) for folders, editable ones, files and URLs; a checkout has no INSTALLER.
-    return installed.read_text("INSTALLER") is not None and installed.read_text("direct_url.json") is None
+_OTHER_WAYS = "or name what instances install instead: resources.aws.index_url, or install: the URL of a wheel"
 
 
 def upload(session: Session, checkpoints: str | None) -> str:
-    """Put the wheel into the bucket of the checkpoint store, unless it is there; its s3:// address.
+    """Put the wheel into the bucket of the checkpoint store, unless it is there; its s3:// address and digest.
 
-    Raises InputError if the store is no bucket, or one that cannot be written; botocore's errors.
+    Raises InputError if the store is no bucket, or one that cannot be written, or if this package cannot be packed;
+    botocore's errors.
     """
     if checkpoints is None or not is_bucket(checkpoints):
         raise InputError(
-            "resources.aws.install: this rubberband was not installed from an index, so instances cannot install it "
-            "by name; give resources.checkpoints a bucket (s3://…), where its wheel is then put, or write install: "
-            "the URL of a wheel"
+            "resources.checkpoints: instances install the very rubberband that runs here, from a bucket; give "
+            f"s3://bucket/prefix, {_OTHER_WAYS}"
         )
     name, content = build()
-    return put(session, checkpoints, f"wheels/{name}", content, unless_there=True)
+    address = put(session, checkpoints, f"wheels/{name}", content, unless_there=True)
+    return f"{address}#sha256={hashlib.sha256(content).hexdigest()}"
 
 
 def build(root: Path | None = None) -> tuple[str, bytes]:
-    """Name and content of the wheel. Its version has the digest of all that it holds behind a plus."""
+    """Name and content of the wheel. Its version has the digest of all that it holds behind a plus.
+
+    `root`: the package's folder, in a checkout or as pip installed it. Raises InputError if a file cannot be read, or
+    is not as it was installed.
+    """
     root = root or Path(rubberband.__file__).parent
-    content = dict(sorted(_files(root).items()))
-    digest = hashlib.sha256(_metadata(root, ""))
+    try:
+        content = dict(sorted(_files(root).items()))
+        needs = _needs(root, content)
+    except OSError as error:
+        raise InputError(
+            f"resources.aws.install: {error.filename} of this rubberband cannot be packed for instances "
+            f"({error.strerror}); make it readable, {_OTHER_WAYS}"
+        ) from None
+    digest = hashlib.sha256(_metadata(needs, ""))
     for path, data in content.items():
         digest.update(f"{path}\0{len(data)}\0".encode() + data)
-    version = f"{rubberband.__version__.partition('+')[0]}+{digest.hexdigest()[:12]}"
+    version = f"{public_version()}+{digest.hexdigest()[:12]}"
     info = f"{_FILE_NAME}-{version}.dist-info"
-    content[f"{info}/METADATA"] = _metadata(root, version)
+    content[f"{info}/METADATA"] = _metadata(needs, version)
     content[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: rubberband\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     content[f"{info}/entry_points.txt"] = b"[console_scripts]\nrubberband = rubberband.cli:main\n"
     content[f"{info}/RECORD"] = _record(content, f"{info}/RECORD")
     return f"{_FILE_NAME}-{version}-py3-none-any.whl", zipped(content)
+
+
+def public_version() -> str:
+    """The version without what is behind a plus; `0` of a checkout that was never installed."""
+    return rubberband.__version__.partition("+")[0]
 
 
 def zipped(content: dict[str, bytes]) -> bytes:
@@ -74,27 +83,42 @@ def zipped(content: dict[str, bytes]) -> bytes:
 
 
 def _files(root: Path) -> dict[str, bytes]:
-    """Path in the wheel -> bytes; sub-packages may be links, as in a checkout."""
+    """Path in the wheel -> bytes; sub-packages may be links, as in a checkout. Raises OSError."""
     found: dict[str, bytes] = {}
     for path in root.iterdir():
-        if path.name in _SKIPPED:
+        if path.name == "__pycache__" or path.name.startswith("."):
             continue
         if path.is_dir():
             found |= {f"{root.name}/{inner}": data for inner, data in _files(path).items()}
-        elif path.is_file():
+        else:
             found[f"{root.name}/{path.name}"] = path.read_bytes()
     return found
 
 
-def _metadata(root: Path, version: str) -> bytes:
-    pyproject = root.parent / "pyproject.toml"
-    needs = _needs_of_checkout(pyproject) if pyproject.is_file() else _needs_as_installed()
+def _metadata(needs: list[str], version: str) -> bytes:
     return "\n".join(("Metadata-Version: 2.1", f"Name: {DISTRIBUTION}", f"Version: {version}", *needs, "")).encode()
 
 
-def _needs_of_checkout(pyproject: Path) -> list[str]:
-    """What was installed may be older than the checkout that runs."""
-    project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
+def _needs(root: Path, content: dict[str, bytes]) -> list[str]:
+    """The lines of the metadata that say what the package needs. Raises InputError."""
+    project = _project(root.parent / "pyproject.toml")
+    if project.get("name") == DISTRIBUTION:  # what was installed may be older than the checkout that runs
+        return _needs_of(project)
+    return _needs_as_installed(root, content)
+
+
+def _project(pyproject: Path) -> dict[str, Any]:
+    """What a checkout says of itself; nothing where there is none. Raises OSError, InputError."""
+    if not pyproject.is_file():
+        return {}
+    try:
+        found: dict[str, Any] = tomllib.loads(pyproject.read_text(encoding="utf-8")).get("project", {})
+    except ValueError as error:
+        raise InputError(f"resources.aws.install: {pyproject} cannot be read ({error}); correct it") from None
+    return found
+
+
+def _needs_of(project: dict[str, Any]) -> list[str]:
     lines = [f"Requires-Python: {project['requires-python']}"]
     lines += [f"Requires-Dist: {need}" for need in project["dependencies"]]
     for extra, needs in project["optional-dependencies"].items():
@@ -102,20 +126,48 @@ def _needs_of_checkout(pyproject: Path) -> list[str]:
     return lines
 
 
-def _needs_as_installed() -> list[str]:
+def _needs_as_installed(root: Path, content: dict[str, bytes]) -> list[str]:
     try:
-        lines = str(importlib.metadata.distribution(DISTRIBUTION).metadata).splitlines()
+        installed = importlib.metadata.distribution(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
         raise InputError(
-            "resources.aws.install: this rubberband runs from files that were never installed; run pip install -e . "
-            "there, or write install: the URL of a wheel"
+            f"resources.aws.install: the rubberband in {root} was never installed, so what it needs is unknown; "
+            f"install it with pip, {_OTHER_WAYS}"
         ) from None
+    if changed := _changed(installed, root, content):
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        raise InputError(
+            f"resources.aws.install: {DISTRIBUTION} {installed.version} in {root.parent} is not as it was installed "
+            f"({', '.join(changed[:3])}{more}); reinstall it (pip install --force-reinstall), run a checkout (pip "
+            f"install -e .), {_OTHER_WAYS}"
+        )
+    lines = (installed.read_text("METADATA") or "").partition("\n\n")[0].splitlines()
     return [line for line in lines if line.startswith(("Requires-Python:", "Requires-Dist:", "Provides-Extra:"))]
 
 
-def _record(content: dict[str, bytes], own: str) -> bytes:
-    def line(path: str, data: bytes) -> str:
-        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        return f"{path},sha256={digest},{len(data)}"
+def _changed(installed: Distribution, root: Path, content: dict[str, bytes]) -> list[str]:
+    """What of the package's files is not as pip wrote it down (RECORD)."""
+    written = {
+        file.as_posix(): file.hash
+        for file in installed.files or ()
+        if file.parts[0] == root.name and "__pycache__" not in file.parts
+    }
+    if not written or Path(str(installed.locate_file(root.name))).resolve() != root.resolve():
+        return ["its files are not listed"]
+    changed = [f"{path} is missing" for path in written.keys() - content.keys()]
+    changed += [f"{path} was added" for path in content.keys() - written.keys()]
+    for path in written.keys() & content.keys():
+        noted = written[path]
+        if noted is not None and noted.value != _digest(content[path], noted.mode):
+            changed.append(f"{path} was changed")
+    return sorted(changed)
 
-    return "\n".join((*(line(path, data) for path, data in content.items()), f"{own},,", "")).encode()
+
+def _digest(data: bytes, kind: str = "sha256") -> str:
+    """As RECORD writes it."""
+    return base64.urlsafe_b64encode(hashlib.new(kind, data).digest()).rstrip(b"=").decode()
+
+
+def _record(content: dict[str, bytes], own: str) -> bytes:
+    lines = (f"{path},sha256={_digest(data)},{len(data)}" for path, data in content.items())
+    return "\n".join((*lines, f"{own},,", "")).encode()

@@ -111,8 +111,8 @@ def main(
     shipped policies give them. Afterwards everything is ended, the bill that EC2 would have sent is printed on stderr,
     and the exit code is COMMAND's.
 
-    Boot scripts run on this computer as you, with its Python: write `install: none` in the experiment file, and mind
-    what its set-up commands do.
+    Boot scripts run on this computer as you: write `install: none` in the experiment file, so that machines have this
+    computer's Python instead of installing their own, and mind what its set-up commands do.
 
     Example: python -m rubberband.cloud.aws_fake --capacity g4dn.xlarge=2 -- rubberband run experiment.yaml
     """

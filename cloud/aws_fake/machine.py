@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import re
 import shutil
 import signal
 import subprocess
@@ -148,7 +149,10 @@ class Machines:
         (root / guest.USER_DATA).write_text(instance.user_data)
         (root / "root").mkdir()
         temp_dir = make_temp_dir()
-        environment = self._machine_environment(instance.instance_id, programs, temp_dir)
+        environment = {
+            **_search_path(instance.user_data),
+            **self._machine_environment(instance.instance_id, programs, temp_dir),
+        }
         with open(self._directory / f"{instance.instance_id}.log", "ab") as console:
             process = subprocess.Popen(
                 [sys.executable, "-P", guest.__file__, "boot", str(root)],
@@ -170,7 +174,6 @@ class Machines:
             **{name: value for name, value in os.environ.items() if name.startswith(_INHERITED)},
             "PATH": f"{programs}:{python}:{_SYSTEM_PATH}",
             "HOME": str(root / "root"),
-            **_search_path(),
             "NO_PROXY": "127.0.0.1,localhost",
             "no_proxy": "127.0.0.1,localhost",
             "RUBBERBAND_ROOT": str(root),
@@ -193,8 +196,10 @@ class Machines:
         shutil.rmtree(machine.temp_dir, ignore_errors=True)
 
 
-def _search_path() -> dict[str, str]:
-    """What lets a machine's Python find this package where it is not installed."""
+def _search_path(user_data: str) -> dict[str, str]:
+    """What lets a machine's Python find this package where it is not installed, unless the machine installs its own."""
+    if re.search(r"^REQUIREMENTS=\([^)]", user_data, re.MULTILINE):
+        return {}
     home = Path(rubberband.__file__).parent.parent
     installed = home in {Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")}
     return {} if installed else {"PYTHONPATH": str(home)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from typing import Any
 
 import pytest
 from botocore.parsers import ResponseParserError
+from pydantic import ValidationError
 
+import rubberband
 from rubberband.cloud.aws import wheel
 from rubberband.cloud.aws.machines import Machines, NodeStart
 from rubberband.cloud.aws.metadata import own_place
@@ -278,15 +281,28 @@ def test_the_boot_script_knows_the_parameter_and_not_the_token(account: Account,
     assert (tmp_path / "token").read_text() not in text
 
 
-def test_the_wheel_of_a_checkout_is_put_beside_the_checkpoints_once(account: Account, tmp_path: Path) -> None:
+def test_the_drivers_wheel_is_put_beside_the_checkpoints_once_and_named_with_its_digest(
+    account: Account, tmp_path: Path
+) -> None:
     start = NodeStart(instance="i-001", head_address="10.0.0.5:6379", gpus=1, lease_s=600, lifetime_s=3600)
     texts = {resolved(account, tmp_path, install=None).user_data(start) for _ in range(2)}
 
     assert account.operations().count("PutObject") == 1
-    (key,) = account.fake.world.buckets[account.bucket]
+    ((key, content),) = account.fake.world.buckets[account.bucket].items()
     assert key.startswith("c/wheels/rubberband_tune-")
-    assert f"WHEELS=(s3://{account.bucket}/{key})" in texts.pop()
+    address = f"s3://{account.bucket}/{key}#sha256={hashlib.sha256(content).hexdigest()}"
+    assert f"WHEELS=('{address}')" in texts.pop()
     assert not texts
+
+
+def test_another_file_in_the_place_of_the_wheel_is_replaced(account: Account) -> None:
+    address = wheel.upload(account.session, f"s3://{account.bucket}/c")
+    objects = account.fake.world.buckets[account.bucket]
+    (key,) = objects
+    content, objects[key] = objects[key], b"somebody else's"
+
+    assert wheel.upload(account.session, f"s3://{account.bucket}/c") == address
+    assert objects[key] == content
 
 
 @pytest.mark.parametrize(
@@ -294,21 +310,57 @@ def test_the_wheel_of_a_checkout_is_put_beside_the_checkpoints_once(account: Acc
     [
         ("scikit-learn", True),
         ("my-rubberband-tune==1", True),
-        ("rubberband-tune[ray,aws]==0.1.0 torch", False),
         ("'rubberband-tune @ https://example.org/a.whl'", False),
         ("s3://bucket/rubberband_tune-0.1.0-py3-none-any.whl", False),
         ("none", False),
     ],
 )
-def test_what_a_trial_needs_is_installed_beside_the_package(account: Account, install: str, adds: bool) -> None:
+def test_what_a_trial_needs_is_installed_beside_the_drivers_package(account: Account, install: str, adds: bool) -> None:
     asked = what_to_install(account.session, Aws(install=install), f"s3://{account.bucket}/c")
 
     assert any("/c/wheels/rubberband_tune-" in one for one in asked.wheels) == adds
     assert (asked.requirements[1:2] == (install,)) == adds
 
 
-def test_a_checkout_without_a_bucket_is_told_what_to_do(account: Account) -> None:
-    with pytest.raises(InputError, match=r"give resources\.checkpoints a bucket"):
+def test_an_index_of_the_users_own_takes_the_place_of_the_wheel(account: Account) -> None:
+    words = Aws(index_url="https://packages.example.org/simple/", install="scikit-learn")
+    asked = what_to_install(account.session, words, "/shared")
+
+    own = f"rubberband-tune[ray,aws]=={wheel.public_version()}"
+    assert asked.requirements[:2] == (own, "scikit-learn")
+    assert (asked.index_url, asked.wheels) == (words.index_url, ())
+    assert "PutObject" not in account.operations()
+    other = Aws(index_url=words.index_url, install="rubberband-tune[ray,aws]==9")
+    assert what_to_install(account.session, other, None).requirements[0] == "rubberband-tune[ray,aws]==9"
+
+
+def test_a_package_that_was_never_installed_has_no_version_to_ask_an_index_for(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wheel.rubberband, "__version__", "0+unknown", raising=False)
+
+    with pytest.raises(InputError, match="was never installed and has no version"):
+        what_to_install(account.session, Aws(index_url="https://packages.example.org/simple/"), None)
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("http://packages.example.org/simple/", r"write https://HOST/PATH"),
+        ("https://ann:s3cret@packages.example.org/simple/", r"packages\.example\.org has a user name or a password"),
+        ("https://packages.example.org/simple/?token=s3cret", "is no package index"),
+        ("file://elsewhere/simple", "is no package index"),
+        ("https://[packages", "is no URL"),
+    ],
+)
+def test_an_index_that_instances_cannot_be_given_is_refused_without_its_secret(url: str, told: str) -> None:
+    with pytest.raises(ValidationError, match=told) as refused:
+        Aws(index_url=url)
+    assert "s3cret" not in refused.value.errors()[0]["msg"]
+
+
+def test_a_store_that_is_no_bucket_has_no_place_for_the_wheel(account: Account) -> None:
+    with pytest.raises(InputError, match=r"resources\.checkpoints: .*give s3://bucket/prefix, or .*index_url"):
         resolve(account.session, Aws(), "g5.xlarge", place=account.place, checkpoints="/shared")
 
 
@@ -339,7 +391,7 @@ def test_a_wheel_that_needs_something_else_has_another_name(tmp_path: Path) -> N
     package = tmp_path / "rubberband"
     package.mkdir()
     (package / "__init__.py").write_text("")
-    project = '[project]\nrequires-python = ">=3.11"\noptional-dependencies = {}\n'
+    project = '[project]\nname = "rubberband-tune"\nrequires-python = ">=3.11"\noptional-dependencies = {}\n'
     names = []
     for needs in ('["ray>=2.49"]', '["ray>=2.52"]'):
         (tmp_path / "pyproject.toml").write_text(f"{project}dependencies = {needs}\n")
@@ -383,3 +435,53 @@ def test_an_answer_that_is_not_of_aws_is_one_line(account: Account, tmp_path: Pa
 
     with pytest.raises(InputError, match="<html>; ask again later"):
         resolved(account, tmp_path)
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The package as an installer lays it out, and puts down in RECORD."""
+    folder = tmp_path / "site-packages"
+    with zipfile.ZipFile(io.BytesIO(wheel.build()[1])) as archive:
+        archive.extractall(folder)
+    monkeypatch.syspath_prepend(folder)
+    return folder / "rubberband"
+
+
+def test_an_installed_package_is_packed_as_the_checkout_that_it_came_from(installed: Path) -> None:
+    (installed / "__pycache__").mkdir()
+    (installed / "__pycache__/cli.cpython-311.pyc").write_bytes(b"compiled")
+
+    assert wheel.build(installed) == wheel.build(Path(rubberband.__file__).parent)
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "told"),
+    [
+        ("cloud/aws/worker.sh", b"shutdown -h now", "rubberband/cloud/aws/worker.sh was changed"),
+        ("planner/search.py", None, "rubberband/planner/search.py is missing"),
+        ("planner/mine.py", b"", "rubberband/planner/mine.py was added"),
+    ],
+)
+def test_an_installation_that_is_not_as_it_was_installed_is_refused(
+    installed: Path, path: str, content: bytes | None, told: str
+) -> None:
+    if content is None:
+        (installed / path).unlink()
+    else:
+        (installed / path).write_bytes(content)
+
+    with pytest.raises(InputError, match=rf"not as it was installed \({told}\); reinstall it"):
+        wheel.build(installed)
+
+
+def test_files_that_cannot_be_read_or_were_never_installed_are_refused(tmp_path: Path) -> None:
+    package = tmp_path / "rubberband"
+    package.mkdir()
+    (package / "cli.py").symlink_to(tmp_path / "gone")
+    with pytest.raises(InputError, match=r"cli\.py of this rubberband cannot be packed for instances"):
+        wheel.build(package)
+
+    (package / "cli.py").unlink()
+    (package / "cli.py").write_text("")
+    with pytest.raises(InputError, match="its files are not listed"):
+        wheel.build(package)

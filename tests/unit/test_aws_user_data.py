@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +36,10 @@ BOOT = Boot(
     installation=Installation(python="3.11"),
     ray_settings={"RAY_b": "2", "RAY_a": "1"},
 )
+
+
+OTHER = "rubberband"
+"""The name of another project's distribution."""
 
 
 class Machine:
@@ -185,8 +191,11 @@ def test_whatever_fails_ends_the_machine(machine: Machine, failing: str) -> None
 
 
 def test_requirements_are_installed_into_an_environment_of_the_drivers_python(machine: Machine) -> None:
+    digest = "0" * 64
     asked = installation(
-        "s3://bucket/a/rubberband_tune-0.1.0-py3-none-any.whl 'scikit-learn>1, <2'", python="3.11", ray="2.60.0"
+        f"s3://bucket/a/rubberband_tune-0.1.0-py3-none-any.whl#sha256={digest} 'scikit-learn>1, <2'",
+        python="3.11",
+        ray="2.60.0",
     )
     machine.boot(worker_script(replace(BOOT, installation=asked), START))
 
@@ -195,7 +204,49 @@ def test_requirements_are_installed_into_an_environment_of_the_drivers_python(ma
     made, _, installed = [line for line in machine.called if line.startswith("uv ")]
     assert f"--python 3.11 {machine.folder}/venv" in made
     assert installed.endswith("./wheels/rubberband_tune-0.1.0-py3-none-any.whl[ray,aws] scikit-learn>1, <2 ray==2.60.0")
-    assert any("s3://bucket/a/rubberband_tune-0.1.0-py3-none-any.whl wheels" in line for line in machine.called)
+    address = f"s3://bucket/a/rubberband_tune-0.1.0-py3-none-any.whl#sha256={digest} wheels"
+    assert any(address in line for line in machine.called)
+
+
+@pytest.mark.parametrize("index_url", [None, "https://packages.example.org/simple/"])
+def test_an_index_of_the_users_own_is_the_only_one(machine: Machine, index_url: str | None) -> None:
+    machine.program("uv", 'echo "index=${UV_DEFAULT_INDEX:-} ${PIP_INDEX_URL:-} ${UV_TORCH_BACKEND:-}" >> "$LOG"')
+    asked = installation("torch", python="3.11", ray="2.60.0", index_url=index_url)
+    for text in (worker_script(replace(BOOT, installation=asked), START), head_script("us-east-1", asked, (), ())):
+        machine.boot(text)
+    machine.work()
+
+    used = [line for line in machine.called if line.startswith("index=")]
+    assert len(used) == 4
+    assert set(used) == ({f"index={index_url} {index_url} "} if index_url else {"index=  ", "index=  auto"})
+
+
+@pytest.mark.parametrize("role", ["worker", "head"])
+@pytest.mark.parametrize("content", [b"the driver's", b"somebody else's"])
+def test_only_the_very_wheel_of_the_driver_is_installed(machine: Machine, role: str, content: bytes) -> None:
+    (machine.root / "boto3.py").write_text(
+        "import pathlib, types\n"
+        f"fetch = lambda bucket, key, path: pathlib.Path(path).write_bytes({content!r} + (bucket + key).encode())\n"
+        "client = lambda _: types.SimpleNamespace(download_file=fetch)\n"
+    )
+    machine.program("python3", f'[[ "$1" != -c ]] || PYTHONPATH={quote(str(machine.root))} {sys.executable} "$@"')
+    digest = hashlib.sha256(b"the driver'sbucketa/rubberband_tune-1-py3-none-any.whl").hexdigest()
+    address = f"s3://bucket/a/rubberband_tune-1-py3-none-any.whl#sha256={digest}"
+    asked = installation(address, python="3.11", ray="2.60.0")
+
+    if role == "worker":
+        machine.boot(worker_script(replace(BOOT, installation=asked), START))
+        ran = machine.work()
+        printed = ran.stderr
+    else:
+        ran = machine.boot(head_script("us-east-1", asked, (), ()))
+        printed = ran.stdout
+
+    same = content == b"the driver's"
+    assert any("./wheels/rubberband_tune" in line for line in machine.called) == same
+    assert ("is not what the driver put there" in printed) == (not same)
+    if role == "worker":
+        assert (ran.returncode == 0) == same
 
 
 def test_an_image_that_has_everything_installs_nothing(machine: Machine) -> None:
@@ -209,13 +260,13 @@ def test_an_image_that_has_everything_installs_nothing(machine: Machine) -> None
 @pytest.mark.parametrize(
     ("install", "requirements"),
     [
-        ("rubberband-tune[ray,aws]==0.1.0 torch", ("rubberband-tune[ray,aws]==0.1.0", "torch", "ray==2")),
         (
             "https://example.org/rubberband_tune-0.1.0-py3-none-any.whl",
             ("rubberband-tune[ray,aws] @ https://example.org/rubberband_tune-0.1.0-py3-none-any.whl", "ray==2"),
         ),
         ("https://example.org/mine-1-py3-none-any.whl", ("https://example.org/mine-1-py3-none-any.whl", "ray==2")),
         ("s3://b/mine-1-py3-none-any.whl", ("./wheels/mine-1-py3-none-any.whl", "ray==2")),
+        (f"s3://b/mine-1-py3-none-any.whl#sha256={'a' * 64}", ("./wheels/mine-1-py3-none-any.whl", "ray==2")),
         ("none", ()),
     ],
 )
@@ -223,7 +274,20 @@ def test_install_reads_requirements_wheels_and_none(install: str, requirements: 
     assert installation(install, python="3.11", ray="2").requirements == requirements
 
 
-@pytest.mark.parametrize(("install", "told"), [("'torch", "open quotation"), ("s3://b/folder", "is no wheel")])
+@pytest.mark.parametrize(
+    ("install", "told"),
+    [
+        ("'torch", "open quotation"),
+        ("s3://b/folder", "is no wheel"),
+        ("s3://b/mine-1-py3-none-any.whl#sha256=0", "is no wheel"),
+        ("rubberband-tune", "does not say from where"),
+        ("torch Rubberband_Tune[ray]==1", "does not say from where"),
+        (OTHER, "another project"),
+        (f"{OTHER}[ray,aws]==0.1.0", "another project"),
+        (f"'{OTHER} @ https://example.org/a.whl'", "another project"),
+        (f"https://example.org/{OTHER}-0.1.0-py3-none-any.whl", "another project"),
+    ],
+)
 def test_what_cannot_be_installed_is_refused(install: str, told: str) -> None:
     with pytest.raises(InputError, match=told):
         installation(install, python="3.11", ray="2")
@@ -240,7 +304,8 @@ def test_a_script_that_ec2_would_not_take_is_refused() -> None:
 
 
 def test_the_longest_usual_script_leaves_room_for_set_up_commands() -> None:
-    asked = installation("rubberband-tune[ray,aws]==0.1.0", python="3.11", ray="2.60.0")
+    address = f"s3://bucket/wheels/rubberband_tune-0.1.0-py3-none-any.whl#sha256={'a' * 64}"
+    asked = installation(address, python="3.11", ray="2.60.0")
 
     assert len(worker_script(replace(BOOT, installation=asked), START)) < MAX_BYTES / 2
 
