@@ -184,6 +184,7 @@ class Observed:
             outcome=outcome,
             reason=reason,
             has_begun=True,
+            stopped=self.controller.state.stopped,
         )
 
     def close(self) -> None:

@@ -36,6 +36,8 @@ class Sight:
     """The journal's, of the outcome, or of what keeps it from going on."""
     has_begun: bool
     """Whether there is a journal."""
+    stopped: str = ""
+    """Why its latest driver gave up, by its journal; empty if it did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,11 @@ def _error(row: Submission, sight: Sight) -> str:
 
 
 def _cut_off(row: Submission, sight: Sight) -> Standing:
-    told = _error(row, sight) or "its process is gone without a word: it was killed, or the machine was restarted"
+    told = (
+        _error(row, sight)
+        or sight.stopped
+        or "its process is gone without a word: it was killed, or the machine was restarted"
+    )
     return Standing(state=ExperimentState.INTERRUPTED, reason=f"{told}; resume it to go on")
 
 

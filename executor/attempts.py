@@ -5,7 +5,7 @@ from __future__ import annotations
 from rubberband.executor import rules
 from rubberband.executor.events import Command, DiscardCheckpoint, FailureKind, Gang, StartTrial, StopTrial
 from rubberband.executor.events import TrialReported as Reported
-from rubberband.executor.state import Allocation, Job, Report, State, TrialState, TrialStatus
+from rubberband.executor.state import Allocation, Job, Report, Setback, State, TrialState, TrialStatus
 
 FINAL_FAILURES: frozenset[FailureKind] = frozenset({"not_a_number", "no_metric"})
 """Failures that another try would only repeat."""
@@ -45,9 +45,12 @@ def note_started(job: Job, state: State, trial: TrialState, at: float) -> None:
 
 
 def note_report(job: Job, state: State, trial: TrialState, event: Reported) -> list[Command]:
-    """One more iteration is done: pause at the stage's end, and leave an instance that is taken away soon."""
-    replaced, at = trial.checkpoint, event.occurred_at
-    trial.iterations, trial.checkpoint = event.iterations, event.checkpoint
+    """One more iteration is done: pause at the stage's end, and leave an instance that is taken away soon.
+
+    The checkpoint before is kept, to go back to should the new one be lost.
+    """
+    replaced, at = trial.before, event.occurred_at
+    trial.iterations, trial.checkpoint, trial.before = event.iterations, event.checkpoint, trial.checkpoint
     note_progress(job, state, trial, at)
     trial.reports.append(
         Report(
@@ -88,6 +91,27 @@ def note_failure(job: Job, state: State, trial: TrialState, kind: FailureKind, m
     trial.failure = (kind, message)
     final = kind in FINAL_FAILURES or trial.failures > job.max_failures
     state.put(trial, TrialStatus.FAILED if final else TrialStatus.QUEUED)
+
+
+def go_back(job: Job, state: State, trial: TrialState, at: float, reason: str) -> None:
+    """The trial's checkpoint is lost: another attempt goes on from the one before, or from the beginning.
+
+    What was reported since is trained again, so that no iteration counts twice. The trial has not failed.
+    """
+    free(job, state, trial)
+    iterations = 0 if trial.before is None else trial.iterations - 1
+    state.setbacks.append(
+        Setback(at=at, trial=trial.trial, from_iterations=trial.iterations, to_iterations=iterations, reason=reason)
+    )
+    trial.iterations, trial.checkpoint, trial.before = iterations, trial.before, None
+    del trial.reports[iterations:]
+    state.put(trial, TrialStatus.QUEUED)
+
+
+def let_go(trial: TrialState) -> list[Command]:
+    """The trial is stopped: its latest checkpoint is enough."""
+    replaced, trial.before = trial.before, None
+    return [] if replaced is None else [DiscardCheckpoint(checkpoint=replaced)]
 
 
 def _function_changed(job: Job, state: State) -> None:

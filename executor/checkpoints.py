@@ -1,29 +1,46 @@
-"""The checkpoint store: where the bytes of a trial's checkpoints lie until a newer, journalled one replaces them.
+"""The checkpoint store: where the bytes of a trial's checkpoints lie until newer, journalled ones replace them.
 
-It knows nothing of what the bytes mean; `executor/training` writes and reads them.
+It knows nothing of what the bytes mean; `executor/training` writes and reads them. A store has a mark, a file beside
+the checkpoints with a random id, so that the empty folder where a disk was mounted is not taken for the store.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 from urllib.parse import unquote, urlsplit
 
 from rubberband.distribution import install_hint
-from rubberband.errors import CheckpointError, InputError
+from rubberband.errors import CheckpointError, CheckpointLostError, InputError, StoreAwayError
 from rubberband.executor.events import CheckpointRef
 
 if TYPE_CHECKING:
     from rubberband.cloud.aws.s3 import S3Folder
 
+MARK = "rubberband-store"
+"""The file that holds the mark; it is not hidden, so that copying `*` brings it along."""
+_LONGEST_MARK = 64
+
 
 class CheckpointStore(Protocol):
     """Keeps checkpoints; every implementation passes tests/unit/test_checkpoints.py and can be pickled."""
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        ...
+
+    @property
+    def mark(self) -> str:
+        """What it must be marked with to be this store; empty: anything will do."""
+        ...
 
     def save(self, trial: int, iterations: int, payload: bytes) -> CheckpointRef:
         """Write `payload` so that it survives the death of this process and machine; never overwrites another one.
@@ -33,11 +50,31 @@ class CheckpointStore(Protocol):
         ...
 
     def load(self, ref: CheckpointRef) -> bytes:
-        """The bytes that `save` wrote; raises CheckpointError if they are gone or are not those bytes."""
+        """The bytes that `save` wrote.
+
+        Raises CheckpointLostError if the store is well and they are gone, or are not those bytes; StoreAwayError if
+        the store is away; CheckpointError if it does not answer.
+        """
         ...
 
     def discard(self, ref: CheckpointRef) -> None:
         """Delete the checkpoint; one that is gone already is fine. Raises CheckpointError."""
+        ...
+
+    def holds(self, ref: CheckpointRef) -> bool:
+        """Whether the checkpoint is there, whole or not. Raises CheckpointError if that cannot be told."""
+        ...
+
+    def read_mark(self) -> str:
+        """The mark that is in it; empty if there is none. Raises StoreAwayError if the store is not there."""
+        ...
+
+    def write_mark(self, mark: str) -> None:
+        """Mark it durably; a directory that is marked already stays as it is. Raises CheckpointError."""
+        ...
+
+    def with_mark(self, mark: str) -> Self:
+        """The store at the same place that must have this mark."""
         ...
 
 
@@ -46,11 +83,92 @@ def open_store(url: str) -> CheckpointStore:
 
     Raises InputError for any other scheme, and where nothing can be written.
     """
+    store = _store_at(url)
+    if isinstance(store, S3CheckpointStore):
+        store.folder.check()
+        return store
+    probe = store.directory / f".probe-{uuid.uuid4().hex}"
+    try:
+        store.directory.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise InputError(
+            f"checkpoints cannot be written to {store.directory}: {error.strerror or error}; name another directory"
+        ) from error
+    return store
+
+
+def make_store(url: str) -> CheckpointStore:
+    """What `open_store` gives, marked: with a new mark, or with that of a store that other experiments use too.
+
+    Raises InputError.
+    """
+    store = open_store(url)
+    try:
+        store.write_mark(uuid.uuid4().hex)
+        return store.with_mark(store.read_mark())
+    except CheckpointError as error:
+        raise InputError(f"{error}; name another store") from error
+
+
+def reopen_store(url: str, mark: str, known: Sequence[CheckpointRef]) -> CheckpointStore:
+    """The store that was made at `url` with `mark`, as it was; nothing is made in its place.
+
+    It is recognised by its mark, or by any of the `known` checkpoints: it may have been restored without its mark, and
+    stores of earlier versions have none (`mark` is empty). Raises StoreAwayError if it is not there or cannot be
+    written, InputError for a URL that is none.
+    """
+    store = _store_at(url)
+    found = store.read_mark()
+    is_it = found == mark if mark else not known
+    if not is_it and not any(store.holds(ref) for ref in known):
+        raise _other(store.url, mark, found, "none of the experiment's checkpoints" if known else "")
+    if not found:
+        store.write_mark(mark or uuid.uuid4().hex)
+        found = store.read_mark()
+    store = store.with_mark(found)
+    probe(store)
+    return store
+
+
+def probe(store: CheckpointStore, trial: int = 0, size_bytes: int = 0) -> None:
+    """Raise StoreAwayError unless it is the store that it was, and takes a checkpoint of that size."""
+    found = store.read_mark()
+    if store.mark and found != store.mark:
+        raise _other(store.url, store.mark, found, "")
+    try:
+        store.discard(store.save(trial, 0, bytes(size_bytes)))
+    except StoreAwayError:
+        raise
+    except CheckpointError as error:
+        raise StoreAwayError(
+            f"the checkpoint store {store.url} takes no checkpoints: {error}; make room or give access"
+        ) from error
+
+
+def _other(url: str, mark: str, found: str, lacking: str) -> StoreAwayError:
+    """That what is at `url` is not the store that was made there."""
+    seen = f"the mark {found[:8]}…" if found else f"no file {MARK}"
+    seen = f"{seen} and {lacking}" if lacking else seen
+    wanted = f"the mark {mark[:8]}…" if mark else "its checkpoints"
+    return StoreAwayError(
+        f"the checkpoint store {url} is not the one that it was: expected {wanted}, found {seen}; "
+        f"mount it or put it back"
+    )
+
+
+def _store_at(url: str) -> LocalCheckpointStore | S3CheckpointStore:
+    """The store, which nothing is known of yet. Raises InputError."""
     scheme, separator, _ = url.partition("://")
     if not separator:
-        return _open_directory(Path(url))
+        return _directory(Path(url))
     if scheme == "s3":
-        return _open_s3(url)
+        try:
+            from rubberband.cloud.aws.s3 import S3Folder
+        except ModuleNotFoundError as error:
+            raise InputError(f"the checkpoint store {url} needs {error.name}; {install_hint('aws')}") from None
+        return S3CheckpointStore(S3Folder.parse(url))
     if scheme != "file":
         raise InputError(
             f"the checkpoint store {url} is not supported: {scheme}:// is unknown; give s3://bucket/prefix, or a "
@@ -59,31 +177,11 @@ def open_store(url: str) -> CheckpointStore:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
         raise InputError(f"the checkpoint store {url} names the host {parts.netloc!r}; write file:///path")
-    return _open_directory(Path(unquote(parts.path)))
+    return _directory(Path(unquote(parts.path)))
 
 
-def _open_s3(url: str) -> S3CheckpointStore:
-    try:
-        from rubberband.cloud.aws.s3 import S3Folder
-    except ModuleNotFoundError as error:
-        raise InputError(f"the checkpoint store {url} needs {error.name}; {install_hint('aws')}") from None
-    folder = S3Folder.parse(url)
-    folder.check()
-    return S3CheckpointStore(folder)
-
-
-def _open_directory(path: Path) -> LocalCheckpointStore:
-    directory = Path(os.path.abspath(path.expanduser()))
-    probe = directory / f".probe-{uuid.uuid4().hex}"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"")
-        probe.unlink()
-    except OSError as error:
-        raise InputError(
-            f"checkpoints cannot be written to {directory}: {error.strerror or error}; name another directory"
-        ) from error
-    return LocalCheckpointStore(directory)
+def _directory(path: Path) -> LocalCheckpointStore:
+    return LocalCheckpointStore(Path(os.path.abspath(path.expanduser())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +189,17 @@ class LocalCheckpointStore:
     """Checkpoints as files in one directory, which all workers see. Use `open_store`, which checks the directory."""
 
     directory: Path
+    mark: str = ""
+
+    @property
+    def url(self) -> str:
+        """The directory."""
+        return str(self.directory)
 
     def save(self, trial: int, iterations: int, payload: bytes) -> CheckpointRef:
         """Write a new file: temporary name, fsync, rename, fsync of the directory."""
         path = self.directory / _file_name(trial, iterations)
+        self._require_mark()
         try:
             _write_durably(path, payload)
         except OSError as error:
@@ -110,9 +215,11 @@ class LocalCheckpointStore:
         try:
             payload = path.read_bytes()
         except FileNotFoundError as error:
-            raise CheckpointError(f"the checkpoint {path} is gone") from error
+            self._require_mark()
+            raise CheckpointLostError(f"the checkpoint {path} is gone") from error
         except OSError as error:
-            raise CheckpointError(f"the checkpoint {path} could not be read: {error.strerror or error}") from error
+            kind = CheckpointLostError if error.errno == errno.EIO else CheckpointError
+            raise kind(f"the checkpoint {path} could not be read: {error.strerror or error}") from error
         return _checked(payload, ref, str(path))
 
     def discard(self, ref: CheckpointRef) -> None:
@@ -122,6 +229,59 @@ class LocalCheckpointStore:
             path.unlink(missing_ok=True)
         except OSError as error:
             raise CheckpointError(f"the checkpoint {path} could not be deleted: {error.strerror or error}") from error
+
+    def holds(self, ref: CheckpointRef) -> bool:
+        """Whether there is such a file."""
+        path = self._path(ref)
+        try:
+            return path.exists()
+        except OSError as error:
+            raise CheckpointError(f"the checkpoint {path} cannot be looked at: {error.strerror or error}") from error
+
+    def read_mark(self) -> str:
+        """Read the file of the mark."""
+        try:
+            with open(self.directory / MARK, "rb") as file:
+                return file.read(_LONGEST_MARK).decode("utf-8", "replace").strip()
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and self.directory.is_dir():
+                return ""
+            raise StoreAwayError(
+                f"the checkpoint store {self.directory} cannot be read ({error.strerror or error}); "
+                f"mount it or put it back"
+            ) from error
+
+    def write_mark(self, mark: str) -> None:
+        """Write the file of the mark; where two do so at once, both find the same one."""
+        if self.read_mark():
+            return
+        path = self.directory / MARK
+        draft = path.with_name(f".{MARK}-{uuid.uuid4().hex}")
+        try:
+            _write(draft, f"{mark}\n".encode())
+            try:
+                with suppress(FileExistsError):
+                    os.link(draft, path)
+            except OSError:  # a file system without links
+                os.rename(draft, path)
+            draft.unlink(missing_ok=True)
+            _sync_directory(self.directory)
+        except OSError as error:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise StoreAwayError(
+                f"the checkpoint store {self.directory} cannot be written ({error.strerror or error}); make room or "
+                f"give access"
+            ) from error
+
+    def with_mark(self, mark: str) -> LocalCheckpointStore:
+        """The same directory."""
+        return replace(self, mark=mark)
+
+    def _require_mark(self) -> None:
+        """Raise StoreAwayError if the directory is another one than it was, such as an empty mount point."""
+        if self.mark and (found := self.read_mark()) != self.mark:
+            raise _other(self.url, self.mark, found, "")
 
     def _path(self, ref: CheckpointRef) -> Path:
         parts = urlsplit(ref.url)
@@ -136,6 +296,12 @@ class S3CheckpointStore:
     """Checkpoints as objects in a folder of S3. Use `open_store`, which checks that it can be written."""
 
     folder: S3Folder
+    mark: str = ""
+
+    @property
+    def url(self) -> str:
+        """`s3://bucket/prefix`."""
+        return self.folder.url
 
     def save(self, trial: int, iterations: int, payload: bytes) -> CheckpointRef:
         """Put a new object, which is there whole or not at all."""
@@ -148,12 +314,39 @@ class S3CheckpointStore:
         try:
             payload = self.folder.get(self._name(ref))
         except S3Gone as error:
-            raise CheckpointError(f"the checkpoint {ref.url} is gone") from error
+            if self.mark and (found := self.read_mark()) != self.mark:
+                raise _other(self.url, self.mark, found, "") from error
+            raise CheckpointLostError(f"the checkpoint {ref.url} is gone") from error
         return _checked(payload, ref, ref.url)
 
     def discard(self, ref: CheckpointRef) -> None:
         """Delete the object."""
         self.folder.delete(self._name(ref))
+
+    def holds(self, ref: CheckpointRef) -> bool:
+        """Whether there is such an object."""
+        return self.folder.has(self._name(ref))
+
+    def read_mark(self) -> str:
+        """Get the object of the mark."""
+        from rubberband.cloud.aws.s3 import S3Gone
+
+        try:
+            return self.folder.get(MARK)[:_LONGEST_MARK].decode("utf-8", "replace").strip()
+        except S3Gone:
+            return ""
+        except CheckpointError as error:
+            raise StoreAwayError(
+                f"the checkpoint store {self.url} cannot be read: {error}; give access or put it back"
+            ) from error
+
+    def write_mark(self, mark: str) -> None:
+        """Put the object of the mark. Each run has a folder of its own in the bucket: no other one has marked it."""
+        self.folder.put(MARK, f"{mark}\n".encode())
+
+    def with_mark(self, mark: str) -> S3CheckpointStore:
+        """The same folder."""
+        return replace(self, mark=mark)
 
     def _name(self, ref: CheckpointRef) -> str:
         folder, _, name = ref.url.rpartition("/")
@@ -172,14 +365,14 @@ def _reference(url: str, payload: bytes) -> CheckpointRef:
 
 
 def _checked(payload: bytes, ref: CheckpointRef, place: str) -> bytes:
-    """The payload, if it is what was written. Raises CheckpointError."""
+    """The payload, if it is what was written. Raises CheckpointLostError."""
     if len(payload) != ref.size_bytes:
-        raise CheckpointError(
+        raise CheckpointLostError(
             f"the checkpoint {place} has {len(payload)} bytes instead of {ref.size_bytes}: it is not what was written"
         )
     digest = hashlib.sha256(payload).hexdigest()
     if digest != ref.digest:
-        raise CheckpointError(
+        raise CheckpointLostError(
             f"the checkpoint {place} has SHA-256 {digest[:12]}… instead of {ref.digest[:12]}…: "
             f"it is not what was written"
         )
@@ -189,16 +382,24 @@ def _checked(payload: bytes, ref: CheckpointRef, place: str) -> bytes:
 def _write_durably(path: Path, payload: bytes) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with temporary.open("xb") as file:
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
+        _write(temporary, payload)
         temporary.replace(path)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()
         raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    _sync_directory(path.parent)
+
+
+def _write(path: Path, payload: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(payload)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)
     finally:

@@ -9,12 +9,15 @@ and tells what came of it, as an event -> give back what the next stage does not
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from rubberband.executor import accounting, attempts, rented, rules
 from rubberband.executor.events import (
     CancelRequested,
+    CheckpointLost,
     Command,
     DriverResumed,
+    DriverStopped,
     Event,
     FailureKind,
     Finish,
@@ -76,6 +79,9 @@ class Controller:
         self.state.now = max(self.state.now, event.occurred_at)
         if self.state.phase is Phase.FINISHED and (self.is_over or not isinstance(event, DriverResumed)):
             return [self._finish()] if isinstance(event, DriverResumed) else []
+        if isinstance(event, DriverStopped):
+            self.state.stopped = event.reason
+            return []
         self._note(event)
         if not nothing_due or self.state.purse is None:
             self._check_time(isinstance(event, Tick))
@@ -133,7 +139,7 @@ class Controller:
 
     def _note(self, event: Event) -> None:
         match event:
-            case TrialStarted() | TrialReported() | TrialFailed():
+            case TrialStarted() | TrialReported() | TrialFailed() | CheckpointLost():
                 trial = self.state.trials[event.trial]
                 if trial.status is TrialStatus.RUNNING and trial.attempt == event.attempt:
                     self._note_trial(trial, event)
@@ -153,7 +159,9 @@ class Controller:
                 assert isinstance(event, INSTANCE_EVENTS), f"no such event: {event!r}"
                 self._commands += rented.note(self.job, self.state, event)
 
-    def _note_trial(self, trial: TrialState, event: TrialStarted | TrialReported | TrialFailed) -> None:
+    def _note_trial(
+        self, trial: TrialState, event: TrialStarted | TrialReported | TrialFailed | CheckpointLost
+    ) -> None:
         match event:
             case TrialStarted():
                 attempts.note_started(self.job, self.state, trial, event.occurred_at)
@@ -162,6 +170,8 @@ class Controller:
                 self._commands += attempts.note_report(self.job, self.state, trial, event)
             case TrialFailed():
                 self._fail(trial, event.kind, event.message)
+            case CheckpointLost():
+                attempts.go_back(self.job, self.state, trial, event.occurred_at, event.message)
 
     def _note_resumed(self, event: DriverResumed) -> None:
         state = self.state
@@ -175,6 +185,7 @@ class Controller:
         for record, ended_at, reason, preempted in lost:
             rented.lose(self.job, state, record, ended_at, reason, preempted=preempted)
         state.resumed_at.append(event.occurred_at)
+        state.stopped = ""
         self._reopen()
 
     def _reopen(self) -> None:
@@ -187,11 +198,20 @@ class Controller:
             self.job = rules.begun(self.job, state.now)
             self._begin_stage(0, tuple(range(len(state.trials))))
         elif rules.can_go_on(self.job, state):
+            if state.outcome == "failed":
+                self._try_again(rules.failed_blameless(state))
             state.paused_s += state.now - (state.now if state.ended_at is None else state.ended_at)
             state.outcome, state.reason, state.ended_at = None, "", None
             state.stranded, state.exhausted_usd = False, None
             state.rent_changed()
             state.phase = Phase.SCALING if state.stages[-1].ended_at is None else Phase.PLANNING
+
+    def _try_again(self, trials: Sequence[TrialState]) -> None:
+        """Trials that failed by no fault of their own are not over, and so neither is their stage."""
+        for trial in trials:
+            trial.failures = 0
+            self.state.put(trial, TrialStatus.QUEUED)
+            self.state.stages[-1].ended_at = None
 
     def _note_planned(self, event: RestPlanned) -> None:
         state = self.state
@@ -280,7 +300,10 @@ class Controller:
         )
         if not stage.ranking:
             kind, message = next(trial.failure for trial in contenders if trial.failure is not None)
-            self._end("failed", f"every trial of stage {stage.stage} failed; the first one {kind}: {message}")
+            told = f"every trial of stage {stage.stage} failed; the first one {kind}: {message}"
+            if rules.failed_blameless(state):
+                told += f"; `rubberband resume {self.job.name}` tries again"
+            self._end("failed", told)
         elif stage.stage + 1 == len(self.job.stages):
             for trial in stage.ranking:
                 state.put(state.trials[trial], TrialStatus.COMPLETED)
@@ -289,6 +312,7 @@ class Controller:
             promoted = rules.promoted(self.job, stage)
             for trial in set(stage.ranking) - set(promoted):
                 state.put(state.trials[trial], TrialStatus.STOPPED)
+                self._commands += attempts.let_go(state.trials[trial])
             if self.job.replan:
                 state.phase = Phase.PLANNING
             else:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from rubberband.errors import StoreAwayError
 from rubberband.executor.backend import Backend
 from rubberband.executor.controller import Controller
 from rubberband.executor.desk import Desk
 from rubberband.executor.events import (
     Command,
     DriverResumed,
+    DriverStopped,
     Event,
     Finish,
     LaunchInstance,
@@ -52,9 +54,19 @@ def drive(
 ) -> Finish:
     """Run an experiment to its end, from the beginning or from where its journal stops. Returns how it ended.
 
-    `cancelled` is asked between events, and what lies in `requests` is taken in. The caller closes the backend.
+    `cancelled` is asked between events, and what lies in `requests` is taken in. The caller closes the backend, also
+    if this raises StoreAwayError: the journal says so, and a resume goes on.
     """
-    desk = Desk(requests or NoRequests(), cancelled)
+    try:
+        return _drive(controller, backend, journal, observers, Desk(requests or NoRequests(), cancelled))
+    except StoreAwayError as error:
+        _take_in([DriverStopped(occurred_at=backend.now(), reason=str(error))], controller, journal, observers)
+        raise
+
+
+def _drive(
+    controller: Controller, backend: Backend, journal: EventLog, observers: Sequence[Observer], desk: Desk
+) -> Finish:
     is_new = replay(controller, journal) == 0
     events: Sequence[Event] = desk.open(controller, backend.now())
     events = [*events, Started(occurred_at=backend.now()) if is_new else _resumed(controller, backend)]

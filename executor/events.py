@@ -161,6 +161,27 @@ class TrialFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointLost(Event):
+    """The attempt could not start: its checkpoint is gone, or not what was written. Its gang is free.
+
+    The trial has not failed. It goes back to the checkpoint before, or to its beginning.
+    """
+
+    trial: int
+    attempt: int
+    message: str
+    """One line for the report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverStopped(Event):
+    """The driver gave up: the checkpoint store went away. Everything is given back, and a resume goes on."""
+
+    reason: str
+    """One line for the report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LiveInstance:
     """An instance that the provider shows when a driver resumes."""
 
@@ -295,7 +316,7 @@ class StopTrial(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscardCheckpoint(Command):
-    """Delete a checkpoint that a newer, journalled one has replaced."""
+    """Delete a checkpoint that is not gone back to any more: two newer ones are journalled, or its trial is over."""
 
     checkpoint: CheckpointRef
 

@@ -32,6 +32,8 @@ class AttemptFate:
 
     failure: FailureKind | None = None
     """How it ends; 'hung' is silence. None: it does not fail."""
+    loses_checkpoint: bool = False
+    """Whether the checkpoint that it starts from, if any, is gone or not what was written."""
     after_reports: int = 0
     """The failure comes in place of the report after so many."""
     pace: float = 1.0
@@ -72,6 +74,8 @@ class Faults:
     """Instance -> seconds after it began to run at which it dies."""
     failures: Mapping[tuple[int, int], FailureKind] = field(default_factory=dict)
     """(trial, attempt) -> how the attempt ends, in place of its first report; 'hung' means silence."""
+    lost_checkpoints: Collection[tuple[int, int]] = ()
+    """(trial, attempt) that cannot go on from its checkpoint."""
     fates: Mapping[str, Fate] = field(default_factory=dict)
     """Instance -> whatever else becomes of it."""
 
@@ -88,5 +92,5 @@ class Faults:
 
     def attempt(self, trial: int, attempt: int) -> AttemptFate:
         """As written."""
-        kind = self.failures.get((trial, attempt))
-        return _SOUND if kind is None else AttemptFate(failure=kind)
+        kind, is_lost = self.failures.get((trial, attempt)), (trial, attempt) in self.lost_checkpoints
+        return AttemptFate(failure=kind, loses_checkpoint=is_lost) if kind is not None or is_lost else _SOUND

@@ -14,6 +14,7 @@ from rubberband.errors import Cancelled, ProviderError, RubberbandError
 from rubberband.executor.backend import Backend
 from rubberband.executor.batch_reports import BatchReports, BatchTime
 from rubberband.executor.events import (
+    CheckpointLost,
     CheckpointRef,
     DiscardCheckpoint,
     Event,
@@ -244,7 +245,7 @@ class Session:
         match event:
             case TrialStarted() | TrialReported() if event.attempt == self._attempt and event.trial in instants:
                 instants[event.trial].append(event.occurred_at)
-            case TrialFailed() if event.attempt == self._attempt and event.trial in instants:
+            case TrialFailed() | CheckpointLost() if event.attempt == self._attempt and event.trial in instants:
                 del instants[event.trial]
                 if self._purpose == "sweep":
                     self.failed_sweeps.append(f"{len(self._timed[event.trial])} GPU: {event.message}")
@@ -276,13 +277,14 @@ class Session:
                 f"set constraints.iteration_timeout"
             )
 
-    def _give_up(self, failed: TrialFailed) -> None:
+    def _give_up(self, failed: TrialFailed | CheckpointLost) -> None:
         """Do without a trial that failed. Raises RubberbandError if no other is left, or would do better."""
         self._trials.remove(failed.trial)
-        if failed.kind == "no_metric":
+        kind = failed.kind if isinstance(failed, TrialFailed) else "checkpoint"
+        if kind == "no_metric":
             raise RubberbandError(failed.message)
         if not self._trials:
-            raise RubberbandError(f"every trial that was measured failed; the last one {failed.kind}: {failed.message}")
+            raise RubberbandError(f"every trial that was measured failed; the last one {kind}: {failed.message}")
 
     def _keep(self, trial: int, checkpoint: CheckpointRef) -> None:
         if (old := self._checkpoints.get(trial)) is not None:

@@ -18,7 +18,7 @@ from rubberband.executor.accounting import PaidTime, bill_usd, instance_cost_usd
 from rubberband.executor.batch_history import BatchStretch, batch_history
 from rubberband.executor.events import CheckpointRef, RestPlanned
 from rubberband.executor.ranking import best_trial
-from rubberband.executor.state import Allocation, Granted, InstanceRecord, Job, Phase, State
+from rubberband.executor.state import Allocation, Granted, InstanceRecord, Job, Phase, Setback, State
 from rubberband.offer import SECONDS_PER_HOUR
 from rubberband.plan import Market, Plan
 
@@ -99,6 +99,18 @@ class ExtensionResult:
     deadline_s: float | None
     max_cost_before_usd: float | None
     max_cost_usd: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetbackResult:
+    """A trial that went back to an earlier checkpoint, or to its beginning, since its latest was lost."""
+
+    at_s: float
+    """From the start."""
+    trial: int
+    from_iterations: int
+    to_iterations: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +195,8 @@ class Result:
     """In order."""
     resumed_s: tuple[float, ...] = ()
     """When drivers went on with it, from the start."""
+    setbacks: tuple[SetbackResult, ...] = ()
+    """In order."""
 
     @property
     def late(self) -> bool:
@@ -243,7 +257,7 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
     return Result(
         name=job.name,
         outcome=state.outcome if state.outcome and state.phase is Phase.FINISHED else "unfinished",
-        reason=state.reason,
+        reason=state.reason or state.stopped,
         metric=job.metric,
         mode=job.mode,
         best=None if best is None else trials[best.trial],
@@ -268,6 +282,7 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         goodput=state.profile.goodput,
         extensions=tuple(_extension(state, granted) for granted in state.granted),
         resumed_s=tuple(max(0.0, at - state.started_at) for at in state.resumed_at),
+        setbacks=tuple(_setback(state, setback) for setback in state.setbacks),
     )
 
 
@@ -325,6 +340,16 @@ def _extension(state: State, granted: Granted) -> ExtensionResult:
         deadline_s=granted.deadline_s,
         max_cost_before_usd=granted.max_cost_before_usd,
         max_cost_usd=granted.max_cost_usd,
+    )
+
+
+def _setback(state: State, setback: Setback) -> SetbackResult:
+    return SetbackResult(
+        at_s=max(0.0, setback.at - state.started_at),
+        trial=setback.trial,
+        from_iterations=setback.from_iterations,
+        to_iterations=setback.to_iterations,
+        reason=setback.reason,
     )
 
 

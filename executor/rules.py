@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rubberband.executor import accounting
-from rubberband.executor.events import Gang, LimitsChanged
+from rubberband.executor.events import FailureKind, Gang, LimitsChanged
 from rubberband.executor.placement import place
 from rubberband.executor.purse import MONEY_SLACK_USD, Purse
 from rubberband.executor.state import InstanceRecord, InstanceStatus, Job, Phase, StageRecord, State, TrialState
@@ -22,6 +22,8 @@ SHORTEST_START_S = 300.0
 fetched, for the first time."""
 SHORTEST_HOLD_S = 0.01
 """An instance that can be paid for no longer than that, or not until it is ready, is not worth asking for."""
+BLAMELESS_FAILURES: frozenset[FailureKind] = frozenset({"checkpoint", "died"})
+"""Failures that come of stores and machines as often as of a trial's code: the user may have them tried again."""
 SMALLEST_WAIT_S = 1e-6
 """A stop that is so near is reached: sums of instants are no more exact than that."""
 
@@ -48,11 +50,20 @@ def raised(limit: float | None, asked: float | None) -> float | None:
 
 
 def can_go_on(job: Job, state: State) -> bool:
-    """Whether a resume goes on with an experiment that has ended: the user, want of instances or a cap ended it."""
-    if state.outcome == "cancelled" or state.stranded:
+    """Whether a resume goes on with an experiment that has ended: by the user, a cap, or the fault of no trial."""
+    if state.outcome == "cancelled" or state.stranded or (state.outcome == "failed" and failed_blameless(state)):
         return True
     exhausted_usd = state.exhausted_usd
     return exhausted_usd is not None and (job.max_cost_usd is None or job.max_cost_usd > exhausted_usd)
+
+
+def failed_blameless(state: State) -> list[TrialState]:
+    """The trials that a resume tries again where all of a stage failed: what failed them is not their own code."""
+    stage = state.stages[-1] if state.stages else None
+    if stage is None or stage.ended_at is None or stage.ranking:
+        return []
+    contenders = [state.trials[trial] for trial in stage.trials]
+    return [trial for trial in contenders if trial.failure is not None and trial.failure[0] in BLAMELESS_FAILURES]
 
 
 def hang_limit_s(job: Job, state: State, trial: TrialState) -> float:

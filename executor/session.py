@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rubberband.adaptive import AdaptiveBatch, BatchPoint
@@ -16,12 +16,13 @@ from rubberband.cloud.catalogue import types_of
 from rubberband.cloud.cluster import ClusterProvider
 from rubberband.cloud.prices import live_table
 from rubberband.cloud.virtual import VirtualClock
+from rubberband.errors import StoreAwayError
 from rubberband.executor.backend import Backend
-from rubberband.executor.checkpoints import open_store
+from rubberband.executor.checkpoints import CheckpointStore, make_store, reopen_store
 from rubberband.executor.controller import Controller
 from rubberband.executor.desk import asked_limits
 from rubberband.executor.driver import Observer, drive
-from rubberband.executor.events import TrialFailed
+from rubberband.executor.events import CheckpointRef, TrialFailed
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.inbox import Inbox
 from rubberband.executor.journal import begin
@@ -44,6 +45,9 @@ EC2_READY_TIMEOUT_S = 900.0
 """A new instance installs what trials need, which may take some minutes."""
 
 
+View = Callable[[Job, Callable[[], float], ExitStack], Sequence[Observer]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """What a driver needs beside the job; plain values, kept in the journal's header."""
@@ -55,6 +59,8 @@ class Setup:
     """None for a virtual run."""
     checkpoints: str
     """URL of the checkpoint store."""
+    store_mark: str = ""
+    """What the checkpoint store is marked with; empty: by an earlier version, not at all."""
     lease_s: float
     run: str = ""
     """Made once for each experiment, so that another one of the same name is not taken for this one in the cloud."""
@@ -105,7 +111,7 @@ def create(folder: ExperimentFolder, job: Job, setup: Setup) -> None:
     folder.make()
     with folder.driving():
         folder.require_free()
-        open_store(setup.checkpoints)
+        setup = replace(setup, store_mark=make_store(setup.checkpoints).mark)
         place = folder.store or folder.journal
         begin(place, folder.name, created_at=time.time(), job=job, setup=setup.to_json())
 
@@ -113,7 +119,7 @@ def create(folder: ExperimentFolder, job: Job, setup: Setup) -> None:
 def run(
     folder: ExperimentFolder,
     *,
-    view: Callable[[Job, Callable[[], float], ExitStack], Sequence[Observer]] = lambda *_: (),
+    view: View = lambda *_: (),
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Result:
     """Drive an experiment to its end, from its beginning or from where its journal stops.
@@ -122,11 +128,22 @@ def run(
     released before this returns or raises. One that has ended is only read, unless it was cancelled, found no
     instances, or was stopped by a cap that has been raised since. What lies in the folder's inbox is taken in.
 
-    Raises EntrypointError, before anything is started or journalled, if what is trained does not load any more.
+    Raises EntrypointError, before anything is started or journalled, if what is trained does not load any more, and
+    StoreAwayError if its checkpoint store is away, or goes away: once that is back, this goes on.
     """
     settled, is_over = _read(folder)
     if is_over:
         return settled
+    try:
+        return _run(
+            folder, [trial.checkpoint for trial in settled.trials if trial.checkpoint is not None], view, cancelled
+        )
+    except StoreAwayError as error:
+        raise StoreAwayError(f"{error}, then go on by `rubberband resume {folder.name}`") from error
+
+
+def _run(folder: ExperimentFolder, known: Sequence[CheckpointRef], view: View, cancelled: Callable[[], bool]) -> Result:
+    """Drive it; `known` are the checkpoints that its store should hold."""
     with ExitStack() as stack:
         stack.enter_context(folder.driving())
         reader = JournalReader(folder)
@@ -134,11 +151,13 @@ def run(
         journal, header = reader.journal, reader.header
         controller = Controller(header.job)
         setup = Setup.from_json(header.setup)
+        store = None
         if setup.entrypoint is not None:
+            store = reopen_store(setup.checkpoints, setup.store_mark, known)
             widest = max(stage.gpus_per_trial for stage in header.job.plan.stages)
             setup.entrypoint.check(widest, adaptive=setup.batch is not None)
         with ExitStack() as views:
-            backend = make_backend(folder, setup, header.job, journal.last_event_at())
+            backend = make_backend(folder, setup, header.job, journal.last_event_at(), store)
             views.callback(backend.close)
             observers = view(header.job, backend.now, views)
             inbox = Inbox(folder.inbox)
@@ -185,14 +204,16 @@ def failures(folder: ExperimentFolder) -> dict[int, list[str]]:
     return found
 
 
-def make_backend(folder: ExperimentFolder, setup: Setup, job: Job, last_event_at: float | None) -> Backend:
+def make_backend(
+    folder: ExperimentFolder, setup: Setup, job: Job, last_event_at: float | None, store: CheckpointStore | None
+) -> Backend:
     """The backend that carries `job` out on the experiment's provider; a virtual clock goes on where it stopped."""
-    if setup.provider == "virtual":
+    if store is None:
         clock = VirtualClock(last_event_at or 0.0)
         return VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, clock=clock)
     known_points = () if job.profile.goodput is None else job.profile.goodput.points
     return make_ray_backend(
-        folder, setup, job.offer, job.metric, known_points, dearest_usd_per_hour=job.dearest_usd_per_hour
+        folder, setup, job.offer, job.metric, store, known_points, dearest_usd_per_hour=job.dearest_usd_per_hour
     )
 
 
@@ -201,6 +222,7 @@ def make_ray_backend(
     setup: Setup,
     offer: Offer,
     metric: str,
+    store: CheckpointStore,
     known_points: Sequence[BatchPoint] = (),
     *,
     dearest_usd_per_hour: float | None = None,
@@ -216,7 +238,6 @@ def make_ray_backend(
     assert setup.entrypoint is not None, "the edge asks for an entry point"
     on_ec2 = setup.provider == "aws"
     code = pack(setup.entrypoint.search_path) if on_ec2 else None
-    store = open_store(setup.checkpoints)
     provider = open_cluster(folder, setup, offer, dearest_usd_per_hour=dearest_usd_per_hour)
     return RayBackend(
         provider,

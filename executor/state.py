@@ -98,6 +98,8 @@ class TrialState:
     iterations: int = 0
     """Acknowledged: journalled, with a durable checkpoint."""
     checkpoint: CheckpointRef | None = None
+    before: CheckpointRef | None = None
+    """The checkpoint of one iteration less, to go back to; None: there is none."""
     reports: list[Report] = field(default_factory=list)
     attempt: int = 0
     failures: int = 0
@@ -215,6 +217,17 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Setback:
+    """A trial went back, since its checkpoint was lost."""
+
+    at: float
+    trial: int
+    from_iterations: int
+    to_iterations: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
     """More time or money than an experiment had, from `at` on; None is no limit."""
 
@@ -238,6 +251,7 @@ class State:
     """Corrected by what was measured, at the latest replan."""
     decisions: list[RestPlanned] = field(default_factory=list)
     granted: list[Granted] = field(default_factory=list)
+    setbacks: list[Setback] = field(default_factory=list)
     requests: set[str] = field(default_factory=set)
     """Ids of what was asked of the driver and taken in."""
     instances: dict[str, InstanceRecord] = field(default_factory=dict)
@@ -254,6 +268,8 @@ class State:
     """Whether it ended for want of instances alone: a resume may find some."""
     exhausted_usd: float | None = None
     """The cap that it ended by: with a larger one a resume goes on."""
+    stopped: str = ""
+    """Why the latest driver gave up, until another one goes on; empty if it did not."""
     resumed_at: list[float] = field(default_factory=list)
     """When drivers went on with it."""
     woke_at: list[float] = field(default_factory=list)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from rubberband.adaptive import BatchUse
 from rubberband.cloud.virtual import LEASE_S, VirtualClock, VirtualProvider
 from rubberband.executor.events import (
+    CheckpointLost,
     CheckpointRef,
     Command,
     DriverResumed,
@@ -219,6 +220,10 @@ class VirtualBackend:
     def _begin(self, run: _Run, now: float) -> Event | None:
         if not self._lives(run):
             return None
+        if run.fate.loses_checkpoint and run.start.checkpoint is not None:
+            del self._runs[run.start.trial]
+            message = f"the checkpoint {run.start.checkpoint.url} is gone"
+            return CheckpointLost(occurred_at=now, trial=run.start.trial, attempt=run.start.attempt, message=message)
         run.began_at = now
         self._expect_report(run, now)
         return TrialStarted(occurred_at=now, trial=run.start.trial, attempt=run.start.attempt)

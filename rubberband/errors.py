@@ -10,6 +10,8 @@ RubberbandError                 exit 1: something failed while working
 ├── ProviderError               the cloud (or this machine as one) refused or broke
 ├── ServiceError                the service does not answer, or failed
 ├── CheckpointError             a checkpoint could not be written, or read back whole
+│   ├── CheckpointLostError     it is gone, or not what was written
+│   └── StoreAwayError          the checkpoint store is not there, not the one that it was, or takes nothing
 └── JournalError                the journal could not be read or written
 """
 
@@ -76,6 +78,17 @@ class ServiceError(RubberbandError):
 
 class CheckpointError(RubberbandError):
     """A checkpoint could not be written, or what was read is not what was written."""
+
+
+class CheckpointLostError(CheckpointError):
+    """The store is well, but this checkpoint is gone, or is not what was written; trials go back to the one before."""
+
+
+class StoreAwayError(CheckpointError):
+    """The checkpoint store is not there, is not the one that it was, or takes nothing.
+
+    No trial has failed: once the store is back, the experiment can be resumed.
+    """
 
 
 class JournalError(RubberbandError):

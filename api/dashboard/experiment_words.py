@@ -6,10 +6,28 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rubberband.api.store.records import ACTIVE, ExperimentState, Submission, Summary
-from rubberband.executor.result import DecisionResult, ExtensionResult, InstanceResult, Result, StageResult
+from rubberband.executor.result import (
+    DecisionResult,
+    ExtensionResult,
+    InstanceResult,
+    Result,
+    SetbackResult,
+    StageResult,
+)
 from rubberband.views.charts import stage_spans
 from rubberband.views.tables import headlines, tells_start_failures
-from rubberband.views.words import counted, difference, duration, extended, listed, number, printable, usd, usd_decimals
+from rubberband.views.words import (
+    counted,
+    difference,
+    duration,
+    extended,
+    listed,
+    number,
+    printable,
+    usd,
+    usd_decimals,
+    went_back,
+)
 
 _RESUMABLE = frozenset({ExperimentState.INTERRUPTED, ExperimentState.CANCELLED, ExperimentState.BUDGET})
 _EXTENSIBLE = frozenset({ExperimentState.RUNNING, ExperimentState.INTERRUPTED, ExperimentState.BUDGET})
@@ -72,7 +90,7 @@ class Happening:
     what: str
     told: str
     kind: str
-    """sync, kept, changed, extended or resumed"""
+    """sync, kept, changed, extended, resumed or setback"""
 
 
 def actions(submission: Submission) -> frozenset[str]:
@@ -262,7 +280,8 @@ def _stage_row(result: Result, stage: StageResult, before: int, decimals: int) -
 def happenings(result: Result) -> list[Happening]:
     """Ends of stages, replans, extensions and resumes, in order."""
     limits = map(_extended, result.extensions)
-    every = [*_syncs(result), *_resumed(result), *map(_decided, result.decisions), *limits]
+    back = map(_went_back, result.setbacks)
+    every = [*_syncs(result), *_resumed(result), *map(_decided, result.decisions), *limits, *back]
     return sorted(every, key=lambda happening: happening.at_s)
 
 
@@ -287,6 +306,10 @@ def _decided(decision: DecisionResult) -> Happening:
 
 def _extended(granted: ExtensionResult) -> Happening:
     return Happening(at_s=granted.at_s, what="extended", told=extended(granted) or "as it was", kind="extended")
+
+
+def _went_back(setback: SetbackResult) -> Happening:
+    return Happening(at_s=setback.at_s, what="checkpoint lost", told=went_back(setback), kind="setback")
 
 
 def _resumed(result: Result) -> Iterator[Happening]:

@@ -84,6 +84,16 @@ class S3Folder:
             raise _failure(f"{self.url}/{name} could not be read", error) from error
         return buffer.getvalue()
 
+    def has(self, name: str) -> bool:
+        """Whether there is such an object. Raises CheckpointError."""
+        try:
+            _client().head_object(Bucket=self.bucket, Key=self._key(name))
+        except Exception as error:
+            if code_of(error) in _GONE:
+                return False
+            raise _failure(f"{self.url}/{name} could not be looked at", error) from error
+        return True
+
     def delete(self, name: str) -> None:
         """Delete an object; one that is gone already is fine. Raises CheckpointError."""
         try:

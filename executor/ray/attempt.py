@@ -13,7 +13,16 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import RayError
 
-from rubberband.executor.events import Event, FailureKind, Slot, StartTrial, TrialFailed, TrialReported, TrialStarted
+from rubberband.executor.events import (
+    CheckpointLost,
+    Event,
+    FailureKind,
+    Slot,
+    StartTrial,
+    TrialFailed,
+    TrialReported,
+    TrialStarted,
+)
 from rubberband.executor.ray.crew import Crew, Worker, last_line
 from rubberband.executor.ray.worker import SegmentItem
 from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport, SegmentStarted
@@ -46,6 +55,11 @@ class _Gathered:
     def over(self) -> bool:
         """Whether the end has begun."""
         return bool(self.failures or self.deaths or self.last)
+
+    @property
+    def lost(self) -> SegmentFailure | None:
+        """What a worker said of a checkpoint that is lost."""
+        return next((failure for failure in self.failures if failure.lost), None)
 
     def cause(self) -> tuple[FailureKind, str, str]:
         """Kind, message and details of what went wrong first, not of what followed from it."""
@@ -145,7 +159,10 @@ class Attempt:
         if gathered.last is not None:
             self._report(gathered.last)
         elif not self._stopped and self._survives(slots, gathered):
-            self._fail(*gathered.cause())
+            if gathered.lost is not None:
+                self._lose(gathered.lost.message)
+            else:
+                self._fail(*gathered.cause())
 
     def _submit(self, workers: Sequence[Worker], rendezvous: str | None) -> dict[Any, int]:
         """Order every worker to run its segment: stream -> rank."""
@@ -232,6 +249,10 @@ class Attempt:
                 samples_per_iteration=report.told.samples_per_iteration,
             )
         )
+
+    def _lose(self, message: str) -> None:
+        trial, attempt = self._start.trial, self._start.attempt
+        self._tell(lambda at: CheckpointLost(occurred_at=at, trial=trial, attempt=attempt, message=message))
 
     def _fail(self, kind: FailureKind, message: str, details: str) -> None:
         self._tell(

@@ -174,7 +174,7 @@ class RayBackend:
     def next_events(self, wake_at: float | None) -> Sequence[Event]:
         """Wait for events and return them in order; return empty once the clock reaches `wake_at`, or after a while.
 
-        Raises CheckpointError if the checkpoint store is full or gone.
+        Raises StoreAwayError if the checkpoint store is full or gone.
         """
         events = self._mailbox.take(wake_at)
         self._store_watch.check(events)

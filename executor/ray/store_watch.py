@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rubberband.errors import CheckpointError
-from rubberband.executor.checkpoints import CheckpointStore
-from rubberband.executor.events import Event, TrialFailed, TrialReported
+from rubberband.executor.checkpoints import CheckpointStore, probe
+from rubberband.executor.events import CheckpointLost, Event, TrialFailed, TrialReported
 
 _SHORTEST_PROBE_BYTES = 2**16
 _LONGEST_PROBE_BYTES = 2**26
@@ -20,21 +19,12 @@ class StoreWatch:
         self._probe_bytes = _SHORTEST_PROBE_BYTES
 
     def check(self, events: Sequence[Event]) -> None:
-        """Raises CheckpointError if a checkpoint failed and the store takes no other either.
+        """Raises StoreAwayError if a checkpoint failed and the store is away, or takes no other either.
 
-        The trials have not failed then: once there is room they can go on where they are.
+        The trials have not failed then: once it is back they can go on where they are.
         """
         for event in events:
             if isinstance(event, TrialReported):
                 self._probe_bytes = min(max(self._probe_bytes, event.checkpoint.size_bytes), _LONGEST_PROBE_BYTES)
-            elif isinstance(event, TrialFailed) and event.kind == "checkpoint":
-                self._probe(event)
-
-    def _probe(self, failed: TrialFailed) -> None:
-        try:
-            self._store.discard(self._store.save(failed.trial, 0, bytes(self._probe_bytes)))
-        except CheckpointError:
-            raise CheckpointError(
-                f"checkpoints cannot be written any more; make room or give access, then go on by `rubberband resume`: "
-                f"{failed.message}"
-            ) from None
+            elif isinstance(event, CheckpointLost) or (isinstance(event, TrialFailed) and event.kind == "checkpoint"):
+                probe(self._store, event.trial, self._probe_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 
-from rubberband.errors import CheckpointError
+from rubberband.errors import CheckpointError, CheckpointLostError
 from rubberband.executor.events import FailureKind
 from rubberband.executor.training.segment import SegmentFailure
 
@@ -28,7 +28,10 @@ def describe(error: BaseException, *, in_gang: bool) -> SegmentFailure:
     if isinstance(error, TrialFailure):
         return SegmentFailure(kind=error.kind, message=printable(str(error)), details=details, secondary=False)
     if isinstance(error, CheckpointError):
-        return SegmentFailure(kind="checkpoint", message=printable(str(error)), details=details, secondary=False)
+        lost = isinstance(error, CheckpointLostError)
+        return SegmentFailure(
+            kind="checkpoint", message=printable(str(error)), details=details, secondary=False, lost=lost
+        )
     secondary = in_gang and is_broken_collective(error)
     message = f"{one_line(error)}{_remedy(error)}"
     return SegmentFailure(kind="raised", message=message, details=details, secondary=secondary)

@@ -79,3 +79,5 @@ class SegmentFailure:
     details: str
     secondary: bool
     """Whether this is only the echo of another worker's failure (a broken collective)."""
+    lost: bool = False
+    """Whether it could not go on from its checkpoint, which is gone or not what was written."""

@@ -40,7 +40,7 @@ class LocalExperiment:
             created_at=header.created_at,
             changed_at=header.created_at,
             words=header.setup["experiment"],
-            reason=reason if outcome or busy else "",
+            reason=reason if outcome or busy else observed.controller.state.stopped,
             summary=observed.summary(),
         )
         return experiment_detail(row, observed.result())

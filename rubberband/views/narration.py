@@ -9,6 +9,7 @@ from rubberband.executor.accounting import bill_usd
 from rubberband.executor.controller import Controller
 from rubberband.executor.events import (
     DriverResumed,
+    DriverStopped,
     Event,
     InstanceInterrupted,
     InstanceLost,
@@ -32,7 +33,7 @@ from rubberband.executor.state import (
 from rubberband.offer import slots
 from rubberband.units import format_usd
 from rubberband.views.batch_words import change
-from rubberband.views.words import counted, decided, duration, extended, listed, number, printable
+from rubberband.views.words import counted, decided, duration, extended, listed, number, printable, went_back
 
 _UNDER_WAY = (TrialStatus.QUEUED, TrialStatus.RUNNING, TrialStatus.PAUSED)
 
@@ -44,6 +45,7 @@ class Narrator:
         self._job = job
         self._begun = False
         self._failures = [0] * job.stages[0].trials
+        self._setbacks = 0
         self._instances: set[str] = set()
         self._live: set[str] = set()
         """Held or on their way when the last event had been told."""
@@ -58,6 +60,8 @@ class Narrator:
         self._job, state = controller.job, controller.state
         if isinstance(event, LimitsChanged):
             return _extended(event, state)
+        if isinstance(event, DriverStopped):
+            return [f"stopped: {printable(event.reason)}"]
         said: list[str] = []
         if not self._begun:
             self._begun = True
@@ -68,6 +72,7 @@ class Narrator:
             said.append(f"resumed: {_left(state)}")
         said += self._instance(event, state)
         said += self._failed(state)
+        said += self._went_back(state)
         said += self._synced(state)
         said += self._decided(state)
         said += self._scaled(state)
@@ -91,6 +96,7 @@ class Narrator:
         """Say nothing of what an earlier driver has told already."""
         now = state.now
         self._failures = [trial.failures for trial in state.trials]
+        self._setbacks = len(state.setbacks)
         self._instances = {record.instance for record in state.instances.values() if record.requested_at < now}
         self._live = {record.instance for record in state.live()} & self._instances
         self._stages_begun = sum(stage.started_at < now for stage in state.stages)
@@ -243,6 +249,11 @@ class Narrator:
                     then = f"trying again ({trial.failures} of {self._job.max_failures})"
                 said.append(f"trial {trial.trial} failed, {kind.replace('_', ' ')}: {printable(message)}; {then}")
         return said
+
+    def _went_back(self, state: State) -> list[str]:
+        fresh = state.setbacks[self._setbacks :]
+        self._setbacks = len(state.setbacks)
+        return [went_back(setback) for setback in fresh]
 
     def _ended(self, state: State) -> list[str]:
         said = []

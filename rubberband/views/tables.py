@@ -22,6 +22,7 @@ from rubberband.views.words import (
     time_unit_s,
     usd,
     usd_decimals,
+    went_back,
 )
 
 Row = tuple[str, ...]
@@ -74,7 +75,8 @@ def _outcome(result: Result) -> str:
         case "done":
             return f"done in {spent} ({planned}){_deadline(result)}"
         case "unfinished":
-            return f"not finished: {spent} so far ({planned}){_deadline(result)}"
+            course = f"stopped{why}; {spent} so far" if why else f"not finished: {spent} so far"
+            return f"{course} ({planned}){_deadline(result)}"
         case "budget":
             return f"stopped to keep the budget{why}{'; ' if why else ' '}after {spent} ({planned})"
         case "cancelled":
@@ -105,6 +107,7 @@ def comparison(result: Result) -> Table:
         took = f"{duration(result.profiling_s)} and {usd(result.profiling_cost_usd)} USD"
         notes.append(f"Profiling before the start took {took} more; the limits here are what it left.")
     notes += [f"After {duration(granted.at_s)} it was extended: {extended(granted)}." for granted in result.extensions]
+    notes += [f"After {duration(setback.at_s)} {went_back(setback)}." for setback in result.setbacks]
     if result.resumes:
         after = f", after {listed(map(duration, result.resumed_s))}" if result.resumed_s else ""
         notes.append(f"The run was resumed {counted(result.resumes, 'time')}{after}.")

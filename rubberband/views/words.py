@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rubberband.executor.result import ExtensionResult
-from rubberband.executor.state import Granted
+from rubberband.executor.result import ExtensionResult, SetbackResult
+from rubberband.executor.state import Granted, Setback
 from rubberband.units import format_duration
 
 
@@ -46,6 +46,12 @@ def time_unit_s(largest_s: float) -> float:
 def duration(seconds: float) -> str:
     """A duration rounded as a reader wants it: whole seconds from ten on."""
     return format_duration(round(seconds) if seconds >= 9.5 else seconds)
+
+
+def went_back(setback: SetbackResult | Setback) -> str:
+    """What became of a trial whose latest checkpoint was lost."""
+    to = f"to iteration {setback.to_iterations}" if setback.to_iterations else "to its beginning"
+    return f"trial {setback.trial} went back from iteration {setback.from_iterations} {to}: {printable(setback.reason)}"
 
 
 def extended(granted: Granted | ExtensionResult) -> str:

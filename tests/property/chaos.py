@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from random import Random
 
 from rubberband.cloud.virtual import VirtualClock
+from rubberband.errors import StoreAwayError
 from rubberband.executor.accounting import bill_usd
 from rubberband.executor.controller import Controller
 from rubberband.executor.driver import drive, replay
-from rubberband.executor.events import Command, DriverResumed, Event, Finish, LimitsChanged
+from rubberband.executor.events import CheckpointLost, Command, DriverResumed, Event, Finish, LimitsChanged
 from rubberband.executor.inbox import DriverRequest, MemoryInbox
 from rubberband.executor.invariants import validate
 from rubberband.executor.journal import MemoryJournal
@@ -48,9 +49,10 @@ class DriverDied(Exception):
 class ChaoticBackend(VirtualBackend):
     """A virtual backend whose driver dies at a random call, and whose machine sleeps now and then."""
 
-    def set_out(self, source: Random, weather: Weather, calls_left: float, seen: Counter[str]) -> None:
-        """`calls_left` until the driver dies."""
+    def set_out(self, source: Random, disk: Random, weather: Weather, calls_left: float, seen: Counter[str]) -> None:
+        """`calls_left` until the driver dies; `disk` says when the checkpoint store goes away."""
         self._source = source
+        self._disk = disk
         self._weather = weather
         self._restless = bool(weather.wake_early or weather.stall or weather.busy)
         self.calls_left = calls_left
@@ -75,6 +77,9 @@ class ChaoticBackend(VirtualBackend):
     def next_events(self, wake_at: float | None) -> Sequence[Event]:
         """Sleep, or wake up for nothing, if chance will have it."""
         self.count()
+        if self._disk.random() < self._weather.store_away:
+            self._seen["checkpoint store away"] += 1
+            raise StoreAwayError("the checkpoint store is away")
         if self._restless:
             chance = self._source.random()
             if chance < self._weather.stall:
@@ -156,7 +161,8 @@ class Run:
         self.case = random_case(source, family, replan=replan)
         job, weather = self.case.job, WEATHERS[self.case.weather]
         clock = VirtualClock(1000.0)
-        chance = Chance(source, weather, job.offer, job.reserved_usd_per_hour, clock.now)
+        disk = Random(f"{seed}/the disk")
+        chance = Chance(source, weather, job.offer, job.reserved_usd_per_hour, clock.now, disk)
         self.weather, self.clock, self.seen = weather, clock, chance.seen
         self.backend = ChaoticBackend(
             job.name,
@@ -168,7 +174,7 @@ class Run:
             lease_s=LEASE_S,
             ready_timeout_s=READY_TIMEOUT_S,
         )
-        self.backend.set_out(source, weather, self._life(), chance.seen)
+        self.backend.set_out(source, disk, weather, self._life(), chance.seen)
         self.story: list[str] = []
         self.backend.story = self.story if told else None
         self.journal = MemoryJournal()
@@ -212,6 +218,10 @@ class Run:
             except DriverDied:
                 if not self._comes_back():
                     return None
+            except StoreAwayError:
+                self.backend.close()
+                self.clock.advance_to(self.clock.now() + self._user.expovariate(1 / 600.0))
+                self._tell("the checkpoint store is back, and it is resumed")
             else:
                 if finish.outcome != "budget" or self._user.random() >= self.weather.extends:
                     return finish
@@ -244,6 +254,7 @@ class Run:
 
     def _observe(self, event: Event, controller: Controller) -> None:
         self.num_events += 1
+        self.seen["checkpoint lost"] += isinstance(event, CheckpointLost)
         if self.backend.story is not None:
             self.story.append(f"{self.clock.now():10.1f} {event}")
         if isinstance(event, LimitsChanged):

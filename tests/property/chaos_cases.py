@@ -54,6 +54,10 @@ class Weather:
     latest_s: float
     """The driver sees by then what happened to it."""
     trial_fails: float
+    loses_checkpoint: float
+    """Per attempt: that the checkpoint that it would go on from is gone, or torn."""
+    store_away: float
+    """Per round: that the checkpoint store goes away, for a while."""
     slow_trial: float
     wake_early: float
     """Per round of events: that the loop wakes up for nothing."""
@@ -81,6 +85,8 @@ CALM = Weather(
     late=0.0,
     latest_s=0.0,
     trial_fails=0.0,
+    loses_checkpoint=0.0,
+    store_away=0.0,
     slow_trial=0.0,
     wake_early=0.0,
     busy=0.0,
@@ -101,6 +107,8 @@ ROUGH = Weather(
     late=0.2,
     latest_s=300.0,
     trial_fails=0.02,
+    loses_checkpoint=0.05,
+    store_away=0.0005,
     slow_trial=0.05,
     wake_early=0.005,
     busy=0.05,
@@ -129,6 +137,8 @@ STORM = replace(
     stillborn=0.1,
     late=0.7,
     trial_fails=0.1,
+    loses_checkpoint=0.2,
+    store_away=0.005,
     stall=0.01,
     deaths=2.0,
 )
@@ -230,10 +240,20 @@ class Chance:
     """A `Fortune` drawn from a seed as the run goes on, and a count of what it brought."""
 
     def __init__(
-        self, source: Random, weather: Weather, offer: Offer, dearest_usd_per_hour: float, now: Callable[[], float]
+        self,
+        source: Random,
+        weather: Weather,
+        offer: Offer,
+        dearest_usd_per_hour: float,
+        now: Callable[[], float],
+        disk: Random,
     ) -> None:
-        """`dearest_usd_per_hour` is what another type may cost that stands in; `now` the clock."""
+        """`dearest_usd_per_hour` is what another type may cost that stands in; `now` the clock.
+
+        What becomes of checkpoints is drawn from `disk`.
+        """
         self._source = source
+        self._disk = disk
         self._weather = weather
         self._offer = offer
         self._dearest_usd_per_hour = dearest_usd_per_hour
@@ -309,6 +329,10 @@ class Chance:
 
     def attempt(self, trial: int, attempt: int) -> AttemptFate:
         """Drawn."""
+        lost = self._disk.random() < self._weather.loses_checkpoint
+        return replace(self._attempt(), loses_checkpoint=True) if lost else self._attempt()
+
+    def _attempt(self) -> AttemptFate:
         fails = self._happens(self._weather.trial_fails, "trial fails")
         slow = self._happens(self._weather.slow_trial, "slow trial")
         if not fails and not slow:

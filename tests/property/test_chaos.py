@@ -48,7 +48,7 @@ def test_the_weather_brings_everything_that_it_names() -> None:
         seen += outcome.seen
         ended[outcome.ended] += 1
     assert set(ended) == {"done", "budget", "failed", "cancelled", "abandoned"}
-    assert len(seen) == 21, sorted(seen)
+    assert len(seen) == 23, sorted(seen)
 
 
 def test_a_controller_that_reserves_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

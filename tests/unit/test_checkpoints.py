@@ -11,9 +11,10 @@ import pytest
 from boto3.s3.transfer import TransferConfig
 from moto.server import ThreadedMotoServer
 
-from rubberband.cloud.aws.s3 import _client, _open
-from rubberband.errors import CheckpointError, InputError
-from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.cloud.aws.s3 import S3Folder, _client, _open
+from rubberband.errors import CheckpointError, CheckpointLostError, InputError, StoreAwayError
+from rubberband.executor.checkpoints import MARK, CheckpointStore, make_store, open_store, reopen_store
+from tests.unit.power_cut import PowerCut
 
 Opener = Callable[[Path], CheckpointStore]
 
@@ -94,6 +95,120 @@ def test_a_reference_to_other_bytes_is_refused(store):
 def test_a_pickled_store_is_the_same_store(store):
     ref = store.save(3, 12, b"bytes")
     assert pickle.loads(pickle.dumps(store)).load(ref) == b"bytes"
+
+
+@pytest.fixture
+def made(store) -> CheckpointStore:
+    """A store that is marked."""
+    return make_store(store.url)
+
+
+def forget(store: CheckpointStore, *names: str) -> None:
+    """Take files away behind the store's back."""
+    for name in names:
+        if store.url.startswith("s3://"):
+            S3Folder.parse(store.url).delete(name)
+        else:
+            (Path(store.url) / name).unlink()
+
+
+def name_of(ref) -> str:
+    return unquote(ref.url).rpartition("/")[2]
+
+
+def test_a_store_is_reopened_by_its_mark(made):
+    ref = made.save(3, 12, b"bytes")
+    for known in ([], [ref]):
+        assert reopen_store(made.url, made.mark, known).load(ref) == b"bytes"
+
+
+def test_another_store_is_not_taken_for_it(made):
+    with pytest.raises(StoreAwayError, match=r"expected the mark aaaaaaaa…, found the mark \w{8}…; mount it or put it"):
+        reopen_store(made.url, "a" * 32, [])
+
+
+def test_a_store_without_a_mark_is_not_taken_for_it_and_nothing_is_made_in_it(made):
+    ref = made.save(3, 12, b"bytes")
+    forget(made, MARK, name_of(ref))
+    for known in ([], [ref]):
+        with pytest.raises(StoreAwayError, match=f"found no file {MARK}"):
+            reopen_store(made.url, made.mark, known)
+    assert made.read_mark() == ""
+
+
+def test_a_store_that_came_back_without_its_mark_is_known_by_its_checkpoints_and_marked_again(made):
+    lost, ref = made.save(3, 12, b"bytes"), made.save(4, 12, b"bytes")
+    forget(made, MARK, name_of(lost))
+    assert reopen_store(made.url, made.mark, [lost, ref]).load(ref) == b"bytes"
+    assert made.read_mark() == made.mark
+
+
+def test_a_store_of_an_earlier_version_is_known_by_its_checkpoints_and_marked(store):
+    ref = store.save(3, 12, b"bytes")
+    assert reopen_store(store.url, "", [ref]).mark == store.read_mark() != ""
+
+
+def test_a_store_of_an_earlier_version_that_lost_all_checkpoints_is_away(store):
+    ref = store.save(3, 12, b"bytes")
+    store.discard(ref)
+    with pytest.raises(StoreAwayError, match="none of the experiment's checkpoints"):
+        reopen_store(store.url, "", [ref])
+
+
+def test_what_is_gone_from_a_store_that_is_well_is_lost_and_from_one_that_is_away_is_not(made):
+    ref = made.save(3, 12, b"bytes")
+    forget(made, name_of(ref))
+    with pytest.raises(CheckpointLostError, match="is gone"):
+        made.load(ref)
+    forget(made, MARK)
+    with pytest.raises(StoreAwayError):
+        made.load(ref)
+
+
+def test_a_store_that_is_made_again_keeps_its_mark_and_its_checkpoints(tmp_path):
+    first = make_store(str(tmp_path))
+    ref = first.save(3, 12, b"bytes")
+    second = make_store(str(tmp_path))
+    assert second.mark == first.mark
+    assert second.load(ref) == b"bytes"
+
+
+def test_a_directory_that_is_not_there_is_away_and_is_not_made(tmp_path):
+    with pytest.raises(StoreAwayError, match=r"No such file or directory.*; mount it or put it back"):
+        reopen_store(str(tmp_path / "disk" / "checkpoints"), "a" * 32, [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_written_into_an_empty_directory_in_its_place(tmp_path):
+    store = make_store(str(tmp_path / "disk"))
+    (tmp_path / "disk").rename(tmp_path / "unmounted")
+    (tmp_path / "disk").mkdir()
+    with pytest.raises(StoreAwayError, match=f"found no file {MARK}"):
+        store.save(3, 12, b"bytes")
+    assert list((tmp_path / "disk").iterdir()) == []
+
+
+def test_a_store_that_takes_nothing_is_away(tmp_path, monkeypatch):
+    store = make_store(str(tmp_path))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("rubberband.executor.checkpoints._write", full)
+    with pytest.raises(StoreAwayError, match=r"takes no checkpoints: .*No space left on device; make room"):
+        reopen_store(store.url, store.mark, [])
+
+
+def test_what_is_saved_and_the_mark_outlive_a_power_cut(tmp_path, monkeypatch):
+    """A file system that keeps what was synced, and nothing else: files, and the names in directories."""
+    power = PowerCut(tmp_path)
+    monkeypatch.setattr("os.fsync", power.fsync)
+    store = make_store(str(tmp_path))
+    power.cut()
+    assert store.read_mark() == store.mark
+    ref = store.save(3, 12, b"bytes")
+    power.cut()
+    assert store.load(ref) == b"bytes"
 
 
 def test_a_reference_outside_the_store_is_refused(store, tmp_path):

@@ -7,7 +7,6 @@ import dataclasses
 from rubberband.executor import accounting
 from rubberband.executor.events import (
     CancelRequested,
-    DiscardCheckpoint,
     DriverResumed,
     Finish,
     InstanceLost,
@@ -74,15 +73,8 @@ def test_it_ends_when_the_last_stage_is_done_and_everything_is_back() -> None:
         story.report(trial, trial / 10)
     story.tell(InstanceReleased, instance="i-001", ended_at=story.at)
     commands = [command for trial in (2, 3, 2, 3) for command in story.report(trial, 0.5)]
-    assert kinds(commands) == ["DiscardCheckpoint"] * 4 + ["ReleaseInstance"]
+    assert kinds(commands) == ["DiscardCheckpoint"] * 2 + ["ReleaseInstance"]
     assert story.tell(InstanceReleased, instance="i-002", ended_at=story.at) == [Finish(outcome="done", reason="")]
-
-
-def test_a_replaced_checkpoint_is_discarded_only_after_its_successor_is_reported() -> None:
-    story = begun()
-    for trial in range(4):
-        story.report(trial, trial / 10)
-    assert story.report(3, 0.9) == [DiscardCheckpoint(checkpoint=checkpoint(3, 1))]
 
 
 def test_a_failed_trial_is_tried_once_more_then_leaves_the_ranking_and_harms_no_other() -> None:

@@ -13,8 +13,10 @@ from rubberband.errors import JournalError, NameTakenError
 from rubberband.executor import events
 from rubberband.executor.codec import decode_event, decode_job, encode_event, encode_job
 from rubberband.executor.events import (
+    CheckpointLost,
     CheckpointRef,
     DriverResumed,
+    DriverStopped,
     EndedInstance,
     Event,
     InstanceRunning,
@@ -55,6 +57,8 @@ EVENTS: list[Event] = [
         occurred_at=3.0, trial=2, attempt=1, iterations=1, metrics={"score": 0.1 + 0.2}, checkpoint=CHECKPOINT
     ),
     TrialFailed(occurred_at=4.0, trial=1, attempt=1, kind="died", message="exit code 7", details="…\n"),
+    CheckpointLost(occurred_at=5.0, trial=1, attempt=2, message="the checkpoint is gone"),
+    DriverStopped(occurred_at=6.0, reason="the checkpoint store is away"),
     DriverResumed(
         occurred_at=9.0,
         live=(LiveInstance(instance="i-001", running_at=None),),
@@ -88,7 +92,7 @@ def test_events_come_back_as_they_were(journal: Journal) -> None:
     journal.append(EVENTS[:2])
     journal.append(EVENTS[2:])
     assert [event for _, event in journal.events()] == EVENTS
-    assert [seq for seq, _ in journal.events(after=2)] == [3, 4, 5]
+    assert [seq for seq, _ in journal.events(after=2)] == [3, 4, 5, 6, 7]
 
 
 def test_any_path_will_do(tmp_path: Path) -> None:

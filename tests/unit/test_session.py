@@ -17,7 +17,7 @@ from pkgutil import resolve_name
 import pytest
 
 from rubberband.adaptive import AdaptiveBatch, BatchLimits, BatchPoint, GoodputProfile, Throughput
-from rubberband.errors import EntrypointError, InputError, JournalError, NameTakenError
+from rubberband.errors import EntrypointError, InputError, JournalError, NameTakenError, StoreAwayError
 from rubberband.executor import session
 from rubberband.executor.controller import Controller
 from rubberband.executor.driver import Observer
@@ -153,6 +153,49 @@ def test_an_entry_point_that_broke_is_told_before_a_resume_does_anything(tmp_pat
     assert session.read(folder).instances == ()
 
 
+def test_a_checkpoint_store_that_is_away_is_told_before_a_resume_does_anything(tmp_path: Path) -> None:
+    folder = ExperimentFolder(home=tmp_path, name="test")
+    gone = Entrypoint.parse("nosuch_module:Trial", search_path=(tmp_path,))
+    session.create(folder, JOB, setup(checkpoints=str(folder.checkpoints), entrypoint=gone, provider="local"))
+    folder.checkpoints.rename(tmp_path / "unmounted")
+    with pytest.raises(StoreAwayError, match=r"No such file .*; mount it or put it back, .* `rubberband resume test`"):
+        session.run(folder)
+    folder.checkpoints.mkdir()
+    with pytest.raises(StoreAwayError, match=r"found no file rubberband-store; mount it .* `rubberband resume test`"):
+        session.run(folder)
+    assert list(folder.checkpoints.iterdir()) == []
+    assert session.read(folder).resumes == 0
+    folder.checkpoints.rmdir()
+    (tmp_path / "unmounted").rename(folder.checkpoints)
+    with pytest.raises(EntrypointError):  # which is looked for next
+        session.run(folder)
+
+
+class Unmounted(VirtualBackend):
+    """Its checkpoint store goes away after some rounds."""
+
+    rounds = 6
+
+    def next_events(self, wake_at: float | None) -> Sequence[Event]:
+        self.rounds -= 1
+        if self.rounds == 0:
+            raise StoreAwayError("the checkpoint store is away; mount it")
+        return super().next_events(wake_at)
+
+
+def test_a_store_that_goes_away_stops_the_run_which_says_so_and_can_be_resumed(
+    folder: ExperimentFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "VirtualBackend", Unmounted)
+        with pytest.raises(StoreAwayError, match="mount it, then go on by `rubberband resume test`"):
+            session.run(folder)
+    cut = session.read(folder)
+    assert (cut.outcome, cut.reason) == ("unfinished", "the checkpoint store is away; mount it")
+    result = session.run(folder)
+    assert (result.outcome, result.reason, [trial.failures for trial in result.trials]) == ("done", "", [0] * 4)
+
+
 @pytest.mark.parametrize("batch", [None, AdaptiveBatch(), AdaptiveBatch(initial=64, max=512, lr_scaling="own:rule")])
 def test_a_resume_adapts_batches_as_the_run_did(batch: AdaptiveBatch | None, tmp_path: Path) -> None:
     folder = ExperimentFolder(home=tmp_path, name="test")
@@ -163,7 +206,9 @@ def test_a_resume_adapts_batches_as_the_run_did(batch: AdaptiveBatch | None, tmp
     header = journal.header()
     journal.close()
     assert header is not None
-    assert Setup.from_json(header.setup) == made
+    found = Setup.from_json(header.setup)
+    assert dataclasses.replace(found, store_mark="") == made
+    assert found.store_mark
     assert header.job == job
 
 
@@ -194,7 +239,7 @@ def test_a_view_that_cannot_write_does_not_end_the_run(folder: ExperimentFolder)
 
 
 STEPS = [
-    "rubberband.executor.session.open_store",
+    "rubberband.executor.session.make_store",
     "rubberband.executor.journal._metadata.create_all",
     "rubberband.executor.journal.Journal.create",
     "rubberband.executor.journal.Journal.close",

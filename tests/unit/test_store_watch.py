@@ -8,9 +8,9 @@ from typing import NoReturn
 
 import pytest
 
-from rubberband.errors import CheckpointError
-from rubberband.executor.checkpoints import open_store
-from rubberband.executor.events import CheckpointRef, Event, FailureKind, TrialFailed, TrialReported
+from rubberband.errors import StoreAwayError
+from rubberband.executor.checkpoints import make_store, open_store
+from rubberband.executor.events import CheckpointLost, CheckpointRef, Event, FailureKind, TrialFailed, TrialReported
 from rubberband.executor.ray.store_watch import StoreWatch
 
 
@@ -31,8 +31,29 @@ def test_a_full_store_ends_the_run_and_not_the_trial(tmp_path: Path, monkeypatch
     watch = StoreWatch(open_store(str(tmp_path)))
     monkeypatch.setattr("rubberband.executor.checkpoints._write_durably", no_space)
     watch.check([failed("raised"), failed("died")])
-    with pytest.raises(CheckpointError, match=r"make room .* `rubberband resume`: the checkpoint of trial 3 is bad"):
+    with pytest.raises(StoreAwayError, match=r"takes no checkpoints: .*No space left on device; make room"):
         watch.check([failed("checkpoint")])
+
+
+LOST = CheckpointLost(occurred_at=1.0, trial=3, attempt=1, message="the checkpoint is gone")
+
+
+def test_a_checkpoint_that_is_lost_in_a_store_that_is_well_is_lost(tmp_path: Path) -> None:
+    StoreWatch(make_store(str(tmp_path))).check([LOST])
+
+
+@pytest.mark.parametrize("event", [LOST, failed("checkpoint")])
+def test_an_empty_directory_where_the_store_was_mounted_ends_the_run_and_not_the_trial(
+    tmp_path: Path, event: Event
+) -> None:
+    watch = StoreWatch(make_store(str(tmp_path / "disk")))
+    (tmp_path / "disk").rename(tmp_path / "unmounted")
+    with pytest.raises(StoreAwayError, match="No such file"):
+        watch.check([event])
+    (tmp_path / "disk").mkdir()
+    with pytest.raises(StoreAwayError, match=r"found no file rubberband-store; mount it or put it back"):
+        watch.check([event])
+    assert list((tmp_path / "disk").iterdir()) == []
 
 
 @pytest.mark.parametrize(("written", "probed"), [(0, 2**16), (10**6, 10**6), (10**9, 2**26)])
