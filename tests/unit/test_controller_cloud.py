@@ -142,7 +142,7 @@ def test_a_trial_moves_off_at_its_next_report_once_there_is_room() -> None:
     assert kinds(commands) == ["StopTrial", "StartTrial"]
     assert isinstance(commands[1], StartTrial)
     assert (commands[1].from_iterations, {slot.instance for slot in commands[1].gang}) == (1, {"i-003"})
-    assert kinds(story.report(0, 0.1)) == ["DiscardCheckpoint", "ReleaseInstance"]
+    assert kinds(story.report(0, 0.1)) == ["ReleaseInstance"]
     assert (story.state.trials[0].failures, story.state.trials[1].failures) == (0, 0)
     assert (result(story).interruptions, result(story).redone_iterations) == (1, 0)
 
@@ -153,7 +153,7 @@ def test_nothing_starts_on_an_instance_that_is_taken_away_soon() -> None:
     story.tell(InstanceLost, instance="i-002", ended_at=story.at, reason="taken away", preempted=True)
     assert [trial.status for trial in story.state.trials] == ["running", "running", "queued", "queued"]
     story.report(0, 0.1)
-    assert kinds(story.report(0, 0.1)) == ["DiscardCheckpoint"]
+    assert story.report(0, 0.1) == []
     assert len(story.state.queued()) == 2
 
 
