@@ -174,10 +174,10 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 @contextmanager
 def fake_service(home: Path, **settings: Any) -> Iterator[FakeService]:
-    """A service in this process, whatever host is asked for, without tokens."""
+    """A service in this process, whatever host is asked for, without tokens unless `auth` is set."""
     given: dict[str, Any] = {"home": home, "hosts": ("*",), "entrypoints": ("examples.digits:*",)}
     chosen = Settings(**given | settings)
-    store, feed = open_store(None, home), Feed()
+    store, feed = open_store(chosen.store, home), Feed()
     runs = FakeRuns(store=store)
     plans = NearPlans(chosen, store)
     app = app_of(Service(settings=chosen, store=store, plans=plans, runs=cast("Runs", runs), feed=feed))

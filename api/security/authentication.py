@@ -1,24 +1,27 @@
-"""Who asks: by a token (Authorization: Bearer), or by the cookie of a browser that signed in with one."""
+"""Who asks: by a token (Authorization: Bearer), or by the cookie of a browser that signed in with one.
+
+A secret has 256 random bits: nobody guesses one. So wrong tokens are limited not for what they might find, but so that
+a client that has a wrong one lets go; and only they are, never a right one of the same address: behind it may be a
+whole office. What they cost is bounded by how they are looked up (rubberband.api.security.looking).
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 from rubberband.api.problems import UNAUTHENTICATED, Problem
 from rubberband.api.security.access import SIGN_IN, STRANGER
 from rubberband.api.security.limits import Buckets, address_key
+from rubberband.api.security.looking import Looks
 from rubberband.api.security.tokens import Bearer, Cookie, Credential, Tokens
 from rubberband.api.store.records import NOBODY, Principal
 
 COOKIE = "rubberband_session"
 _FAILURES_PER_S, _FAILURES_AT_ONCE = 0.5, 20
-"""Wrong tokens from one address; more are not even looked at."""
-_STALE_PER_S, _STALE_AT_ONCE = 20.0, 100
-"""Sessions that are over, from one address: pages that stay open ask with them again and again."""
+"""Wrong tokens from one address; more are told to wait."""
 
 Way = Literal["bearer", "cookie", "none"]
 
@@ -42,13 +45,12 @@ class Doorkeeper:
     def __init__(self, tokens: Tokens, *, required: bool) -> None:
         self.tokens, self.required = tokens, required
         self._failures = Buckets(per_s=_FAILURES_PER_S, burst=_FAILURES_AT_ONCE)
-        self._stale = Buckets(per_s=_STALE_PER_S, burst=_STALE_AT_ONCE)
-        self._looks: dict[Credential, asyncio.Future[Principal | None]] = {}
+        self._looks = Looks(tokens)
 
     async def who(self, headers: Mapping[str, str], address: str) -> Visitor:
         """Who sent these headers: STRANGER if that was not told.
 
-        Raises Problem if a token is wrong (UNAUTHENTICATED) or too many were (RATE).
+        Raises Problem if the token is wrong (UNAUTHENTICATED, or RATE after too many), JournalError.
         """
         if not self.required:
             return Visitor(principal=NOBODY)
@@ -60,60 +62,39 @@ class Doorkeeper:
         if text is None:
             return UNKNOWN
         session = Cookie(text)
-        found = await self._browser(session, address)
+        found = await self._looks.who(session)
         return UNKNOWN if found is None else Visitor(principal=found, way="cookie", credential=session)
 
     async def still_good(self, credential: Credential | None) -> bool:
-        """Whether who was let in with this may stay. Of many that ask at once one looks. Raises JournalError."""
-        if credential is None or self.tokens.recall(credential) is not None:
-            return True
-        look = self._looks.get(credential)
-        if look is None:
-            look = self._looks[credential] = asyncio.ensure_future(asyncio.to_thread(self.tokens.look_up, credential))
-            look.add_done_callback(partial(self._looked, credential))
-        return await asyncio.shield(look) is not None
-
-    def _looked(self, credential: Credential, look: asyncio.Future[Principal | None]) -> None:
-        del self._looks[credential]
-        if not look.cancelled():
-            look.exception()  # is raised where it is awaited, if it still is
+        """Whether who was let in with this may stay. Raises JournalError."""
+        return credential is None or await self._looks.who(credential) is not None
 
     async def sign_in(self, token: str, address: str) -> str | None:
-        """Begin a browser's session: the value of its cookie; None if the token is wrong. Raises Problem (RATE)."""
-        self._require_patience(address)
-        session = await asyncio.to_thread(self.tokens.sign_in, token.strip())
-        if session is None:
-            self._failures.take(address_key(address))
-        return session
+        """Begin a browser's session: the value of its cookie; None if the token is wrong.
+
+        Raises Problem (RATE) if it is wrong after too many were, JournalError.
+        """
+        principal = await self._looks.who(Bearer(token.strip()))
+        if principal is None:
+            self._note_wrong(address)
+            return None
+        return await asyncio.to_thread(self.tokens.sign_in, principal)
 
     async def sign_out(self, session: str) -> None:
         """End a browser's session."""
         await asyncio.to_thread(self.tokens.sign_out, session)
 
     async def _bearer(self, token: Bearer, address: str) -> Principal:
-        principal = self.tokens.recall(token)
-        if principal is not None:
-            return principal
-        self._require_patience(address)
-        principal = await asyncio.to_thread(self.tokens.look_up, token)
+        principal = await self._looks.who(token)
         if principal is None:
-            self._failures.take(address_key(address))
+            self._note_wrong(address)
             raise _wrong()
         return principal
 
-    async def _browser(self, session: Cookie, address: str) -> Principal | None:
-        principal = self.tokens.recall(session)
-        if principal is not None or self._stale.wait_s(address_key(address)):
-            return principal
-        principal = await asyncio.to_thread(self.tokens.look_up, session)
-        if principal is None:
-            self._stale.take(address_key(address))
-        return principal
-
-    def _require_patience(self, address: str) -> None:
-        wait_s = self._failures.wait_s(address_key(address))
+    def _note_wrong(self, address: str) -> None:
+        wait_s = self._failures.take(address_key(address))
         if wait_s:
-            raise self._failures.refuse(wait_s, "too many wrong tokens came from this address")
+            raise self._failures.refuse(wait_s, "the token is wrong, as were too many from this address")
 
 
 def cookie_of(header: str) -> str | None:

@@ -31,6 +31,9 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 PUBLIC = ("/healthz", "/readyz", "/login", "/logout")
 PUBLIC_BELOW = "/static/"
 _STREAMS = "/v1/events"
+_SIGN_IN = ("POST", "/login")
+_SIGN_IN_BYTES = 32 << 10
+"""Of its form, the largest body that is read of a stranger."""
 _FOR_PROGRAMS = ("/v1/", "/metrics", "/openapi.json", "/problems/")
 
 log = logging.getLogger("rubberband.server")
@@ -66,7 +69,9 @@ class _Secured:
             target=scope.get("raw_path", b"").decode("latin-1") or quote(scope["path"]),
             https=scope.get("scheme") == "https",
         )
-        body = Body(receive, limit_bytes=self._settings.limits.body_bytes)
+        most_bytes = self._settings.limits.body_bytes
+        signs_in = (scope["method"], scope["path"]) == _SIGN_IN
+        body = Body(receive, limit_bytes=min(most_bytes, _SIGN_IN_BYTES) if signs_in else most_bytes)
         scope.setdefault("state", {}).update(request_id=exchange.id, doorkeeper=self._doorkeeper, principal=STRANGER)
         try:
             await self._serve(scope, headers, address, body, exchange)
@@ -102,6 +107,9 @@ class _Secured:
             await exchange.answer(303, {"Location": _sign_in_page(scope)}, b"")
             return
         scope["state"]["caller"] = caller = principal.token or address_key(address)
+        if (method, path) == _SIGN_IN:  # by the address it would be limited by who else is there; wrong tokens are
+            await self._pass_on(scope, body, exchange)
+            return
         with self._turnstile.passing(caller, stream=path == _STREAMS):
             await self._pass_on(scope, body, exchange)
 

@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rubberband.api.settings import KEEPING
@@ -117,22 +117,34 @@ class Tokens:
             self._found.move_to_end(key)
         return _principal(found, secret, now)
 
-    def look_up(self, credential: Credential) -> Principal | None:
-        """Who shows this; None if nobody may by it. Raises JournalError if the store cannot be read."""
-        now, ended = self._clock(), self._ended
-        key, secret = _parts(credential)
-        found = self._read_token(key, now) if isinstance(credential, Bearer) else self._read_session(key, now)
-        principal = _principal(found, secret, now)
-        if found is not None and principal is not None:
-            self._remember(key, found, ended)
-            self._note_use(found.record, now)
-        return principal
+    def look_up(self, credentials: Collection[Credential]) -> Mapping[Credential, Principal]:
+        """Who shows these; those by which nobody may are left out. Raises JournalError if the store cannot be read.
 
-    def sign_in(self, token: str) -> str | None:
-        """Begin a browser's session: the value of its cookie; None if the token is not good."""
-        principal = self.look_up(Bearer(token))
-        if principal is None:
-            return None
+        However many they are, the store is asked at most twice.
+        """
+        now, ended = self._clock(), self._ended
+        found = self._read(credentials, now)
+        principals = {}
+        for credential in credentials:
+            key, secret = _parts(credential)
+            principal = _principal(found.get(key), secret, now)
+            if principal is not None:
+                principals[credential] = principal
+                self._remember(key, found[key], ended)
+        return principals
+
+    def note_use(self, credentials: Iterable[Credential]) -> None:
+        """Note when these, which were just looked up, were used. Raises JournalError."""
+        now = self._clock()
+        with self._lock:
+            found = [self._found.get(_parts(credential)[0]) for credential in credentials]
+        used = {one.record.id: one.record.last_used_at for one in found if one is not None}
+        for id, last_used_at in used.items():
+            if last_used_at is None or now - last_used_at >= _TOUCHED_S:
+                self._store.touch_token(id, at=now)
+
+    def sign_in(self, principal: Principal) -> str:
+        """Begin a browser's session of a token's holder: the value of its cookie."""
         session = secrets.token_urlsafe(32)
         self._store.add_session(_hash(session), token=principal.token, expires_at=self._clock() + self.session_s)
         return session
@@ -146,13 +158,17 @@ class Tokens:
             self._found.pop(key, None)
         self._tell_ended()
 
-    def _read_token(self, id: str, now: float) -> _Found | None:
-        kept = self._store.token(id) if id else None
-        return None if kept is None else _Found(record=kept[0], secret_hash=kept[1], read_at=now)
-
-    def _read_session(self, hash: str, now: float) -> _Found | None:
-        record = self._store.session(hash, at=now)
-        return None if record is None else _Found(record=record, secret_hash="", read_at=now)
+    def _read(self, credentials: Collection[Credential], now: float) -> Mapping[str, _Found]:
+        ids = {_parts(one)[0] for one in credentials if isinstance(one, Bearer)} - {""}
+        hashes = {_parts(one)[0] for one in credentials if isinstance(one, Cookie)}
+        found = {}
+        if ids:
+            for id, (record, secret_hash) in self._store.find_tokens(ids).items():
+                found[id] = _Found(record=record, secret_hash=secret_hash, read_at=now)
+        if hashes:
+            for hash, record in self._store.find_sessions(hashes, at=now).items():
+                found[hash] = _Found(record=record, secret_hash="", read_at=now)
+        return found
 
     def _remember(self, key: str, found: _Found, ended: int) -> None:
         with self._lock:
@@ -162,10 +178,6 @@ class Tokens:
             self._found.move_to_end(key)
             while len(self._found) > _REMEMBERED:
                 self._found.popitem(last=False)
-
-    def _note_use(self, record: TokenRecord, now: float) -> None:
-        if record.last_used_at is None or now - record.last_used_at >= _TOUCHED_S:
-            self._store.touch_token(record.id, at=now)
 
 
 def _parts(credential: Credential) -> tuple[str, str | None]:

@@ -126,8 +126,8 @@ class Store(Protocol):
         """Keep a token."""
         ...
 
-    def token(self, id: str) -> tuple[TokenRecord, str] | None:
-        """A token and the hash of its secret; None if there is none."""
+    def find_tokens(self, ids: Collection[str]) -> Mapping[str, tuple[TokenRecord, str]]:
+        """Id -> a token and the hash of its secret; ids of none are left out."""
         ...
 
     def tokens(self) -> Sequence[TokenRecord]:
@@ -146,8 +146,8 @@ class Store(Protocol):
         """A browser has signed in with a token."""
         ...
 
-    def session(self, hash: str, *, at: float) -> TokenRecord | None:
-        """The token of a browser's session; None if it is over, or its token is."""
+    def find_sessions(self, hashes: Collection[str], *, at: float) -> Mapping[str, TokenRecord]:
+        """Hash -> the token of a browser's session; those that are over, or whose token is, are left out."""
         ...
 
     def end_session(self, hash: str) -> None:

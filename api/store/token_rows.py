@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -25,11 +25,11 @@ class TokenRows:
         with self._database.writing() as connection:
             connection.execute(sql.insert(TOKENS).values(asdict(record) | {"secret_hash": secret_hash}))
 
-    def token(self, id: str) -> tuple[TokenRecord, str] | None:
-        """See `Store.token`."""
+    def find_tokens(self, ids: Collection[str]) -> Mapping[str, tuple[TokenRecord, str]]:
+        """See `Store.find_tokens`."""
         with self._database.reading() as connection:
-            row = connection.execute(sql.select(TOKENS).where(TOKENS.c.id == id)).first()
-        return None if row is None else (_record(row), row.secret_hash)
+            rows = connection.execute(sql.select(TOKENS).where(TOKENS.c.id.in_(ids)))
+            return {row.id: (_record(row), row.secret_hash) for row in rows}
 
     def tokens(self) -> Sequence[TokenRecord]:
         """See `Store.tokens`."""
@@ -59,14 +59,14 @@ class TokenRows:
             beyond = mine.offset(self._keeping.sessions)
             connection.execute(sql.delete(SESSIONS).where(SESSIONS.c.hash.in_(beyond)))
 
-    def session(self, hash: str, *, at: float) -> TokenRecord | None:
-        """See `Store.session`."""
+    def find_sessions(self, hashes: Collection[str], *, at: float) -> Mapping[str, TokenRecord]:
+        """See `Store.find_sessions`."""
         token = TOKENS.c
-        query = sql.select(TOKENS).join(SESSIONS, SESSIONS.c.token == token.id)
-        query = query.where(SESSIONS.c.hash == hash, SESSIONS.c.expires_at > at, token.revoked_at.is_(None))
+        query = sql.select(SESSIONS.c.hash, TOKENS).join(SESSIONS, SESSIONS.c.token == token.id)
+        query = query.where(SESSIONS.c.hash.in_(hashes), SESSIONS.c.expires_at > at, token.revoked_at.is_(None))
         with self._database.reading() as connection:
-            row = connection.execute(query.where(sql.or_(token.expires_at.is_(None), token.expires_at > at))).first()
-        return None if row is None else _record(row)
+            rows = connection.execute(query.where(sql.or_(token.expires_at.is_(None), token.expires_at > at)))
+            return {row.hash: _record(row) for row in rows}
 
     def end_session(self, hash: str) -> None:
         """See `Store.end_session`."""
@@ -75,4 +75,7 @@ class TokenRows:
 
 
 def _record(row: Any) -> TokenRecord:
-    return TokenRecord(**{name: value for name, value in row._mapping.items() if name != "secret_hash"})
+    return TokenRecord(**{name: value for name, value in row._mapping.items() if name not in _HASHES})
+
+
+_HASHES = {"secret_hash", "hash"}

@@ -6,11 +6,15 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from rubberband.api.idempotency import REPLAYED
+from rubberband.api.security.tokens import Tokens
+from rubberband.api.store.records import TokenRecord
+from rubberband.api.store.schema import KEYS
+from rubberband.api.store.sql import SqlStore
 from tests.fake_runs import FakeService, fake_service, words
 
 
@@ -21,8 +25,23 @@ def service(tmp_path: Path) -> Iterator[FakeService]:
         yield made
 
 
-def ask(service: FakeService, path: str, document: Any = None, key: str = "k") -> Any:
-    return service.client.post(f"/v1/experiments{path}", json=document, headers={"idempotency-key": key})
+@pytest.fixture
+def strict(store_url: str, tmp_path: Path) -> Iterator[FakeService]:
+    """One that asks for tokens, on SQLite and on PostgreSQL."""
+    with fake_service(tmp_path, auth=True, store=store_url) as made:
+        made.add("there")
+        yield made
+
+
+def ask(service: FakeService, path: str, document: Any = None, key: str = "k", token: str = "") -> Any:
+    headers = {"idempotency-key": key} | ({"authorization": f"Bearer {token}"} if token else {})
+    return service.client.post(f"/v1/experiments{path}", json=document, headers=headers)
+
+
+def forget_answers(service: FakeService) -> None:
+    """As if the server had been killed before it kept them."""
+    with cast(SqlStore, service.store)._database.writing() as connection:
+        connection.execute(KEYS.delete())
 
 
 ACTIONS: list[tuple[str, Any]] = [
@@ -82,7 +101,7 @@ def test_after_a_crash_before_the_answer_was_kept_it_is_not_done_again(
     service: FakeService, path: str, document: Any
 ) -> None:
     first = ask(service, path, document)
-    service.store.free_key("k", owner="")
+    forget_answers(service)
     second = ask(service, path, document)
     assert second.status_code == first.status_code
     assert second.headers.get("location") == first.headers.get("location")
@@ -96,7 +115,7 @@ def test_what_was_accepted_is_not_refused_since_time_went_on(
     soon = datetime.now(UTC) + timedelta(hours=1)
     document = words(constraints__deadline=soon.isoformat())
     assert ask(service, "", document).status_code == 201
-    service.store.free_key("k", owner="")
+    forget_answers(service)
     monkeypatch.setattr(time, "time", lambda: soon.timestamp() + 1.0)
     assert ask(service, "", document).status_code == 201
     assert ask(service, "", words(name="late", constraints__deadline=soon.isoformat()), "late").status_code == 422
@@ -113,3 +132,43 @@ def test_a_look_needs_no_key(service: FakeService) -> None:
     for _ in range(2):
         answer = ask(service, "/there/extend", {"max_cost": 5})
         assert (answer.status_code, REPLAYED in answer.headers) == (200, False)
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["answered", "the answer was lost"])
+def test_the_key_of_one_token_is_nothing_to_another(strict: FakeService, is_lost: bool) -> None:
+    """Though it has the same name; what it asks is done, or refused for what it asks."""
+    (_, first_token), (_, second_token) = _two(Tokens(strict.store))
+    refusals = ["/problems/name-taken", None, None, "/problems/conflict"]
+    for (path, document), refused in zip([*ACTIONS, ("/there/resume", None)], refusals, strict=True):
+        key = f"key-of{path}"
+        begun = ask(strict, path, document, key, first_token)
+        assert begun.is_success
+        if is_lost:
+            forget_answers(strict)
+        other = ask(strict, path, document, key, second_token)
+        assert (REPLAYED in other.headers, other.json().get("type")) == (False, refused)
+        again = ask(strict, path, document, key, first_token)
+        assert (REPLAYED in again.headers) is not is_lost
+    assert len(strict.runs.extended) == 2
+    assert ask(strict, "", words(name="another"), "key-of", second_token).status_code == 201
+
+
+def test_the_keys_of_a_token_that_was_revoked_are_nothing_to_the_next_of_its_name(strict: FakeService) -> None:
+    (first, first_token), _ = _two(Tokens(strict.store))
+    admin = {"authorization": f"Bearer {Tokens(strict.store).create('admin', 'admin')[1]}"}
+    assert ask(strict, "/there/cancel", token=first_token).is_success
+    assert strict.client.request("DELETE", f"/v1/tokens/{first.id}", headers=admin).status_code == 204
+    assert ask(strict, "/there/cancel", token=first_token).status_code == 401
+    made = strict.client.post("/v1/tokens", json={"name": first.name, "scope": "submit"}, headers=admin)
+    assert ask(strict, "", words(), token=made.json()["token"]).status_code == 201
+
+
+def test_a_key_that_is_being_served_holds_up_no_other_token(strict: FakeService) -> None:
+    (first, first_token), (_, second_token) = _two(Tokens(strict.store))
+    assert strict.store.claim_key("k", owner=first.id, request_hash="h", at=time.time()) is None
+    assert ask(strict, "", words(), token=first_token).json()["type"] == "/problems/idempotency-key-reused"
+    assert ask(strict, "", words(), token=second_token).status_code == 201
+
+
+def _two(tokens: Tokens) -> list[tuple[TokenRecord, str]]:
+    return [tokens.create("ann", "submit") for _ in range(2)]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rubberband.api.security.tokens import REMEMBERED_S, Bearer, Cookie, Tokens
+from rubberband.api.security.tokens import REMEMBERED_S, Bearer, Cookie, Credential, Tokens
+from rubberband.api.store.records import Principal
 from rubberband.api.store.sql import SqlStore, open_store
 
 
@@ -39,9 +41,18 @@ def tokens(store: SqlStore, clock: Clock) -> Tokens:
     return Tokens(store, clock=clock)
 
 
+def looked_up(tokens: Tokens, credential: Credential) -> Principal | None:
+    return tokens.look_up([credential]).get(credential)
+
+
+def signed_in(tokens: Tokens, text: str) -> str | None:
+    principal = looked_up(tokens, Bearer(text))
+    return None if principal is None else tokens.sign_in(principal)
+
+
 def test_a_token_says_who_asks(tokens: Tokens) -> None:
     record, text = tokens.create("ci", "submit")
-    found = tokens.look_up(Bearer(text))
+    found = looked_up(tokens, Bearer(text))
     assert found is not None
     assert (found.token, found.name, found.scope) == (record.id, "ci", "submit")
     assert tokens.recall(Bearer(text)) == found
@@ -52,21 +63,21 @@ def test_a_token_says_who_asks(tokens: Tokens) -> None:
 )
 def test_what_is_no_token_opens_nothing(tokens: Tokens, text: str) -> None:
     tokens.create("ci", "submit")
-    assert tokens.look_up(Bearer(text)) is None
-    assert tokens.look_up(Cookie(text)) is None
+    assert looked_up(tokens, Bearer(text)) is None
+    assert looked_up(tokens, Cookie(text)) is None
 
 
 def test_a_wrong_secret_opens_nothing_though_the_token_is_remembered(tokens: Tokens) -> None:
     _, text = tokens.create("ci", "submit")
-    tokens.look_up(Bearer(text))
+    looked_up(tokens, Bearer(text))
     wrong = text[:-1] + ("0" if text[-1] != "0" else "1")
     assert tokens.recall(Bearer(wrong)) is None
-    assert tokens.look_up(Bearer(wrong)) is None
+    assert looked_up(tokens, Bearer(wrong)) is None
 
 
 def test_only_hashes_are_on_disk(tokens: Tokens, store: SqlStore, tmp_path: Path) -> None:
     _, text = tokens.create("ci", "submit")
-    session = tokens.sign_in(text)
+    session = signed_in(tokens, text)
     assert session is not None
     store.close()
     kept = b"".join(path.read_bytes() for path in tmp_path.iterdir())
@@ -86,61 +97,62 @@ def test_secrets_are_compared_in_constant_time(tokens: Tokens, known: bool, monk
 
     monkeypatch.setattr(hmac, "compare_digest", compare)
     shown = text if known else "rb_0123456789ab_" + "0" * 64
-    assert tokens.look_up(Bearer(shown)) is None
+    assert looked_up(tokens, Bearer(shown)) is None
     assert compared == [(64, 64)]
 
 
 def test_an_expired_token_opens_nothing(tokens: Tokens, clock: Clock) -> None:
     _, text = tokens.create("ci", "read", lasts_s=60)
-    session = tokens.sign_in(text)
+    session = signed_in(tokens, text)
     assert session is not None
     clock.now += 59
-    assert tokens.look_up(Bearer(text)) is not None
+    assert looked_up(tokens, Bearer(text)) is not None
     clock.now += 1
     assert tokens.recall(Bearer(text)) is None
-    assert tokens.look_up(Bearer(text)) is None
-    assert tokens.look_up(Cookie(session)) is None
+    assert looked_up(tokens, Bearer(text)) is None
+    assert looked_up(tokens, Cookie(session)) is None
 
 
 def test_a_revoked_token_opens_nothing_from_then_on(tokens: Tokens) -> None:
     record, text = tokens.create("ci", "read")
-    session = tokens.sign_in(text)
+    session = signed_in(tokens, text)
     assert session is not None
-    assert tokens.look_up(Bearer(text)) == tokens.look_up(Cookie(session)) is not None
+    assert looked_up(tokens, Bearer(text)) == looked_up(tokens, Cookie(session)) is not None
     assert tokens.revoke(record.id)
     for credential in (Bearer(text), Cookie(session)):
         assert tokens.recall(credential) is None
-        assert tokens.look_up(credential) is None
+        assert looked_up(tokens, credential) is None
     assert tokens.revoke("0123456789ab") is False
 
 
 def test_a_look_that_a_revocation_overtakes_is_not_remembered(store: SqlStore, clock: Clock) -> None:
     class Overtaken(Tokens):
-        def _read_token(self, id: str, now: float) -> object:  # type: ignore[override]
-            found = super()._read_token(id, now)
-            self.revoke(id)
+        def _read(self, *asked: Any) -> Any:
+            found = super()._read(*asked)
+            self.revoke(record.id)
             return found
 
     tokens = Overtaken(store, clock=clock)
-    _, text = tokens.create("ci", "read")
-    tokens.look_up(Bearer(text))
+    record, text = tokens.create("ci", "read")
+    looked_up(tokens, Bearer(text))
     assert tokens.recall(Bearer(text)) is None
 
 
 def test_what_another_process_revokes_is_known_within_seconds(store: SqlStore, tokens: Tokens, clock: Clock) -> None:
     record, text = tokens.create("ci", "read")
-    tokens.look_up(Bearer(text))
+    looked_up(tokens, Bearer(text))
     Tokens(store, clock=clock).revoke(record.id)
     clock.now += REMEMBERED_S
     assert tokens.recall(Bearer(text)) is None
-    assert tokens.look_up(Bearer(text)) is None
+    assert looked_up(tokens, Bearer(text)) is None
 
 
 def test_a_use_is_noted_once_a_minute(tokens: Tokens, clock: Clock) -> None:
     _, text = tokens.create("ci", "read")
     used = []
     for _ in range(13):
-        tokens.look_up(Bearer(text))
+        looked_up(tokens, Bearer(text))
+        tokens.note_use([Bearer(text)])
         used.append(tokens.records()[0].last_used_at)
         clock.now += 10
     assert sorted(set(used), key=str) == [1_000_000.0, 1_000_060.0, 1_000_120.0]
@@ -148,18 +160,17 @@ def test_a_use_is_noted_once_a_minute(tokens: Tokens, clock: Clock) -> None:
 
 def test_a_session_ends_when_its_time_is_over_or_its_user_says_so(tokens: Tokens, clock: Clock) -> None:
     _, text = tokens.create("me", "admin")
-    first, second = tokens.sign_in(text), tokens.sign_in(text)
+    first, second = signed_in(tokens, text), signed_in(tokens, text)
     assert first is not None
     assert second is not None
-    tokens.look_up(Cookie(first))
+    looked_up(tokens, Cookie(first))
     tokens.sign_out(first)
     tokens.sign_out(first)
     assert tokens.recall(Cookie(first)) is None
-    assert tokens.look_up(Cookie(first)) is None
-    assert tokens.look_up(Cookie(second)) is not None
+    assert looked_up(tokens, Cookie(first)) is None
+    assert looked_up(tokens, Cookie(second)) is not None
     clock.now += tokens.session_s
-    assert tokens.look_up(Cookie(second)) is None
-    assert tokens.sign_in("rb_nonsense") is None
+    assert looked_up(tokens, Cookie(second)) is None
 
 
 def test_credentials_do_not_show_themselves() -> None:

@@ -239,8 +239,8 @@ def test_odd_names_are_just_not_there(store: Store) -> None:
     for odd in ("\0", "a\0b", "\ud800", "a" * 10_000, "' OR 1=1 --", "ä", ""):
         assert store.submission(odd) is None
         assert store.plan(odd) is None
-        assert store.token(odd) is None
-        assert store.session(odd, at=1.0) is None
+        assert store.find_tokens([odd]) == {}
+        assert store.find_sessions([odd], at=1.0) == {}
         assert store.feed(experiment=odd) == []
         assert not store.change(odd, at=2.0, state=DONE)
         assert not store.revoke_token(odd, at=2.0)
@@ -277,8 +277,7 @@ def test_one_token_signs_so_many_browsers_in(store_url: str) -> None:
     store.add_session("other", token="t2", expires_at=10.0)
     for number in range(4):
         store.add_session(f"s{number}", token="t1", expires_at=50.0 + number)
-    assert [store.session(f"s{number}", at=1.0) is not None for number in range(4)] == [False, False, True, True]
-    assert store.session("other", at=1.0) is not None
+    assert store.find_sessions({"s0", "s1", "s2", "s3", "other"}, at=1.0).keys() == {"s2", "s3", "other"}
     store.close()
 
 
@@ -319,14 +318,16 @@ def test_a_token_is_kept_used_and_revoked(store: Store) -> None:
     later = dataclasses.replace(TOKEN, id="t0", created_at=2.0, expires_at=None, scope="admin")
     store.add_token(later, "hash0")
     store.add_token(TOKEN, "hash1")
-    assert store.token("t1") == (TOKEN, "hash1")
+    assert store.find_tokens(["t1", "nobody"]) == {"t1": (TOKEN, "hash1")}
     assert store.tokens() == [TOKEN, later]
     store.touch_token("t1", at=5.0)
     store.touch_token("nobody", at=5.0)
     assert store.revoke_token("t1", at=6.0)
     assert store.revoke_token("t1", at=7.0)
     assert not store.revoke_token("nobody", at=7.0)
-    assert store.token("t1") == (dataclasses.replace(TOKEN, last_used_at=5.0, revoked_at=6.0), "hash1")
+    assert store.find_tokens(["t1", "nobody"]) == {
+        "t1": (dataclasses.replace(TOKEN, last_used_at=5.0, revoked_at=6.0), "hash1")
+    }
     with pytest.raises(JournalError):
         store.add_token(TOKEN, "another")
 
@@ -335,15 +336,15 @@ def test_a_session_lasts_as_long_as_it_may_and_its_token_does(store: Store) -> N
     store.add_token(TOKEN, "hash")
     store.add_session("s1", token="t1", expires_at=50.0)
     store.add_session("s2", token="t1", expires_at=500.0)
-    assert store.session("s1", at=49.0) == TOKEN
-    assert store.session("s1", at=50.0) is None
-    assert store.session("s2", at=99.0) == TOKEN
-    assert store.session("s2", at=100.0) is None
+    assert store.find_sessions(["s1"], at=49.0) == {"s1": TOKEN}
+    assert store.find_sessions(["s1"], at=50.0) == {}
+    assert store.find_sessions(["s2"], at=99.0) == {"s2": TOKEN}
+    assert store.find_sessions(["s2"], at=100.0) == {}
     store.end_session("s1")
     store.end_session("s1")
-    assert store.session("s1", at=1.0) is None
+    assert store.find_sessions(["s1"], at=1.0) == {}
     store.revoke_token("t1", at=60.0)
-    assert store.session("s2", at=61.0) is None
+    assert store.find_sessions(["s2"], at=61.0) == {}
 
 
 def test_pruning_ends_old_sessions_only(store: Store) -> None:
@@ -351,7 +352,7 @@ def test_pruning_ends_old_sessions_only(store: Store) -> None:
     store.add_session("s1", token="t1", expires_at=50.0)
     store.add_session("s2", token="t1", expires_at=51.0)
     store.prune(at=50.0)
-    assert (store.session("s1", at=1.0), store.session("s2", at=1.0)) == (None, TOKEN)
+    assert store.find_sessions(["s1", "s2"], at=1.0) == {"s2": TOKEN}
 
 
 def test_a_key_is_claimed_once_and_answered_from_then_on(store: Store) -> None:
