@@ -238,6 +238,12 @@ def test_a_machine_reads_its_metadata_and_hears_of_its_interruption(aws: Rehears
     assert machine.state_reason == "Server.SpotInstanceTermination"
 
 
+def test_a_machine_that_installs_rubberband_does_not_see_this_computers(aws: Rehearsal) -> None:
+    machine = launch(aws, '#!/bin/bash\nREQUIREMENTS=(./wheels/a.whl)\necho "path=${PYTHONPATH:-none}"\n')
+    says(aws, machine, "path=none")
+    aws.fake.power_off(machine.instance_id)
+
+
 def test_the_script_of_a_worker_arms_its_lease_and_runs_on_after_the_boot(aws: Rehearsal) -> None:
     armed = 'find "$RUBBERBAND_ROOT/var/lib/rubberband/lease" -newermt "+500 seconds" -printf "%f is armed\\n"; false'
     boot = Boot(
