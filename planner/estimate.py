@@ -14,10 +14,10 @@ from typing import Any, Literal
 from rubberband.chance import FIXED
 from rubberband.errors import InfeasibleError
 from rubberband.offer import Offer
-from rubberband.plan import Constraints, Odds, Plan, Planned, Prediction, Stage
+from rubberband.plan import Constraints, Odds, Plan, Planned, Prediction, Remedy, Stage
 from rubberband.planner import risk, search
 from rubberband.planner.families import Policy
-from rubberband.planner.lanes import JobPlan, plan_job, single
+from rubberband.planner.lanes import JobPlan, plan_job, plan_job_or_none, single
 from rubberband.planner.solver import Objective
 from rubberband.profile import Profile
 
@@ -91,6 +91,10 @@ class Estimate:
     """Set if no plan meets the constraints."""
     reason: str | None = None
     """Why no plan meets the constraints, and the remedy, in one line."""
+    obstacle: str | None = None
+    """Of these, why."""
+    remedies: tuple[Remedy, ...] = ()
+    """What would make it feasible, the best first, where it was looked for."""
     options: tuple[Option, ...] = ()
     """What else could be done."""
     frontier: tuple[Point, ...] = ()
@@ -207,12 +211,25 @@ def estimate(
         job=job,
         nearest=None if error is None else Nearest(jct_s=error.shortest_jct_s, cost_usd=error.cheapest_usd),
         reason=None if error is None else str(error),
+        obstacle=None if error is None else error.obstacle,
         options=tuple(options),
         frontier=tuple(elastic),
         static_frontier=tuple(static),
         planning_s=planning_s,
         seed=seed,
     )
+
+
+def best_job(
+    brackets: Sequence[Sequence[Stage]], cases: Sequence[Case], policy: Policy, objective: Objective, *, seed: int = 0
+) -> tuple[Case, JobPlan] | None:
+    """The plan of `estimate` and its case, without saying why there is none: for searches that try many."""
+    found = [
+        (case, plan_job_or_none(brackets, case.profile, case.offer, case.constraints, policy, objective, seed=seed))
+        for case in cases
+    ]
+    kept = [(case, job) for case, job in found if job is not None and keeps(job, case.constraints)]
+    return min(kept, key=lambda pair: _merit((pair[1], None), pair[0], objective), default=None)
 
 
 def estimate_plan(

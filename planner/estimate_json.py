@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rubberband.plan import Distribution, Stage, StagePlan, StagePrediction
+from rubberband.plan import Distribution, Remedy, Stage, StagePlan, StagePrediction
 from rubberband.planner import search
 from rubberband.planner.estimate import Estimate, Option, Point
 from rubberband.planner.lanes import JobPlan, Lane
@@ -45,9 +45,15 @@ def estimate_to_json(estimate: Estimate) -> Json:
     }
     if estimate.nearest is not None:
         data["nearest"] = asdict(estimate.nearest)
+        data["remedies"] = [remedy_to_json(remedy) for remedy in estimate.remedies]
     if estimate.reason is not None:
         data["reason"] = estimate.reason
     return data
+
+
+def remedy_to_json(remedy: Remedy) -> Json:
+    """A remedy, with what `-s` (and `set` over REST) is to be given."""
+    return {**asdict(remedy), "set": [change.setting for change in remedy.changes]}
 
 
 def _points(points: Sequence[Point]) -> list[Json]:

@@ -93,6 +93,26 @@ def plan_job(
     return division.cheapest(constraints.deadline_s)
 
 
+def plan_job_or_none(
+    brackets: Sequence[Sequence[Stage]],
+    profile: Profile,
+    offer: Offer,
+    constraints: Constraints,
+    policy: Policy = "optimal",
+    objective: Objective = "min_cost",
+    *,
+    seed: int = 0,
+) -> JobPlan | None:
+    """What `plan_job` finds, without saying why there is nothing: for searches that try many."""
+    if len(brackets) == 1:
+        planned = search.plan_or_none(brackets[0], profile, offer, constraints, policy, objective, seed=seed)
+        return None if planned is None else single(brackets[0], planned, offer)
+    division = _Division(brackets, profile, offer, constraints, policy, seed)
+    if not division.is_possible():
+        return None
+    return division.fastest() if objective == "min_time" else division.cheapest(constraints.deadline_s)
+
+
 def single(stages: Sequence[Stage], planned: Planned, offer: Offer) -> JobPlan:
     """The plan of a job of one bracket."""
     lane = Lane(brackets=(0,), stages=tuple(stages), max_instances=offer.max_instances, planned=planned)
@@ -121,6 +141,11 @@ class _Division:
         if not self._kept(job):
             raise self._too_dear(job)
         return job
+
+    def is_possible(self) -> bool:
+        """Whether `cheapest` finds a plan within the constraints."""
+        job = self._in_time(self.constraints.deadline_s)
+        return job is not None and self._kept(job)
 
     def _in_time(self, deadline_s: float | None) -> JobPlan | None:
         lanes = self._surely(deadline_s) if varies(self.profile, self.offer) else self._divide(deadline_s)
@@ -243,7 +268,9 @@ class _Division:
             quota = widest - max(1, widest // 6)
 
     def _lane(self, group: Group, quota: int, deadline_s: float | None) -> Planned | None:
-        """The plan of a lane by itself; None if it cannot be in time. The head node is the job's."""
+        """The plan of a lane by itself; None if it cannot be in time, or hold a trial. The head node is the job's."""
+        if quota * self.offer.gpus < self.constraints.min_gpus_per_trial:
+            return None
         key = (group, quota, deadline_s, self.slowed)
         if key not in self._solved:
             stages = [stage for bracket in group for stage in self.brackets[bracket]]
@@ -299,9 +326,8 @@ class _Division:
     def _too_dear(self, job: JobPlan) -> InfeasibleError:
         prediction = job.prediction
         cost_usd = prediction.cost_usd if prediction.cost is None else prediction.cost.p95
-        return InfeasibleError(
-            too_dear(box_of(self.constraints), cost_usd), shortest_jct_s=_late_s(job), cheapest_usd=cost_usd
-        )
+        obstacle, advice = too_dear(box_of(self.constraints), cost_usd)
+        return InfeasibleError(obstacle, advice=advice, shortest_jct_s=_late_s(job), cheapest_usd=cost_usd)
 
 
 def sample_lanes(lanes: Sequence[Lane], profile: Profile, offer: Offer, *, seed: int = 0) -> Samples:

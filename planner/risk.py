@@ -330,15 +330,15 @@ class _Search:
         costs_usd = [float(np.quantile(look.cost_usd, confidence)) for look in looks]
         shortest_s, cheapest_usd = min(times_s), min(costs_usd)
         if shortest_s > box.time_s:
-            message = too_late(box, shortest_s, surely)
+            words = too_late(box, shortest_s, surely)
         elif cheapest_usd > box.cost_usd:
-            message = too_dear(box, cheapest_usd, surely)
+            words = too_dear(box, cheapest_usd, surely)
         else:
             pairs = list(zip(times_s, costs_usd, strict=True))
             in_time_usd = min(cost_usd for time_s, cost_usd in pairs if time_s <= box.time_s)
             in_budget_s = min(time_s for time_s, cost_usd in pairs if cost_usd <= box.cost_usd)
-            message = too_much_at_once(box, in_time_usd, in_budget_s, surely)
-        return InfeasibleError(message, shortest_jct_s=shortest_s, cheapest_usd=cheapest_usd)
+            words = too_much_at_once(box, in_time_usd, in_budget_s, surely)
+        return InfeasibleError(words[0], advice=words[1], shortest_jct_s=shortest_s, cheapest_usd=cheapest_usd)
 
 
 def _market_sets(offer: Offer, held: Sequence[Cohort]) -> list[tuple[Market, ...] | None]:

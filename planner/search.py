@@ -64,16 +64,23 @@ def plan(
 
 
 def plan_or_none(
-    stages: Sequence[Stage], profile: Profile, offer: Offer, constraints: Constraints, policy: Policy = "optimal"
+    stages: Sequence[Stage],
+    profile: Profile,
+    offer: Offer,
+    constraints: Constraints,
+    policy: Policy = "optimal",
+    objective: Objective = "min_cost",
+    *,
+    seed: int = 0,
 ) -> Planned | None:
     """What `plan` finds, without saying why there is nothing where nothing varies: for searches that try many."""
     if policy == "greedy" or varies(profile, offer):
         try:
-            return plan(stages, profile, offer, constraints, policy)
+            return plan(stages, profile, offer, constraints, policy, objective, seed=seed)
         except InfeasibleError:
             return None
     tables = _tables(stages, profile, offer, constraints, policy, ())
-    return _certain(stages, profile, offer, constraints, policy, "min_cost", (), tables)
+    return _certain(stages, profile, offer, constraints, policy, objective, (), tables)
 
 
 def _tables(
@@ -199,9 +206,8 @@ def _fewest_instances(stages: Sequence[Stage], chosen: Plan, offer: Offer, const
 
 def infeasible(constraints: Constraints, shortest_s: float, cheapest_usd: float) -> InfeasibleError:
     """The error for a deadline that is out of reach, with what is not."""
-    return InfeasibleError(
-        too_late(box_of(constraints), shortest_s), shortest_jct_s=shortest_s, cheapest_usd=cheapest_usd
-    )
+    obstacle, advice = too_late(box_of(constraints), shortest_s)
+    return InfeasibleError(obstacle, advice=advice, shortest_jct_s=shortest_s, cheapest_usd=cheapest_usd)
 
 
 def _infeasible(tables: Tables, constraints: Constraints, constant: bool) -> InfeasibleError:
@@ -210,14 +216,14 @@ def _infeasible(tables: Tables, constraints: Constraints, constant: bool) -> Inf
     shortest_s = _solvable(tables, Box(), "min_time", constant).time_s
     cheapest_usd = _solvable(tables, Box(), "min_cost", constant).cost_usd
     if shortest_s > box.time_s + TIME_TOLERANCE_S:
-        message = too_late(box, shortest_s)
+        words = too_late(box, shortest_s)
     elif cheapest_usd > box.cost_usd + COST_TOLERANCE_USD:
-        message = too_dear(box, cheapest_usd)
+        words = too_dear(box, cheapest_usd)
     else:
         in_time_usd = _solvable(tables, Box(time_s=box.time_s), "min_cost", constant).cost_usd
         in_budget_s = _solvable(tables, Box(cost_usd=box.cost_usd), "min_time", constant).time_s
-        message = too_much_at_once(box, in_time_usd, in_budget_s)
-    return InfeasibleError(message, shortest_jct_s=shortest_s, cheapest_usd=cheapest_usd)
+        words = too_much_at_once(box, in_time_usd, in_budget_s)
+    return InfeasibleError(words[0], advice=words[1], shortest_jct_s=shortest_s, cheapest_usd=cheapest_usd)
 
 
 def _solvable(tables: Tables, box: Box, objective: Objective, constant: bool) -> Found:

@@ -30,7 +30,7 @@ from rubberband.commands import (
     token,
     up,
 )
-from rubberband.errors import RubberbandError
+from rubberband.errors import InfeasibleError, RubberbandError
 from rubberband.interrupts import AtOnce
 
 app = typer.Typer(
@@ -72,9 +72,19 @@ def main() -> None:
         app(prog_name="rubberband")
     except RubberbandError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        if isinstance(error, InfeasibleError) and error.remedies:
+            _print_others(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _print_others(error: InfeasibleError) -> None:
+    """What else would make it feasible, beside what the error says."""
+    from rubberband.planner.wording import line
+
+    for remedy in error.remedies[1:]:
+        print(f"or: {line(remedy)}", file=sys.stderr)
 
 
 def _print_version(wanted: bool) -> None:

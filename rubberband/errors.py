@@ -17,7 +17,11 @@ RubberbandError                 exit 1: something failed while working
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from rubberband.plan import Remedy
 
 
 class RubberbandError(Exception):
@@ -48,12 +52,24 @@ class InfeasibleError(RubberbandError):
     """No plan meets the constraints; the nearest one tells what would make it feasible.
 
     `shortest_jct_s` is the shortest job completion time that any plan reaches, `cheapest_usd` the lowest cost.
+    `remedies` are what would make it feasible, the one of least cost first, where they were looked for.
     """
 
     exit_code = 3
 
-    def __init__(self, message: str, *, shortest_jct_s: float, cheapest_usd: float) -> None:
-        super().__init__(message)
+    def __init__(
+        self,
+        obstacle: str,
+        *,
+        shortest_jct_s: float,
+        cheapest_usd: float,
+        advice: str = "",
+        remedies: Sequence[Remedy] = (),
+    ) -> None:
+        """`obstacle` is what is out of reach, `advice` what to do about it."""
+        super().__init__(f"{obstacle}; {advice}" if advice else obstacle)
+        self.obstacle = obstacle
+        self.remedies = tuple(remedies)
         self.shortest_jct_s = shortest_jct_s
         self.cheapest_usd = cheapest_usd
 

@@ -6,8 +6,8 @@ The command line, the service and Python give the same JSON. No file is read; no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
 
 from rubberband.cases import Room, batch_notes, cases
 from rubberband.cloud.catalogue import Table, price_source, row_source, spot_source
@@ -16,10 +16,13 @@ from rubberband.experiment import Experiment, ProfilesByType
 from rubberband.offer import Offer
 from rubberband.plan import Plan, Stage
 from rubberband.planner.assumptions import Assumption, Basis, Name, assumptions
-from rubberband.planner.estimate import Case, Estimate, estimate, estimate_plan
+from rubberband.planner.estimate import Case, Estimate, best_job, estimate, estimate_plan
 from rubberband.planner.families import Policy
+from rubberband.planner.solver import Objective
+from rubberband.planner.wording import advice
 from rubberband.profile import Profile
 from rubberband.profile_file import InlineProfile
+from rubberband.remedies import Reached, find_remedies, reached
 from rubberband.resources import Resources
 
 
@@ -62,11 +65,13 @@ def answer(
     plan: Plan | None = None,
     frontier: bool = False,
     seed: int = 0,
+    most_usd: float | None = None,
 ) -> Answer:
     """Estimate an experiment that starts at `now` (Unix time); no plan within the limits is an answer too.
 
-    `plan` is one of the user's, to be predicted instead of searched for. With the whole `frontier` it takes much
-    longer. `clock` reads seconds, for the time that planning takes. Raises InputError for what cannot be planned.
+    It then has remedies, none of which costs more than `most_usd`. `plan` is one of the user's, to be predicted instead
+    of searched for. With the whole `frontier` it takes much longer. `clock` reads seconds, for the time that planning
+    takes. Raises InputError for what cannot be planned.
     """
     found = cases(experiment, profiles, now, table=terms.table, room=terms.room)
     brackets, name = experiment.brackets(), experiment.name
@@ -78,11 +83,38 @@ def answer(
         best = estimate(
             brackets, found, policy, name, clock=clock, objective=objective, with_frontier=frontier, seed=seed
         )
+    if best.job is None:
+        best = _with_remedies(best, experiment, profiles, terms, now=now, clock=clock, most_usd=most_usd)
     return Answer(
         estimate=best,
         assumptions=assumptions(best, bases(experiment, best.case, terms.table)),
         notes=(*notes_of(experiment, best.case, terms.table), *terms.notes),
     )
+
+
+def _with_remedies(
+    best: Estimate,
+    experiment: Experiment,
+    profiles: Profile | Mapping[str, Profile],
+    terms: Terms,
+    *,
+    now: float,
+    clock: Callable[[], float],
+    most_usd: float | None,
+) -> Estimate:
+    policy = cast(Policy, best.policy)
+
+    def attempt(tried: Sequence[Case], objective: Objective) -> Reached | None:
+        found = best_job(best.brackets, tried, policy, objective, seed=best.seed)
+        return None if found is None else reached(found[1].prediction, found[0].constraints.confidence)
+
+    def cases_of(changed: Experiment) -> tuple[Case, ...]:
+        return cases(changed, profiles, now, table=terms.table, room=terms.room)
+
+    remedies = find_remedies(experiment, cases_of, attempt, clock=clock, most_usd=most_usd)
+    if not remedies:
+        return best
+    return replace(best, remedies=remedies, reason=f"{best.obstacle}; {advice(remedies[0])}")
 
 
 def case_of_plan(cases: Sequence[Case], brackets: Sequence[Sequence[Stage]]) -> Case:

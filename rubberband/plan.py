@@ -127,6 +127,41 @@ class Planned:
     """None if nothing varies: then the constraints are kept or not."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Another value in the experiment file."""
+
+    key: str
+    """Its path, such as `resources.max_instances`."""
+    value: int | float | str
+    """In the file's words."""
+    was: int | float | str
+    """The value in force, given or by default, in the same words."""
+
+    @property
+    def setting(self) -> str:
+        """`key=value`, as `-s` on the command line takes it."""
+        value = self.value
+        cents = isinstance(value, float) and round(value, 2) == value
+        return f"{self.key}={value:.2f}" if cents else f"{self.key}={value}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """What makes an experiment feasible that is not: the least change of its kind, and the plan that there is then."""
+
+    changes: tuple[Change, ...]
+    """One, or two where none suffices alone."""
+    jct_s: float
+    """What the plan takes (on average, where times vary)."""
+    cost_usd: float
+    """What it costs."""
+    later_s: float = 0.0
+    """By how much the deadline is later."""
+    dearer_usd: float = 0.0
+    """By how much the budget is larger."""
+
+
 def total_iterations(stages: Sequence[Stage]) -> int:
     """Iterations that a trial has done which survives all `stages`."""
     return sum(stage.iterations for stage in stages)

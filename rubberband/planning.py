@@ -23,8 +23,9 @@ from rubberband.planner.estimate import Case, Estimate, estimate
 from rubberband.planner.families import Policy
 from rubberband.planner.lanes import JobPlan
 from rubberband.planner.solver import Objective
-from rubberband.planner.wording import usd_up
+from rubberband.planner.wording import advice, usd_up
 from rubberband.profile import Profile
+from rubberband.remedies import CasesOf, Reached, find_remedies, reached
 from rubberband.units import format_duration, format_usd
 
 _STEP = 1.02
@@ -51,9 +52,13 @@ def plan_job(
     `profiles` is one for all types, or type -> profile; `table` and `room` are those of `rubberband.cases.cases`.
     Raises InfeasibleError if no plan meets the constraints.
     """
-    used = spent or Spent()
-    found = cases(experiment, profiles, time.time() - used.seconds, table=table, room=room)
-    options = [_less(case, used) for case in found]
+    used, began_at = spent or Spent(), time.time()
+
+    def cases_of(changed: Experiment) -> list[Case]:
+        found = cases(changed, profiles, began_at - used.seconds, table=table, room=room)
+        return [_less(case, used) for case in found]
+
+    options = cases_of(experiment)
     dearest_usd_per_hour = _dearest(experiment, options)
 
     def planned(tried: Sequence[Case], objective: Objective) -> Estimate:
@@ -68,10 +73,50 @@ def plan_job(
         )
 
     reserve = Reserve(release_margin_s(experiment), dearest_usd_per_hour)
-    answer = _affordable(planned, options, reserve, experiment.constraints.objective)
+    try:
+        answer = _affordable(planned, options, reserve, experiment.constraints.objective)
+    except InfeasibleError as error:
+        raise _advised(error, experiment, cases_of, planned, reserve, used) from None
     assert answer.job is not None, "what is affordable has a plan"
     case = next(case for case in options if case.offer.instance_type == answer.offer.instance_type)
     return _job(experiment, case, answer.job, policy, dearest_usd_per_hour)
+
+
+def _advised(
+    error: InfeasibleError,
+    experiment: Experiment,
+    cases_of: CasesOf,
+    planned: Planner,
+    reserve: Reserve,
+    used: Spent,
+) -> InfeasibleError:
+    """The error with what would make a run possible, its reserve included."""
+
+    def attempt(tried: Sequence[Case], objective: Objective) -> Reached | None:
+        first = planned(tried, objective)
+        if first.job is None or not first.feasible:
+            return None
+        answer = _within(planned, tried, reserve, objective, first)
+        if answer is None or answer.job is None:
+            return None
+        plain = reached(answer.job.prediction, answer.constraints.confidence)
+        reserve_usd = reserve.of_plan(answer.offer, answer.job.plan.stages)
+        return replace(
+            plain,
+            needs_s=plain.needs_s + used.seconds,
+            needs_usd=plain.needs_usd + reserve_usd + used.cost_usd,
+        )
+
+    remedies = find_remedies(experiment, cases_of, attempt, clock=time.perf_counter)
+    if not remedies:
+        return error
+    return InfeasibleError(
+        error.obstacle,
+        advice=advice(remedies[0]),
+        remedies=remedies,
+        shortest_jct_s=error.shortest_jct_s,
+        cheapest_usd=error.cheapest_usd,
+    )
 
 
 def release_margin_s(experiment: Experiment) -> float:
@@ -146,7 +191,10 @@ def _too_late(answer: Estimate) -> bool:
 def _no_plan(answer: Estimate) -> InfeasibleError:
     assert answer.nearest is not None, "what has no plan has a nearest one"
     return InfeasibleError(
-        answer.reason or "", shortest_jct_s=answer.nearest.jct_s, cheapest_usd=answer.nearest.cost_usd
+        answer.obstacle or "",
+        advice=(answer.reason or "").removeprefix(f"{answer.obstacle}; "),
+        shortest_jct_s=answer.nearest.jct_s,
+        cheapest_usd=answer.nearest.cost_usd,
     )
 
 
@@ -163,8 +211,8 @@ def _missed(answer: Estimate) -> InfeasibleError:
     surely = "" if answer.odds is None else f" with confidence {limits.confidence:g}"
     return InfeasibleError(
         f"the {answer.policy} plan does not keep {' and '.join(missed)}{surely}: it takes "
-        f"{format_duration(prediction.jct_s)} and costs {format_usd(prediction.cost_usd)}; use the policy optimal, or "
-        "raise the limits",
+        f"{format_duration(prediction.jct_s)} and costs {format_usd(prediction.cost_usd)}",
+        advice="use the policy optimal, or raise the limits",
         shortest_jct_s=prediction.jct_s,
         cheapest_usd=prediction.cost_usd,
     )
@@ -190,7 +238,8 @@ def _too_dear(planned: Planner, options: Sequence[Case], reserve: Reserve, first
     in_time = "" if first.constraints.deadline_s is None else " in time"
     return InfeasibleError(
         f"max_cost {format_usd(cap_usd)} cannot be kept: the cheapest plan{in_time} needs {usd_up(enough_usd)}, "
-        f"giving its instances back included; raise max_cost to {usd_up(enough_usd)}",
+        "giving its instances back included",
+        advice=f"raise max_cost to {usd_up(enough_usd)}",
         shortest_jct_s=free.prediction.jct_s if first.nearest is None else first.nearest.jct_s,
         cheapest_usd=enough_usd,
     )

@@ -13,6 +13,7 @@ from rubberband.planner.estimate import USER_PLAN, Estimate, Option, Point, keep
 from rubberband.planner.lanes import JobPlan
 from rubberband.planner.sampling import varies
 from rubberband.planner.search import meets
+from rubberband.planner.wording import concessions, settings
 from rubberband.units import format_duration, format_usd
 from rubberband.views.estimate_stages import stage_table
 from rubberband.views.tables import Row, Table
@@ -154,12 +155,26 @@ def tables(answer: Estimate, known: Sequence[Assumption], notes: Sequence[str] =
     """Everything there is to tell, in order of interest; `notes` are remarks on the profile."""
     found = [
         *([stage_table(answer)] if answer.job is not None else []),
+        remedy_table(answer),
         *quantile_tables(answer),
         option_table(answer),
         deadline_table(answer),
         assumption_table(answer, known, notes),
     ]
     return [table for table in found if table.rows]
+
+
+def remedy_table(answer: Estimate) -> Table:
+    """What would make it feasible, the best first."""
+    return Table(
+        title="Remedies",
+        header=("", "time", "cost (USD)", "concedes"),
+        rows=tuple(
+            (settings(each), format_duration(each.jct_s), usd(each.cost_usd), concessions(each) or "nothing")
+            for each in answer.remedies
+        ),
+        notes=("Each as little as suffices, with the plan that there is then; those that concede nothing come first.",),
+    )
 
 
 def quantile_tables(answer: Estimate) -> list[Table]:

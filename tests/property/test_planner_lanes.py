@@ -136,3 +136,13 @@ def test_one_bracket_is_planned_as_it_is_and_samples_of_lanes_are_those_of_their
     samples = sample_lanes(job.lanes, PROFILE, offer)
     assert samples.jct_s.max() == pytest.approx(job.prediction.jct_s)
     assert samples.cost_usd.min() == pytest.approx(job.prediction.cost_usd)
+
+
+def test_a_lane_too_narrow_for_one_trial_is_no_error() -> None:
+    """Three instances and two brackets: a lane of its own for each would leave one with a single instance."""
+    offer = replace(offer_of(3), gpus=1)
+    limits = Constraints(min_gpus_per_trial=2, max_gpus_per_trial=2)
+    brackets = [(Stage(trials=2, iterations=1),), (Stage(trials=1, iterations=2),)]
+    job = plan_job(brackets, PROFILE, offer, limits)
+    assert {choice.gpus_per_trial for choice in job.plan.stages} == {2}
+    assert len(job.lanes) == 1
