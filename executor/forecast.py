@@ -53,9 +53,10 @@ def stage_forecast(job: Job, state: State, now: float) -> Forecast:
 def _ready_at(job: Job, state: State) -> float:
     """When the stage's instances are expected to be ready: as was planned, or later where some were asked for later."""
     stage, offer = state.stages[-1], job.offer
-    planned_at = stage.started_at + state.predicted[stage.stage].provisioning_s
+    planned_s = state.predicted[stage.stage].provisioning_s
+    start_s = planned_s or offer.provision_delay_s + offer.init_delay_s  # as measured, where it was planned to grow
     asked_at = max((r.requested_at for r in state.live() if r.status is not InstanceStatus.READY), default=-math.inf)
-    return max(planned_at, asked_at + offer.provision_delay_s + offer.init_delay_s)
+    return max(stage.started_at + planned_s, asked_at + start_s)
 
 
 def runs_in_s(job: Job, state: State, now: float) -> float:

@@ -23,10 +23,11 @@ def main() -> None:
     report("27 trials (stages 27/9/3/1 of 1/2/6/18 iterations), plans held fixed", fixed)
     replanned = [run_one(seed, replan=True) for seed in range(first, first + runs // 50)]
     report("the same, planned again at every SYNC", replanned)
-    wrong = [(seed, what) for seed, outcome, _ in fixed for what in outcome.wrong]
-    print(f"{len(wrong)} of {runs} runs went wrong")
-    for seed, what in wrong:
-        print(f"  {replay_command(seed, '27 trials')} --no-replan  # {what}")
+    for what, timed, replan in (("held fixed", fixed, False), ("planned again", replanned, True)):
+        wrong = [(seed, outcome) for seed, outcome, _ in timed if outcome.wrong]
+        print(f"{len(wrong)} of {len(timed)} runs with plans {what} went wrong")
+        for seed, outcome in wrong:
+            print(f"  {replay_command(seed, '27 trials', replan=replan)}  # {'; '.join(outcome.wrong)}")
 
 
 Timed = tuple[int, Outcome, float]

@@ -14,11 +14,26 @@ from dataclasses import dataclass, field
 from random import Random
 
 from rubberband.cloud.virtual import VirtualClock
+<<<<<<< HEAD
 from rubberband.errors import StoreAwayError
 from rubberband.executor.accounting import bill_usd
 from rubberband.executor.controller import Controller
 from rubberband.executor.driver import drive, replay
 from rubberband.executor.events import CheckpointLost, Command, DriverResumed, Event, Finish, LimitsChanged
+=======
+from rubberband.executor.accounting import bill_usd, instance_cost_usd
+from rubberband.executor.controller import Controller
+from rubberband.executor.driver import drive, replay
+from rubberband.executor.events import (
+    Command,
+    DiscardCheckpoint,
+    DriverResumed,
+    Event,
+    Finish,
+    LimitsChanged,
+    StartTrial,
+)
+>>>>>>> df922f4 (Runs that are planned again are judged by bench_chaos too; the forecast of a stage that grows counts with the start-up that was measured)
 from rubberband.executor.inbox import DriverRequest, MemoryInbox
 from rubberband.executor.invariants import validate
 from rubberband.executor.journal import MemoryJournal
@@ -36,6 +51,7 @@ from tests.property.chaos_cases import (
     Weather,
     random_case,
 )
+from tests.property.chaos_plans import PlanWatch
 
 MOST_EVENTS = 20_000
 """A run with more does not end."""
@@ -58,10 +74,16 @@ class ChaoticBackend(VirtualBackend):
         self.calls_left = calls_left
         self._seen = seen
         self.story: list[str] | None = None
+        self._discarded: set[str] = set()
 
     def execute(self, command: Command) -> None:
-        """Die before or after it, if it is time."""
+        """Die before or after it, if it is time. No trial goes on from what was thrown away."""
         self.count()
+        if isinstance(command, DiscardCheckpoint):
+            self._discarded.add(command.checkpoint.url)
+        elif isinstance(command, StartTrial) and command.checkpoint is not None:
+            url = command.checkpoint.url
+            assert url not in self._discarded, f"trial {command.trial} is to go on from {url}, which was discarded"
         super().execute(command)
         if self.story is not None:
             self.story.append(f"{self.now():10.1f}   -> {command}")
@@ -180,6 +202,8 @@ class Run:
         self.journal = MemoryJournal()
         self.controller = Controller(job)
         self._check_every = check_every
+        self.watch = PlanWatch(self.controller) if job.replan else None
+        """Only of what is planned again: where plans are fixed, speed is measured."""
         self.num_events = 0
         self._cancel_at = source.randrange(200) if source.random() < weather.cancels else -1
         self._rounds = itertools.count()
@@ -259,6 +283,8 @@ class Run:
             self.story.append(f"{self.clock.now():10.1f} {event}")
         if isinstance(event, LimitsChanged):
             self._check_extension(controller, event.occurred_at)
+        if self.watch is not None:
+            self.watch.saw(event, controller)
         if self.num_events % self._check_every == 0:
             validate(controller, is_told=self.weather is CALM)
         assert self.num_events < MOST_EVENTS, "it does not end"
@@ -299,6 +325,9 @@ def run_seed(
         finish = run.to_its_end()
     except AssertionError as error:
         wrong.append(str(error) or "an assertion failed")
+    if run.watch is not None:
+        run.seen["planned again"] += run.watch.decisions
+        wrong += run.watch.wrong
     if not wrong:
         wrong += _after_the_end(run, finish)
     if finish is not None:
@@ -352,12 +381,17 @@ def _judged_by_the_bill(run: Run, finish: Finish | None) -> list[str]:
     before_started_usd = job.offer.head_cost_usd(LEASE_S)
     if finish is not None and billed_usd > ledger_usd + before_started_usd + 1e-6:
         wrong.append(f"the provider bills {billed_usd:.6f} USD and the ledger says {ledger_usd:.6f}")
+    rent_usd = sum(instance_cost_usd(record, job.offer, math.inf) for record in state.instances.values())
+    # What ended at its lease, unwatched, is only known to have ended by then.
+    if finish is not None and not run.seen["lease expired"] and billed_usd < rent_usd - 1e-6:
+        wrong.append(f"the ledger says {rent_usd:.6f} USD for instances, and the provider {billed_usd:.6f} in all")
     return wrong
 
 
-def replay_command(seed: int, family: Family | None = None) -> str:
+def replay_command(seed: int, family: Family | None = None, *, replan: bool | None = None) -> str:
     """What replays a seed."""
-    return f"python -m tests.property.chaos --seed {seed}" + (f" --family {family!r}" if family else "")
+    told = f"python -m tests.property.chaos --seed {seed}" + (f" --family {family!r}" if family else "")
+    return told + ("" if replan is None else " --replan" if replan else " --no-replan")
 
 
 def main(arguments: Collection[str] | None = None) -> None:
@@ -365,9 +399,11 @@ def main(arguments: Collection[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--family", choices=["27 trials", "random"])
-    parser.add_argument("--no-replan", action="store_true", help="hold the plan fixed, as the benchmark does")
+    parser.add_argument(
+        "--replan", action=argparse.BooleanOptionalAction, help="plan again at every SYNC, or hold the plan fixed"
+    )
     asked = parser.parse_args(None if arguments is None else list(arguments))
-    outcome = run_seed(asked.seed, asked.family, replan=False if asked.no_replan else None, told=True)
+    outcome = run_seed(asked.seed, asked.family, replan=asked.replan, told=True)
     print(outcome.case)
     print("\n".join(outcome.story))
     print(f"{outcome.ended} {outcome.reason}: {outcome.num_events} events, {outcome.num_instances} instances")

@@ -13,15 +13,27 @@ from tests.property.chaos import Outcome, replay_command, run_seed
 FEW, MANY, BLOCK = 400, 1_000, 100
 
 
-def failures(seeds: Iterable[int], *, check_every: int) -> list[str]:
+def failures(seeds: Iterable[int], *, check_every: int, replan: bool | None = None) -> list[str]:
     """One line for each seed that ends as it must not, with the command that replays it."""
-    outcomes = ((seed, run_seed(seed, check_every=check_every)) for seed in seeds)
-    return [f"{replay_command(seed)}  # {'; '.join(found.wrong)}" for seed, found in outcomes if found.wrong]
+    outcomes = ((seed, run_seed(seed, check_every=check_every, replan=replan)) for seed in seeds)
+    told = ((replay_command(seed, replan=replan), found.wrong) for seed, found in outcomes)
+    return [f"{command}  # {'; '.join(wrong)}" for command, wrong in told if wrong]
 
 
 @pytest.mark.parametrize("first", range(0, FEW, BLOCK))
 def test_in_any_weather_no_run_costs_more_than_its_cap_or_leaves_anything_behind(first: int) -> None:
     found = failures(range(first, first + BLOCK), check_every=10)
+    assert not found, "\n".join(found)
+
+
+def test_what_is_planned_again_at_every_sync_obeys_its_plans_and_loses_nothing() -> None:
+    found = failures(range(30), check_every=10, replan=True)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.long
+def test_a_thousand_that_are_planned_again() -> None:
+    found = failures(range(MANY), check_every=10, replan=True)
     assert not found, "\n".join(found)
 
 
@@ -48,7 +60,7 @@ def test_the_weather_brings_everything_that_it_names() -> None:
         seen += outcome.seen
         ended[outcome.ended] += 1
     assert set(ended) == {"done", "budget", "failed", "cancelled", "abandoned"}
-    assert len(seen) == 23, sorted(seen)
+    assert len(seen) == 24, sorted(seen)
 
 
 def test_a_controller_that_reserves_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

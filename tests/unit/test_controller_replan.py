@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
+from rubberband.executor.accounting import bill_usd
 from rubberband.executor.events import (
     CancelRequested,
     Command,
@@ -16,9 +19,12 @@ from rubberband.executor.events import (
     Tick,
     TrialStarted,
 )
-from rubberband.executor.replanning import decide
+from rubberband.executor.forecast import forecast
+from rubberband.executor.measured import measured
+from rubberband.executor.replanning import decide, held
 from rubberband.executor.state import Job, Phase
 from rubberband.plan import Plan, StagePlan
+from rubberband.planner.model import predict
 from rubberband.profile import Profile
 from tests.unit.stories import Story, begun, kinds
 from tests.unit.test_journal import JOB
@@ -108,3 +114,44 @@ def test_a_trial_may_take_longer_before_it_hangs_once_it_is_known_to_be_slower()
         story.tell(TrialStarted, trial=trial.trial, attempt=trial.attempt)
     first = min(trial.progress_at for trial in story.state.running())
     assert story.controller.wake_at() == first + 1000.0
+
+
+UNBOUND = dataclasses.replace(
+    JOB,
+    replan=True,
+    max_gpus_per_trial=2,
+    offer=dataclasses.replace(JOB.offer, minimum_billed_s=0.0, provision_delay_s=30.0),
+)
+"""The rest: 2 trials of 2 iterations, on one instance in 20 s for 0.02 USD, on two in 12 s for 0.024 USD."""
+
+
+@pytest.mark.parametrize(("left_s", "chosen"), [(30.0, StagePlan(instances=1, gpus_per_trial=1)), (15.0, None)])
+def test_the_time_that_was_spent_counts_against_the_deadline(left_s: float, chosen: StagePlan | None) -> None:
+    spent_s = synced(UNBOUND).at - 101.0
+    story = synced(dataclasses.replace(UNBOUND, deadline_s=spent_s + left_s))
+    decision = decide(story.controller.job, story.state, story.at)
+    assert decision.plan.stages[1] == (chosen or StagePlan(instances=2, gpus_per_trial=2))
+    assert decision.jct_s == pytest.approx(spent_s + (20.0 if chosen else 12.0)), "what is held need not be waited for"
+
+
+@pytest.mark.parametrize(("left_usd", "rest_usd"), [(0.03, 0.024), (0.022, 0.02)])
+def test_the_money_that_was_spent_counts_against_the_budget(left_usd: float, rest_usd: float) -> None:
+    hasty = dataclasses.replace(UNBOUND, objective="min_time", release_margin_s=0.0)
+    story = synced(hasty)
+    spent_usd = bill_usd(hasty, story.state, story.at)
+    job = dataclasses.replace(hasty, max_cost_usd=spent_usd + left_usd)
+    assert decide(job, story.state, story.at).cost_usd == pytest.approx(spent_usd + rest_usd)
+
+
+def test_where_instances_come_sooner_than_was_told_the_forecast_of_a_stage_that_grows_says_so() -> None:
+    slow = dataclasses.replace(JOB.offer, init_delay_s=200.0)
+    job = dataclasses.replace(JOB, replan=True, max_gpus_per_trial=1, offer=slow, deadline_s=1000.0)
+    story = synced(job)
+    decision = decide(job, story.state, story.at)
+    grown = Plan(stages=(job.plan.stages[0], StagePlan(instances=3, gpus_per_trial=1)))
+    seen_offer = measured(job, story.state).offer
+    assert seen_offer.provision_delay_s + seen_offer.init_delay_s < 20.0
+    rest = predict(job.stages[1:], Plan(stages=grown.stages[1:]), job.profile, seen_offer, held(story.state, story.at))
+    told = told_of(decision) | {"plan": grown, "predicted": rest.stages, "profile": job.profile}
+    assert kinds(story.tell(RestPlanned, **told)) == ["LaunchInstance"]
+    assert forecast(job, story.state, story.at).jct_s == pytest.approx(story.at - 101.0 + rest.jct_s)

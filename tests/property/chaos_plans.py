@@ -1,0 +1,89 @@
+"""What a run that is planned again at every SYNC must keep, beside what holds for every run."""
+
+from __future__ import annotations
+
+from rubberband.executor.accounting import bill_usd
+from rubberband.executor.controller import Controller
+from rubberband.executor.events import Event, RestPlanned, TrialFailed
+from rubberband.executor.forecast import forecast
+from rubberband.executor.purse import MONEY_SLACK_USD
+from rubberband.executor.state import Phase
+from rubberband.planner.sampling import varies
+
+ROUNDING_S = 1e-6
+SHARE = 1e-6
+
+
+class PlanWatch:
+    """Looks at every event after the controller has taken it in; `wrong` is what must not have been."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.wrong: list[str] = []
+        self.decisions = 0
+        self._plan = controller.state.plan
+        self._iterations = [0] * len(controller.state.trials)
+
+    def saw(self, event: Event, controller: Controller) -> None:
+        """One more event."""
+        if isinstance(event, RestPlanned) and controller.state.decisions[-1:] == [event]:
+            self._decided(event, controller)
+        self._obeyed(controller)
+        self._kept_what_was_trained(event, controller)
+
+    def _require(self, holds: bool, otherwise: str) -> None:
+        if not holds and len(self.wrong) < 10:
+            self.wrong.append(otherwise)
+
+    def _decided(self, event: RestPlanned, controller: Controller) -> None:
+        job, state = controller.job, controller.state
+        self.decisions += 1
+        before, after = self._plan.stages, event.plan.stages
+        self._plan = event.plan
+        self._require(after[: event.stage] == before[: event.stage], f"stage {event.stage}: the past is planned again")
+        self._require(
+            event.changed == (after != before), f"stage {event.stage}: it is not told whether the plan changed"
+        )
+        spent_s, spent_usd = event.occurred_at - state.started_at, bill_usd(job, state, event.occurred_at)
+        self._require(event.jct_s > spent_s - ROUNDING_S, f"it is to end {event.jct_s} s after its start, in the past")
+        self._require(
+            event.cost_usd > spent_usd - MONEY_SLACK_USD, f"it is to cost less than the {spent_usd} USD spent"
+        )
+        if varies(event.profile, job.offer):
+            return
+        held = [
+            (job.deadline_s, event.present_jct_s, event.jct_s),
+            (job.max_cost_usd, event.present_cost_usd, event.cost_usd),
+        ]
+        if all(most is None or present <= most for most, present, _ in held):
+            kept = all(most is None or new <= most * (1.0 + SHARE) for most, _, new in held)
+            self._require(kept, f"stage {event.stage}: a plan that keeps the limits is left for one that does not")
+        on_their_way = [r for r in state.live() if r.ready_at is None and r.requested_at < event.occurred_at]
+        if on_their_way:  # the planner takes what runs for ready, and the forecast knows better
+            return
+        expected = forecast(job, state, event.occurred_at)
+        close = abs(expected.jct_s - event.jct_s) <= ROUNDING_S + SHARE * event.jct_s
+        self._require(close, f"the decision says {event.jct_s} s in all, and the forecast {expected.jct_s}")
+
+    def _obeyed(self, controller: Controller) -> None:
+        job, state = controller.job, controller.state
+        self._require(state.plan == self._plan, "the plan changed between two SYNCs")
+        if state.phase not in (Phase.SCALING, Phase.TRAINING):
+            return
+        chosen, live = state.chosen(), state.live()
+        self._require(len(live) <= chosen.instances, f"{len(live)} instances are held of {chosen.instances} planned")
+        markets = {record.market for record in live}
+        self._require(markets <= {chosen.market}, f"instances of {markets} where {chosen.market} is planned")
+        for trial in state.running():
+            least = job.profile.smallest_gpus
+            width = len(trial.gang)
+            fits = width == chosen.gpus_per_trial or least <= width < chosen.gpus_per_trial
+            self._require(fits, f"trial {trial.trial} trains on {width} GPUs of {chosen.gpus_per_trial} planned")
+
+    def _kept_what_was_trained(self, event: Event, controller: Controller) -> None:
+        """What is acknowledged stays so; only a checkpoint that cannot be read takes it back."""
+        for trial in controller.state.trials:
+            had, has = self._iterations[trial.trial], trial.iterations
+            excused = isinstance(event, TrialFailed) and event.kind == "checkpoint" and event.trial == trial.trial
+            self._require(has >= had or excused, f"trial {trial.trial} had done {had} iterations and has {has}")
+            self._require(has <= had + 1, f"trial {trial.trial} went from {had} to {has} iterations at once")
+            self._iterations[trial.trial] = has
