@@ -18,6 +18,7 @@ from rubberband.executor.events import (
     ReleaseInstance,
     Started,
 )
+from rubberband.executor.state import InstanceStatus
 from tests.unit.stories import Story, begun, kinds
 from tests.unit.test_controller_cloud import SPOT
 
@@ -97,3 +98,20 @@ def test_an_instance_that_max_cost_paid_for_no_longer_than_it_took_to_be_ready_i
         story.tell(InstanceLost, instance=instance, ended_at=began_at + 155.0, reason="lease expired")
     assert story.state.outcome == "budget"
     assert "max_cost paid for 150 s of i-002, which was not ready by then" in story.state.reason
+
+
+def test_what_was_being_given_back_when_the_driver_died_is_given_back_by_the_next_one() -> None:
+    story, _ = at_its_sync(4.0)
+    assert story.state.instances["i-001"].status is InstanceStatus.RELEASING
+    live = tuple(LiveInstance(instance=i, running_at=101.0) for i in ("i-001", "i-002"))
+    orders = story.tell(DriverResumed, live=live, ended=())
+    assert {"i-001", "i-002"} <= {order.instance for order in orders if isinstance(order, ReleaseInstance)}
+
+
+def test_what_the_provider_knows_nothing_of_is_lost_and_replaced() -> None:
+    story = begun(dataclasses.replace(LEASED, max_cost_usd=None))
+    orders = story.tell(DriverResumed, live=(), ended=())
+    assert kinds(orders) == ["LaunchInstance", "LaunchInstance"]
+    for instance in ("i-001", "i-002"):
+        record = story.state.instances[instance]
+        assert (record.status, record.ended_at) == (InstanceStatus.ENDED, story.at)

@@ -14,12 +14,15 @@ import sqlalchemy as sql
 from rubberband.cloud.local.ray_node import environment
 from rubberband.errors import InputError, JournalError, NameTakenError
 from rubberband.executor import session
+from rubberband.executor.controller import Controller
+from rubberband.executor.events import CancelRequested, Event, TrialReported
 from rubberband.executor.folder import ExperimentFolder, folders, open_folder
 from rubberband.executor.journal import Journal, journalled
 from rubberband.executor.reading import JournalReader
 from rubberband.home import default_store
 from tests.unit.test_journal import EVENTS, JOB
 from tests.unit.test_session import Killed, dying_after, setup
+from tests.unit.virtual_runs import run_virtual
 
 PATIENCE_S = 60.0
 
@@ -142,6 +145,30 @@ def test_a_driver_that_lost_its_place_is_refused_and_loses_nothing(make: Callabl
     assert "s3cret" not in str(told.value)
     assert [event for _, event in one.events()] == EVENTS[:1]
     one.close()
+    other.close()
+
+
+def test_a_driver_whose_place_was_taken_does_nothing_more(store_url: str) -> None:
+    """As one that was paused for so long that its run was gone on with elsewhere."""
+    journal, other = Journal(store_url, "test", create=True), Journal(store_url, "test", create=True)
+    journal.create(created_at=1.0, job=JOB, setup={})
+    taken_over: list[Event] = []
+
+    def take_over(event: Event, _controller: Controller) -> None:
+        if isinstance(event, TrialReported) and not taken_over:
+            successor = Journal(store_url, "test")
+            taken_over.append(CancelRequested(occurred_at=event.occurred_at))
+            successor.append(taken_over)
+            successor.close()
+
+    with pytest.raises(JournalError, match="cannot be written"):
+        run_virtual(JOB, journal=journal, observers=[take_over])
+    kept = [event for _, event in journal.events()]
+    assert kept[-1:] == taken_over
+    with pytest.raises(JournalError, match="cannot be written"):
+        other.append(EVENTS[:1])
+    assert [event for _, event in journal.events()] == kept
+    journal.close()
     other.close()
 
 

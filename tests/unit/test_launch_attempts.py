@@ -80,3 +80,12 @@ def test_no_instance_is_asked_for_that_could_not_be_paid_until_it_is_ready() -> 
     enough, _, finish = run_virtual(a_job(max_cost_usd=math.ceil(a_job().prediction.cost_usd)))
     assert finish.outcome == "done"
     assert len(enough.state.instances) == 4
+
+
+def test_what_was_taken_away_leaves_no_more_attempts_than_there_are() -> None:
+    """However often: launches that are refused after that are not repeated for ever."""
+    taken = Fate(ends_after_s=50.0, preempted=True, notice_s=20.0)
+    all_fates = {f"i-{number:03d}": taken if number <= 16 else Fate(refused="sold out") for number in range(1, 400)}
+    controller, _, finish = run_virtual(a_job("spot"), Faults(fates=all_fates))
+    assert finish.outcome == "failed"
+    assert len(controller.state.instances) <= 16 + 3 * 4

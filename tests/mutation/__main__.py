@@ -1,0 +1,191 @@
+"""Plant bugs one at a time, run the tests that should notice, and print how many were caught.
+
+Run by hand: python -m tests.mutation [NAME …] [--list] [--jobs N]. It works on copies of the tree, never on the
+checkout. Every bug is one that matters to a user: wrong money, lost work, a wrong winner, a leak, somebody else's data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tests.mutation.all import MUTANTS
+from tests.mutation.mutant import Mutant
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 300.0
+BASELINE_TIMEOUT_S = 3600.0
+ENOUGH = 60 / 64
+
+Verdict = Literal["caught", "missed", "timeout", "stale", "broken"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What came of a planted bug."""
+
+    mutant: Mutant
+    verdict: Verdict
+    took_s: float
+    told: str
+    """The first test that failed, or why there is no verdict."""
+
+    @property
+    def is_caught(self) -> bool:
+        """Whether a test noticed."""
+        return self.verdict == "caught" or (self.verdict == "timeout" and self.mutant.hangs)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Plant the bugs asked for; 0 if enough of them are caught."""
+    asked = _parse(arguments)
+    chosen = [mutant for mutant in MUTANTS if not asked.names or mutant.name in asked.names]
+    if unknown := sorted(set(asked.names) - {mutant.name for mutant in MUTANTS}):
+        print(f"no planted bug is named {', '.join(unknown)}; see --list", file=sys.stderr)
+        return 2
+    if asked.list:
+        for mutant in chosen:
+            print(f"{mutant.name}: {mutant.harm} ({mutant.file})")
+        print(f"{len(chosen)} planted bugs")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="rubberband-mutation-") as folder:
+        trees = [_copy(Path(folder) / str(number)) for number in range(asked.jobs)]
+        if not asked.no_baseline and not _passes_unchanged(trees[0], chosen):
+            return 2
+        judged = _judge_all(chosen, trees)
+    return _report(judged, asked.enough)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these; default: all")
+    parser.add_argument("--list", action="store_true", help="name the bugs and their harm; run nothing")
+    parser.add_argument("--jobs", type=int, default=1, help="copies of the tree at work at once; default: 1")
+    parser.add_argument("--enough", type=float, default=ENOUGH, help="share to be caught; below it the exit code is 1")
+    parser.add_argument("--no-baseline", action="store_true", help="do not run the tests without a bug first")
+    return parser.parse_args(arguments)
+
+
+def _copy(tree: Path) -> Path:
+    """The files that git knows or would add, links kept."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    for name in listed.stdout.decode().split("\0"):
+        source, target = ROOT / name, tree / name
+        if name and os.path.lexists(source):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target, follow_symlinks=False)
+    return tree
+
+
+def _pytest(tree: Path, tests: Iterable[str], timeout_s: float, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run tests in a copy, in one process, without what a run leaves behind. Raises TimeoutExpired."""
+    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "--import-mode=importlib", "-p", "no:cacheprovider"]
+    environment = os.environ | {"PYTHONPATH": str(tree)}
+    run = subprocess.Popen(
+        [*command, "-q", "-m", "not long", "--no-header", "--tb=short", "-rfE", *options, *tests],
+        cwd=tree,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        told, _ = run.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(run.pid, 9)
+        run.communicate()
+        raise
+    return subprocess.CompletedProcess(run.args, run.returncode, told)
+
+
+def _passes_unchanged(tree: Path, mutants: Sequence[Mutant]) -> bool:
+    tests = sorted({test for mutant in mutants for test in mutant.tests})
+    print(f"{len(mutants)} bugs; without one, the tests …", end=" ", flush=True)
+    began = time.monotonic()
+    found = _pytest(tree, tests, BASELINE_TIMEOUT_S)
+    print(f"{'pass' if found.returncode == 0 else 'FAIL'} ({time.monotonic() - began:.0f} s)", flush=True)
+    if found.returncode != 0:
+        print(found.stdout)
+    return found.returncode == 0
+
+
+def _judge_all(mutants: Sequence[Mutant], trees: Sequence[Path]) -> list[Judged]:
+    free: queue.SimpleQueue[Path] = queue.SimpleQueue()
+    for tree in trees:
+        free.put(tree)
+
+    def judge(mutant: Mutant) -> Judged:
+        tree = free.get()
+        try:
+            found = _judge(mutant, tree)
+        finally:
+            free.put(tree)
+        print(f"{found.verdict:8}{found.took_s:6.1f} s  {mutant.name:40} {found.told}", flush=True)
+        return found
+
+    with ThreadPoolExecutor(len(trees)) as pool:
+        return list(pool.map(judge, mutants))
+
+
+def _judge(mutant: Mutant, tree: Path) -> Judged:
+    began = time.monotonic()
+
+    def judged(verdict: Verdict, told: str) -> Judged:
+        return Judged(mutant=mutant, verdict=verdict, took_s=time.monotonic() - began, told=told)
+
+    path = tree / mutant.file
+    text = path.read_text("utf-8") if path.exists() else ""
+    if (count := text.count(mutant.old)) != 1:
+        return judged("stale", f"its text is {count} times in {mutant.file}")
+    _write(path, text.replace(mutant.old, mutant.new))
+    try:
+        found = _pytest(tree, mutant.tests, TIMEOUT_S, "-x")
+    except subprocess.TimeoutExpired:
+        return judged("timeout", f"the tests took longer than {TIMEOUT_S:.0f} s")
+    finally:
+        _write(path, text)
+    lines = found.stdout.splitlines()
+    failed = next((line for line in lines if line.startswith(("FAILED ", "ERROR "))), lines[-1] if lines else "")
+    if found.returncode == 1:
+        return judged("caught", failed.partition(" - ")[0])
+    return judged("missed" if found.returncode == 0 else "broken", "" if found.returncode == 0 else failed)
+
+
+def _write(path: Path, text: str) -> None:
+    """At a second of its own: compiled code is known to be old by the second and the length."""
+    later = int(max(path.stat().st_mtime + 2.0, time.time()))
+    path.write_text(text, "utf-8")
+    os.utime(path, (later, later))
+
+
+def _report(judged: Sequence[Judged], enough: float) -> int:
+    caught = sum(found.is_caught for found in judged)
+    counts = Counter(found.verdict for found in judged)
+    print("\n" + ", ".join(f"{verdict} {count}" for verdict, count in counts.most_common()))
+    for found in judged:
+        if not found.is_caught:
+            print(f"NOT CAUGHT {found.mutant.name} ({found.verdict}): {found.mutant.harm}")
+    print(f"caught {caught} of {len(judged)}")
+    return 0 if caught >= enough * len(judged) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,15 @@
+"""All planted bugs, by part of the program."""
+
+from __future__ import annotations
+
+from tests.mutation import clouds, money, plans, service, training
+from tests.mutation.mutant import Mutant
+
+MUTANTS: tuple[Mutant, ...] = (
+    *money.MUTANTS,
+    *clouds.MUTANTS,
+    *plans.MUTANTS,
+    *training.MUTANTS,
+    *service.MUTANTS,
+)
+assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS), "names are of one bug each"

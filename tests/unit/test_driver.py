@@ -1,0 +1,94 @@
+"""The driver loop, with a controller and a backend that are told what to say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+import pytest
+
+from rubberband.executor.controller import Controller
+from rubberband.executor.driver import drive
+from rubberband.executor.events import (
+    Command,
+    DriverResumed,
+    Event,
+    Finish,
+    LaunchInstance,
+    ReleaseInstance,
+    Started,
+    Tick,
+)
+from rubberband.executor.journal import MemoryJournal
+from tests.unit.test_journal import JOB
+
+FINISH = Finish(outcome="done", reason="")
+
+
+class Told(Controller):
+    """Answers each event with the next of its answers: orders, and how far the budget reaches then."""
+
+    def __init__(self, answers: Sequence[tuple[Command | None, float]]) -> None:
+        super().__init__(JOB)
+        self._answers, self._reach = list(answers), math.inf
+
+    def handle(self, event: Event) -> list[Command]:
+        """The next answer."""
+        order, self._reach = self._answers.pop(0)
+        return [] if order is None else [order]
+
+    def hold_until(self) -> float:
+        """Of the latest answer."""
+        return self._reach
+
+
+class Listening:
+    """A backend that keeps what it is told."""
+
+    def __init__(self, rounds: Sequence[Sequence[Event]]) -> None:
+        self.told: list[object] = []
+        self._rounds = list(rounds)
+
+    def now(self) -> float:
+        return 0.0
+
+    def hold_until(self, instant: float) -> None:
+        self.told.append(instant)
+
+    def execute(self, command: Command) -> None:
+        self.told.append(command)
+
+    def next_events(self, wake_at: float | None) -> Sequence[Event]:
+        return self._rounds.pop(0)
+
+    def reconcile(self, known: Collection[str]) -> DriverResumed:
+        return DriverResumed(occurred_at=0.0, live=(), ended=())
+
+    def close(self) -> None:
+        pass
+
+
+TICK = Tick(occurred_at=0.0)
+LAUNCH, RELEASE = LaunchInstance(instance="i-001"), ReleaseInstance(instance="i-002")
+
+
+@pytest.mark.parametrize(
+    ("answers", "until"),
+    [
+        ([(LAUNCH, 50.0), (LAUNCH, 80.0), (None, 90.0)], 50.0),
+        ([(LAUNCH, 80.0), (RELEASE, 50.0), (None, 90.0)], 50.0),
+        ([(LAUNCH, 80.0), (None, 40.0), (None, 60.0)], 60.0),
+        ([(None, 20.0), (None, 30.0), (None, 90.0)], 90.0),
+    ],
+)
+def test_of_several_orders_the_least_reach_counts_for_leases(
+    answers: list[tuple[Command | None, float]], until: float
+) -> None:
+    """Each order was reserved for by what the budget reached when it was given; leases are put off before it is."""
+    backend = Listening([[TICK] * len(answers), [TICK]])
+    journal = MemoryJournal()
+    journal.append([Started(occurred_at=0.0)])
+    controller = Told([(None, math.inf), (None, math.inf), *answers, (FINISH, math.inf)])
+    assert drive(controller, backend, journal) == FINISH
+    orders = [order for order, _ in answers if order is not None]
+    assert backend.told == [math.inf, until, *orders, math.inf]

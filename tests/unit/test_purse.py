@@ -1,0 +1,98 @@
+"""What is paid for now and later, as the controller keeps it from event to event: it is what is billed in the end."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from rubberband.cloud.virtual import Fate
+from rubberband.executor import accounting
+from rubberband.executor.controller import Controller
+from rubberband.executor.events import CancelRequested, DriverResumed, Event, InstanceReleased, InstanceRunning, Started
+from rubberband.executor.state import InstanceStatus
+from rubberband.executor.virtual import Faults
+from tests.unit.stories import Story
+from tests.unit.test_controller_cloud import SPOT
+from tests.unit.test_controller_leases import LEASED, at_its_sync
+from tests.unit.test_journal import JOB
+from tests.unit.virtual_runs import run_virtual
+
+OFFER = dataclasses.replace(JOB.offer, data_usd_per_instance=0.01, head_price_usd_per_hour=0.36)
+CAPPED = dataclasses.replace(JOB, offer=OFFER, max_cost_usd=2.0)
+
+
+def test_what_is_kept_of_the_bill_is_the_bill_whatever_comes_and_goes() -> None:
+    seen = 0
+
+    def same(_event: Event, controller: Controller) -> None:
+        nonlocal seen
+        job, state = controller.job, controller.state
+        if state.purse is not None and state.ended_at is None:
+            billed_usd = accounting.bill_usd(job, state, state.now)
+            assert state.purse.spent_usd(state.now) == pytest.approx(billed_usd, abs=1e-9)
+            seen += 1
+
+    fates = {f"i-{number:03d}": Fate(ends_after_s=5.0 + number) for number in (1, 3)}
+    controller, _, finish = run_virtual(CAPPED, Faults(fates=fates), observers=[same])
+    assert finish.outcome == "done"
+    assert seen > 10
+    assert any(record.ended_at is not None for record in controller.state.instances.values())
+
+
+def test_what_is_being_given_back_has_been_paid_for_when_it_is_given_back() -> None:
+    story, _ = at_its_sync(1.22)
+    job, state = story.controller.job, story.state
+    assert any(record.status is InstanceStatus.RELEASING for record in state.current())
+    rest = accounting.purse_without_released(job, state)
+    assert rest.spent_usd(state.now) == pytest.approx(accounting.bill_usd(job, state, state.now))
+
+
+def test_an_instance_that_was_asked_for_and_never_comes_does_not_bring_the_stop_nearer() -> None:
+    """As long as it may come its minimum is reserved, from now on; what has not come by then has cost nothing."""
+    job = dataclasses.replace(JOB, max_cost_usd=0.30, iteration_timeout_s=1e6)
+    story = Story(job)
+    story.tell(Started)
+    story.tell(InstanceRunning, instance="i-001", running_at=story.at)
+    running_at, purse = story.at - 1.0, accounting.purse(job, story.state)
+    first = purse.stops_at(story.at, 0.0)
+    assert first == pytest.approx(running_at + 150.0, abs=3.0), "two of them from about now on"
+    later = purse.stops_at(first - 1.0, 0.0)
+    assert later > first + 30.0
+    assert purse.stops_at(later - 1.0, 0.0) <= running_at + 300.0
+
+
+def test_an_instance_that_starts_up_is_reserved_up_to_its_first_lease() -> None:
+    """It cannot be told to end sooner, should the driver die now."""
+    story = Story(dataclasses.replace(LEASED, max_cost_usd=1.3))
+    story.tell(Started)
+    first_s = story.state.instances["i-001"].first_lease_s
+    assert first_s is not None
+    story.tell(InstanceRunning, instance="i-001", running_at=story.at)
+    running_at = story.at - 1.0
+    purse = accounting.purse(story.controller.job, story.state)
+    assert purse.lines[0].bound_until >= running_at + first_s
+    story.ready("i-001")
+    purse = accounting.purse(story.controller.job, story.state)
+    assert purse.lines[0].bound_until <= story.at
+
+
+def test_the_data_of_instances_on_their_way_is_reserved() -> None:
+    dear = dataclasses.replace(SPOT, offer=dataclasses.replace(SPOT.offer, data_usd_per_instance=1.0))
+    assert len(Story(dataclasses.replace(dear, max_cost_usd=2.0)).tell(Started)) == 1
+    assert len(Story(dataclasses.replace(dear, max_cost_usd=3.0)).tell(Started)) == 2
+
+
+def test_the_head_costs_nothing_between_an_end_and_a_resume() -> None:
+    story = Story(dataclasses.replace(CAPPED, max_cost_usd=5.0))
+    story.tell(Started)
+    story.ready("i-001", "i-002")
+    story.tell(CancelRequested)
+    for instance in ("i-001", "i-002"):
+        story.tell(InstanceReleased, instance=instance, ended_at=story.at)
+    job, state = story.controller.job, story.state
+    before_usd = accounting.bill_usd(job, state, state.now)
+    story.at += 86_400.0
+    story.tell(DriverResumed, live=(), ended=())
+    assert accounting.bill_usd(job, state, state.now) == pytest.approx(before_usd, abs=0.001)
+    assert accounting.purse(job, state).spent_usd(state.now) == pytest.approx(before_usd, abs=0.001)
