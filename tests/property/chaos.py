@@ -14,17 +14,12 @@ from dataclasses import dataclass, field
 from random import Random
 
 from rubberband.cloud.virtual import VirtualClock
-<<<<<<< HEAD
 from rubberband.errors import StoreAwayError
-from rubberband.executor.accounting import bill_usd
-from rubberband.executor.controller import Controller
-from rubberband.executor.driver import drive, replay
-from rubberband.executor.events import CheckpointLost, Command, DriverResumed, Event, Finish, LimitsChanged
-=======
 from rubberband.executor.accounting import bill_usd, instance_cost_usd
 from rubberband.executor.controller import Controller
 from rubberband.executor.driver import drive, replay
 from rubberband.executor.events import (
+    CheckpointLost,
     Command,
     DiscardCheckpoint,
     DriverResumed,
@@ -32,8 +27,8 @@ from rubberband.executor.events import (
     Finish,
     LimitsChanged,
     StartTrial,
+    TrialReported,
 )
->>>>>>> df922f4 (Runs that are planned again are judged by bench_chaos too; the forecast of a stage that grows counts with the start-up that was measured)
 from rubberband.executor.inbox import DriverRequest, MemoryInbox
 from rubberband.executor.invariants import validate
 from rubberband.executor.journal import MemoryJournal
@@ -74,16 +69,16 @@ class ChaoticBackend(VirtualBackend):
         self.calls_left = calls_left
         self._seen = seen
         self.story: list[str] | None = None
-        self._discarded: set[str] = set()
+        self.discarded: set[str] = set()
 
     def execute(self, command: Command) -> None:
         """Die before or after it, if it is time. No trial goes on from what was thrown away."""
         self.count()
         if isinstance(command, DiscardCheckpoint):
-            self._discarded.add(command.checkpoint.url)
+            self.discarded.add(command.checkpoint.url)
         elif isinstance(command, StartTrial) and command.checkpoint is not None:
             url = command.checkpoint.url
-            assert url not in self._discarded, f"trial {command.trial} is to go on from {url}, which was discarded"
+            assert url not in self.discarded, f"trial {command.trial} is to go on from {url}, which was discarded"
         super().execute(command)
         if self.story is not None:
             self.story.append(f"{self.now():10.1f}   -> {command}")
@@ -283,6 +278,8 @@ class Run:
             self.story.append(f"{self.clock.now():10.1f} {event}")
         if isinstance(event, LimitsChanged):
             self._check_extension(controller, event.occurred_at)
+        if isinstance(event, TrialReported):  # written anew, where what it had trained was lost
+            self.backend.discarded.discard(event.checkpoint.url)
         if self.watch is not None:
             self.watch.saw(event, controller)
         if self.num_events % self._check_every == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rubberband.executor.accounting import bill_usd
 from rubberband.executor.controller import Controller
-from rubberband.executor.events import Event, RestPlanned, TrialFailed
+from rubberband.executor.events import CheckpointLost, Event, RestPlanned
 from rubberband.executor.forecast import forecast
 from rubberband.executor.purse import MONEY_SLACK_USD
 from rubberband.executor.state import Phase
@@ -83,7 +83,7 @@ class PlanWatch:
         """What is acknowledged stays so; only a checkpoint that cannot be read takes it back."""
         for trial in controller.state.trials:
             had, has = self._iterations[trial.trial], trial.iterations
-            excused = isinstance(event, TrialFailed) and event.kind == "checkpoint" and event.trial == trial.trial
+            excused = isinstance(event, CheckpointLost) and event.trial == trial.trial
             self._require(has >= had or excused, f"trial {trial.trial} had done {had} iterations and has {has}")
             self._require(has <= had + 1, f"trial {trial.trial} went from {had} to {has} iterations at once")
             self._iterations[trial.trial] = has
