@@ -14,7 +14,7 @@ from moto.server import ThreadedMotoServer
 from rubberband.cloud.aws.s3 import S3Folder, _client, _open
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError, StoreAwayError
 from rubberband.executor.checkpoints import MARK, CheckpointStore, make_store, open_store, reopen_store
-from tests.unit.power_cut import PowerCut
+from tests.power_cut import PowerCut
 
 Opener = Callable[[Path], CheckpointStore]
 
@@ -201,8 +201,7 @@ def test_a_store_that_takes_nothing_is_away(tmp_path, monkeypatch):
 
 def test_what_is_saved_and_the_mark_outlive_a_power_cut(tmp_path, monkeypatch):
     """A file system that keeps what was synced, and nothing else: files, and the names in directories."""
-    power = PowerCut(tmp_path)
-    monkeypatch.setattr("os.fsync", power.fsync)
+    power = PowerCut(tmp_path, monkeypatch)
     store = make_store(str(tmp_path))
     power.cut()
     assert store.read_mark() == store.mark
