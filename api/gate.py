@@ -66,7 +66,7 @@ class Gate:
             if observed is not None:
                 require_going_on(observed, self._settings)
             if row.words:
-                require_allowed(Experiment(**row.words), self._settings, to_run=True)
+                require_allowed(Experiment.kept(row.words), self._settings, to_run=True)
         except Problem as problem:
             return f"what may be run here was changed meanwhile: {problem.detail}"
         except (InputError, ValidationError) as error:

@@ -212,7 +212,7 @@ class Runs:
     def _require_allowed(self, row: Submission, folder: ExperimentFolder) -> None:
         """What was begun goes on here only where submissions may run, and for no more than they may cost now."""
         if row.words:
-            require_allowed(Experiment(**row.words), self._settings, to_run=True)
+            require_allowed(Experiment.kept(row.words), self._settings, to_run=True)
         if not folder.exists:
             require_unmeasured(row)
             return

@@ -74,7 +74,7 @@ def waiting_extension(words: Mapping[str, Any], other: Mapping[str, Any], policy
 
 
 def _estimate(words: Mapping[str, Any], policy: Policy, now: float) -> Estimate:
-    experiment = Experiment(**words)
+    experiment = Experiment.kept(words)
     profiles = experiment.loaded_profiles()
     if profiles is None:
         raise Problem(

@@ -109,10 +109,17 @@ def _entrypoint_words(value: Any) -> str | None:
     return value if value is None or isinstance(value, str) else f"{value.__module__}:{value.__qualname__}"
 
 
+_NAME_PATTERN = "^[a-z0-9][a-z0-9-]{0,62}$"
+"""One that began with a dash would be taken for an option of a command, and `-` for its input."""
+
+
 def _name(value: Any) -> str:
-    if isinstance(value, str) and re.fullmatch(r"[a-z0-9-]{1,63}", value, re.ASCII):
+    if isinstance(value, str) and re.fullmatch(_NAME_PATTERN, value, re.ASCII):
         return value
-    raise fault(f"{shown(value)} is not a name; use 1 to 63 of a-z, 0-9 and -, such as digits-sha")
+    near = re.sub(r"[^a-z0-9]+", "-", value[:80].lower()).strip("-")[:63] if isinstance(value, str) else ""
+    raise fault(
+        f"{shown(value)} is not a name; use 1 to 63 of a-z, 0-9 and - (not first), such as {near or 'digits-sha'}"
+    )
 
 
 def _version(value: Any) -> Any:
@@ -129,9 +136,7 @@ class Experiment(Words):
     """
 
     version: Annotated[Literal[1], BeforeValidator(_version)] = 1
-    name: Annotated[
-        str, PlainValidator(_name, json_schema_input_type=Annotated[str, Field(pattern="^[a-z0-9-]{1,63}$")])
-    ]
+    name: Annotated[str, PlainValidator(_name, json_schema_input_type=Annotated[str, Field(pattern=_NAME_PATTERN)])]
     entrypoint: Annotated[
         Any,
         PlainValidator(_entrypoint, json_schema_input_type=str | None),
@@ -167,6 +172,14 @@ class Experiment(Words):
             _check_profiles(self.profile, self.resources)
         _check_batch(self.batch, self.resources)
         return self
+
+    @classmethod
+    def kept(cls, words: Mapping[str, Any]) -> Experiment:
+        """An experiment that was accepted before, by its words: it may have a name that none gets any more, such as -.
+
+        Raises InputError for what this version does not read.
+        """
+        return cls(**{**words, "name": "any"}).model_copy(update={"name": words.get("name", "")})
 
     def brackets(self) -> tuple[tuple[Stage, ...], ...]:
         """The chains of stages of the job, which may run side by side: one, or several for hyperband.

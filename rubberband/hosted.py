@@ -90,7 +90,7 @@ def _run(folder: ExperimentFolder, order: Order) -> Result:
     if order.resume:
         with session.cancel_on_signals() as cancelled:
             return session.run(folder, view=_plain_view, cancelled=cancelled)
-    experiment = Experiment(**order.words)
+    experiment = Experiment.kept(order.words)
     if experiment.resources.provider != "virtual":
         _require_own(experiment.entrypoint, order)
     return run_experiment(

@@ -85,7 +85,7 @@ experiments = st.builds(
         constraints={"deadline": deadline, "max_cost": cost},
         profile={"seconds_per_iteration": table},
     ),
-    st.text(string.ascii_lowercase + string.digits + "-", min_size=1, max_size=63),
+    st.text(string.ascii_lowercase + string.digits + "-", min_size=1, max_size=63).filter(lambda name: name[0] != "-"),
     st.dictionaries(texts, domains, max_size=4),
     st.floats(1, 1e6) | st.datetimes(timezones=st.just(UTC)),
     st.none() | st.floats(0.01, 1e6),

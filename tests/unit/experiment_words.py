@@ -7,7 +7,7 @@ from typing import Any
 
 EXAMPLE = """\
 version: 1
-name: digits-sha                       # [a-z0-9-]{1,63}
+name: digits-sha                       # 1 to 63 of a-z, 0-9 and - (not first)
 entrypoint: examples.digits:DigitsTrial   # module:attribute; needed to run, not to estimate
 search:
   space:                               # Ray Tune's types; a bare value is a constant

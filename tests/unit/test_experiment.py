@@ -127,7 +127,12 @@ def test_the_entry_point_may_be_a_class() -> None:
             {"resources__gpus_per_trial": {"min": 4, "max": 2}},
             "resources.gpus_per_trial: min=4 is more than max=2; lower",
         ),
-        ({"name": "Digits"}, "name: 'Digits' is not a name; use 1 to 63 of a-z, 0-9 and -"),
+        ({"name": "My Digits"}, "'My Digits' is not a name; use 1 to 63 of a-z, 0-9 and - (not first), such as my-dig"),
+        ({"name": "-x"}, "name: '-x' is not a name; use 1 to 63 of a-z, 0-9 and - (not first), such as x"),
+        *(
+            ({"name": name}, f"name: {name!r} is not a name; use 1 to 63 of a-z, 0-9 and - (not first), such as digits")
+            for name in ("-", "--", ".", "..", "")
+        ),
         ({"name": "a" * 64}, "is not a name; use 1 to 63"),
         ({"entrypoint": "digits"}, "entrypoint: 'digits' is not an entry point; write module:attribute"),
         ({"version": 2}, "version: 2 as version of the experiment file is not known"),

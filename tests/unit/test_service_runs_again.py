@@ -9,11 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from rubberband.api.problems import Problem
 from rubberband.api.processes import Processes
 from rubberband.api.settings import Limits, Settings
 from rubberband.api.store.records import ExperimentState
+from rubberband.cli import app
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.hosting import Order
 from rubberband.executor.inbox import Inbox
@@ -52,6 +54,24 @@ def test_what_was_run_by_hand_waits_in_the_queue_as_what_was_submitted_and_had_b
     assert [asked.kind for asked in Inbox(ExperimentFolder(home=house.home, name="template").inbox).pending()] == [
         "extend"
     ]
+
+
+@pytest.mark.parametrize("name", ["-", "--x"])
+def test_what_has_a_name_that_none_gets_any_more_is_shown_extended_cancelled_and_resumed(
+    house: House, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = experiment().model_copy(update={"name": name})
+    house.settings = Settings(home=house.home, limits=Limits(max_running=0))
+    with house.open() as runs:
+        assert runs.submit(old).state is QUEUED
+        assert extend(runs, house.home, name, deadline="2h", request="r1").applied
+        assert runs.cancel(name).state is ExperimentState.CANCELLED
+        assert runs.resume(name).state is QUEUED
+    run_experiment(old, ExperimentFolder(home=house.home, name=name))
+    cut_off(house.home / "experiments" / name / "journal.db", at=3)
+    monkeypatch.setenv("RUBBERBAND_HOME", str(house.home))
+    for command in ("resume", "report", "status"):
+        assert CliRunner().invoke(app, [command, "--", name]).exit_code == 0
 
 
 def test_a_budget_that_is_more_than_may_be_spent_here_is_not_gone_on_with(house: House) -> None:
