@@ -37,11 +37,15 @@ class Follower:
         wake: Callable[[], None],
         *,
         patience: int = MISREADS,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
-        """`wake` is called when there is more to read in the feed; after `patience` misreads it is unreadable."""
+        """`wake` is called when there is more to read in the feed; after `patience` misreads it is unreadable.
+
+        `clock` is Unix time, in place of this machine's and of the experiment's own.
+        """
         self._patience = patience
-        self._folder, self._store, self._wake, self._clock = folder, store, wake, clock
+        self._folder, self._store, self._wake = folder, store, wake
+        self._clock, self._experiments_clock = clock or time.time, clock
         self.observed: Observed | None = None
         """Its journal, from when there is one."""
         self._told = -1
@@ -88,7 +92,7 @@ class Follower:
             if not self._folder.exists:
                 return sight_before(self._folder, busy)
             told = self._store.last_seqs([self._folder.name]).get(self._folder.name, -1)
-            self.observed, self._told = Observed(self._folder, clock=self._clock), told
+            self.observed, self._told = Observed(self._folder, clock=self._experiments_clock), told
         fresh = self.observed.refresh(live=busy)
         self._pending += [entry for entry in fresh if entry.seq is not None and entry.seq > self._told]
         return self.observed.sight(busy)

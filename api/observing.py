@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from rubberband.api.store.records import Entry, Summary
 from rubberband.api.summaries import Sight, entries, outcome_of, summary_of
+from rubberband.cloud.steady import time_of
 from rubberband.executor.controller import Controller
 from rubberband.executor.desk import asked_limits
 from rubberband.executor.events import TrialFailed
@@ -39,9 +40,12 @@ class Failure:
 class Observed:
     """A journal that is followed. Safe to use from several threads; what is asked between refreshes reads no file."""
 
-    def __init__(self, folder: ExperimentFolder, *, clock: Callable[[], float] = time.time) -> None:
-        """Open the journal and read it as far as it goes. Raises JournalError or InputError."""
-        self.folder, self._clock = folder, clock
+    def __init__(self, folder: ExperimentFolder, *, clock: Callable[[], float] | None = None) -> None:
+        """Open the journal and read it as far as it goes; `clock` is the experiment's, unless another one is given.
+
+        Raises JournalError or InputError.
+        """
+        self.folder, self._clock = folder, clock or partial(time_of, folder.instances)
         self._lock = threading.RLock()
         self._reader = JournalReader(folder)
         self._live = False
@@ -91,7 +95,7 @@ class Observed:
             now = self._clock()
             if self._latest is not None:
                 count, at, latest = self._latest
-                if count == self.count and now - at < FRESH_S:
+                if count == self.count and 0.0 <= now - at < FRESH_S:
                     return latest
             result = self._reader.result(self.now)
             self._latest = self.count, now, result

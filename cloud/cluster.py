@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -30,6 +30,11 @@ class ClusterProvider(Provider, Protocol):
     @property
     def device(self) -> Literal["cpu", "cuda"]:
         """What trials run on."""
+        ...
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """By which instances are held: Unix time that no step of this machine's clock moves."""
         ...
 
     @property

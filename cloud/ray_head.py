@@ -13,6 +13,7 @@ from rubberband.cloud.local import ray_node
 from rubberband.cloud.local.guarding import Guards
 from rubberband.cloud.local.instance import Record
 from rubberband.cloud.local.records import end_all, observe
+from rubberband.cloud.steady import steady_clock
 from rubberband.errors import ProviderError
 
 _START_S = 60.0
@@ -29,13 +30,14 @@ class RayHead:
         host: str = ray_node.LOOPBACK,
         token_path: Path | None = None,
         lease_s: float = 60.0,
+        not_before: float = 0.0,
     ) -> None:
         """Take over `directory`; what lives of a head that an earlier driver started is found there.
 
         `host` is the address of this machine as instances reach it. The token that opens the cluster is one per user
         (see `ray_node.default_token_path`), as Ray remembers it for the life of a process. A lease that is over
-        is renewed for `lease_s`. Raises ProviderError if another driver holds the directory, or if the directory or the
-        token cannot be written.
+        is renewed for `lease_s`. What was written down of the experiment reaches to `not_before`. Raises ProviderError
+        if another driver holds the directory, or if the directory or the token cannot be written.
         """
         self._experiment = experiment
         self._directory = directory.resolve()
@@ -43,7 +45,7 @@ class RayHead:
         self._mutex = threading.RLock()
         self._exclusive = contextlib.ExitStack()
         try:
-            self._take_over(token_path, lease_s)
+            self._take_over(token_path, lease_s, not_before)
         except OSError as error:
             self._exclusive.close()
             where = error.filename or self._directory
@@ -52,7 +54,7 @@ class RayHead:
                 f"RUBBERBAND_HOME to another folder"
             ) from error
 
-    def _take_over(self, token_path: Path | None, lease_s: float) -> None:
+    def _take_over(self, token_path: Path | None, lease_s: float, not_before: float) -> None:
         self._heads.mkdir(parents=True, exist_ok=True)
         if not self._exclusive.enter_context(guard.lock(self._directory / "driver")):
             self._exclusive.close()
@@ -61,9 +63,10 @@ class RayHead:
                 f"cancel it"
             )
         self.token_path = ray_node.ensure_token(token_path or ray_node.default_token_path())
-        self.guards = Guards(self._experiment, self._directory, self.token_path, lease_s)
+        self.clock = steady_clock(self._directory, not_before=not_before)
+        self.guards = Guards(self._experiment, self._directory, self.token_path, lease_s, self.clock)
         if not self.guards.leased():  # else the budget of what an earlier driver left may reach no further
-            self.renew_lease(time.time() + lease_s)
+            self.renew_lease(self.clock() + lease_s)
 
     @property
     def _heads(self) -> Path:

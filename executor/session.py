@@ -15,6 +15,7 @@ from rubberband.adaptive import AdaptiveBatch, BatchPoint
 from rubberband.cloud.catalogue import types_of
 from rubberband.cloud.cluster import ClusterProvider
 from rubberband.cloud.prices import live_table
+from rubberband.cloud.steady import time_of
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import StoreAwayError
 from rubberband.executor.backend import Backend
@@ -179,7 +180,7 @@ def _read(folder: ExperimentFolder) -> tuple[Result, bool]:
     finally:
         reader.close()
     live = folder.driven and reader.header.setup["provider"] != "virtual"
-    found = reader.result(time.time() if live else reader.controller.state.now)
+    found = reader.result(time_of(folder.instances) if live else reader.controller.state.now)
     return found, _is_over(reader.controller, Inbox(folder.inbox))
 
 
@@ -213,7 +214,14 @@ def make_backend(
         return VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, clock=clock)
     known_points = () if job.profile.goodput is None else job.profile.goodput.points
     return make_ray_backend(
-        folder, setup, job.offer, job.metric, store, known_points, dearest_usd_per_hour=job.dearest_usd_per_hour
+        folder,
+        setup,
+        job.offer,
+        job.metric,
+        store,
+        known_points,
+        dearest_usd_per_hour=job.dearest_usd_per_hour,
+        not_before=last_event_at or 0.0,
     )
 
 
@@ -226,10 +234,12 @@ def make_ray_backend(
     known_points: Sequence[BatchPoint] = (),
     *,
     dearest_usd_per_hour: float | None = None,
+    not_before: float = 0.0,
 ) -> Backend:
     """A backend of real instances; `known_points` is what a profile knows of the trials' steps.
 
-    `dearest_usd_per_hour` is what an instance of another type may cost that stands in for one of the offer's. Raises
+    `dearest_usd_per_hour` is what an instance of another type may cost that stands in for one of the offer's. The
+    backend's clock goes on from `not_before` at least. Raises
     InputError for what cannot be rented or sent to instances, before anything is.
     """
     from rubberband.executor.ray.backend import RayBackend
@@ -238,7 +248,7 @@ def make_ray_backend(
     assert setup.entrypoint is not None, "the edge asks for an entry point"
     on_ec2 = setup.provider == "aws"
     code = pack(setup.entrypoint.search_path) if on_ec2 else None
-    provider = open_cluster(folder, setup, offer, dearest_usd_per_hour=dearest_usd_per_hour)
+    provider = open_cluster(folder, setup, offer, dearest_usd_per_hour=dearest_usd_per_hour, not_before=not_before)
     return RayBackend(
         provider,
         entrypoint=setup.entrypoint,
@@ -255,18 +265,29 @@ def make_ray_backend(
         lease_s=setup.lease_s,
         lease_interval_s=min(EC2_LEASE_INTERVAL_S if on_ec2 else LEASE_INTERVAL_S, setup.lease_s / 4.0),
         ready_timeout_s=EC2_READY_TIMEOUT_S if on_ec2 else READY_TIMEOUT_S,
+        clock=provider.clock,
     )
 
 
 def open_cluster(
-    folder: ExperimentFolder, setup: Setup, offer: Offer, *, dearest_usd_per_hour: float | None = None
+    folder: ExperimentFolder,
+    setup: Setup,
+    offer: Offer,
+    *,
+    dearest_usd_per_hour: float | None = None,
+    not_before: float = 0.0,
 ) -> ClusterProvider:
-    """The provider of real instances that keeps its records in the experiment's folder."""
+    """The provider of real instances that keeps its records in the experiment's folder.
+
+    Its clock goes on from `not_before` at least.
+    """
     if setup.provider == "local":
         from rubberband.cloud.local.provider import LocalProvider
 
         devices = local_devices(offer)[0]
-        return LocalProvider(folder.name, folder.instances, offer.gpus, setup.lease_s, devices=devices)
+        return LocalProvider(
+            folder.name, folder.instances, offer.gpus, setup.lease_s, devices=devices, not_before=not_before
+        )
     from rubberband.cloud.aws.opening import open_provider
 
     resources = Resources(**setup.experiment.get("resources", {}))
@@ -279,6 +300,7 @@ def open_cluster(
         run=setup.run,
         dearest_usd_per_hour=dearest_usd_per_hour,
         table=table,
+        not_before=not_before,
     )
 
 

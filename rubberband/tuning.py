@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 from rubberband.cases import MARKETS, Room, batch_notes, known_gpus
 from rubberband.cloud.catalogue import Table, offers, types_of
 from rubberband.cloud.prices import live_table
+from rubberband.cloud.steady import elapsed_s
 from rubberband.errors import Cancelled, InputError
 from rubberband.executor.driver import Observer
 from rubberband.executor.folder import ExperimentFolder, open_folder
@@ -71,7 +71,7 @@ def run_experiment(
     A profile that is measured is kept at `profile_path`. `announce` is told, in a line, what is done before the run
     begins. Raises what `tune` raises.
     """
-    started_at = time.time()
+    began_s = elapsed_s()
     experiment.require_runnable()
     folder.require_free()
     terms = cloud_terms(experiment, folder.home, announce)
@@ -89,7 +89,7 @@ def run_experiment(
                 announce(line)
             announce(f"the profile is kept in {_keep(measured, profile_path, folder)}")
             profiles = measured.profile
-            spent = Spent(seconds=time.time() - started_at, cost_usd=measured.cost_usd)
+            spent = Spent(seconds=elapsed_s() - began_s, cost_usd=measured.cost_usd)
         job = plan_job(experiment, profiles, policy, spent=spent, table=terms.table, room=terms.room)
         for note in batch_notes(experiment, job.profile.goodput):
             announce(note)

@@ -39,6 +39,7 @@ def open_provider(
     dearest_usd_per_hour: float | None = None,
     table: Table | None = None,
     environment: Mapping[str, str] = os.environ,
+    not_before: float = 0.0,
 ) -> AwsProvider:
     """The provider of one run of the experiment `name`, which keeps its records in `directory`.
 
@@ -55,7 +56,7 @@ def open_provider(
     device = _device(session, offer.instance_type, environment)
     machines = resolve(session, resources.aws, offer.instance_type, checkpoints=resources.checkpoints, place=place)
     limit_usd = max(offer.price_usd_per_hour, dearest_usd_per_hour or 0.0)
-    head = RayHead(name, directory, host=host, lease_s=resources.lease_length_s)
+    head = RayHead(name, directory, host=host, lease_s=resources.lease_length_s, not_before=not_before)
     return AwsProvider(
         name,
         directory,
@@ -67,6 +68,7 @@ def open_provider(
         gpus=offer.gpus,
         lease_s=resources.lease_length_s,
         device=device,
+        clock=head.clock,
     )
 
 

@@ -98,6 +98,11 @@ class AwsProvider:
         return self._device
 
     @property
+    def clock(self) -> Callable[[], float]:
+        """Unix time."""
+        return self._fleet.clock
+
+    @property
     def remote(self) -> bool:
         """Instances are other machines."""
         return True

@@ -1,13 +1,15 @@
 # A worker: it ends itself when its lease does, whatever becomes of the rest; then it joins the head's Ray cluster.
 
 arm_lease() {
-    local booted
-    booted=$(date +%s)
+    local booted begun
+    # From now on by what the machine has been up, which no step of its clock changes.
+    booted=$(($(date +%s) - $(cut -d. -f1 /proc/uptime)))
     # The lease counts from the start of the machine, which was some time before this script's.
-    [[ -n "${RUBBERBAND_ROOT:-}" ]] || booted=$((booted - $(cut -d. -f1 /proc/uptime)))
-    mkdir -p "$DIR" && touch -d "@$((booted + LEASE_S))" "$DIR/lease" &&
+    begun=$booted
+    [[ -z "${RUBBERBAND_ROOT:-}" ]] || begun=$(date +%s)
+    mkdir -p "$DIR" && touch -d "@$((begun + LEASE_S))" "$DIR/lease" &&
         printf '%s\n' '#!/bin/bash' \
-            "if [[ \$(date +%s) -ge \$(stat -c %Y $(printf %q "$DIR/lease") || echo 0) ]]; then" \
+            "if [[ \$(($booted + \$(cut -d. -f1 /proc/uptime))) -ge \$(stat -c %Y $(printf %q "$DIR/lease") || echo 0) ]]; then" \
             '    echo "rubberband: the lease has ended"' '    shutdown -h now' 'fi' > "$DIR/check-lease" &&
         end_if_booted_again &&
         systemd-run --unit=rubberband-lease --on-active=5 --on-unit-active=5 --timer-property=AccuracySec=1s \

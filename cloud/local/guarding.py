@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from rubberband.cloud.local import instance as guard
 from rubberband.cloud.local import ray_node
 from rubberband.cloud.local.instance import Record
+from rubberband.cloud.steady import SteadyClock
 from rubberband.errors import ProviderError
 
 _RELEASE_S = 3.0
@@ -21,12 +21,16 @@ _RELEASE_S = 3.0
 class Guards:
     """The guarding processes that this one started. Every method may be called from any thread."""
 
-    def __init__(self, experiment: str, directory: Path, token_path: Path, lease_s: float) -> None:
-        """`lease_s`: how long an instance bears with a driver that slept with this machine, from when both woke."""
+    def __init__(self, experiment: str, directory: Path, token_path: Path, lease_s: float, clock: SteadyClock) -> None:
+        """What it starts goes by `clock`.
+
+        `lease_s`: how long an instance bears with a driver that slept with this machine, from when both woke.
+        """
         self._experiment = experiment
         self._directory = directory
         self._token_path = token_path
         self._lease_s = lease_s
+        self._clock = clock
         self._mutex = threading.Lock()
         self._closed = False
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -38,7 +42,7 @@ class Guards:
 
     def leased(self) -> bool:
         """Whether there is a lease that is not over."""
-        return self.lease.exists() and self.lease.stat().st_mtime > time.time()
+        return self.lease.exists() and self.lease.stat().st_mtime > self._clock()
 
     def renew_lease(self, until: float) -> None:
         """Put the end off, or bring it forward, to `until`."""
@@ -57,6 +61,7 @@ class Guards:
         first_lease_s: float | None = None,
     ) -> None:
         """Write down what is about to be started under the name of `path`."""
+        now = self._clock()
         record = Record(
             name=path.stem,
             experiment=self._experiment,
@@ -65,11 +70,11 @@ class Guards:
             temp_dir=temp_dir,
             devices=tuple(devices),
             address=address,
-            requested_at=time.time(),
+            requested_at=now,
             lease_until=self.lease.stat().st_mtime,
             first_lease_s=first_lease_s,
         )
-        guard.save(path, record)
+        guard.save(path, record, now)
 
     def spawn(self, path: Path) -> None:
         """Start the process of the record at `path`; where there is one already, the new one finds that, and goes.
@@ -87,7 +92,15 @@ class Guards:
                 raise ProviderError(f"the provider of experiment {self._experiment} is closed; open a new one")
             self._processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-P", guard.__file__, str(path), str(self.lease), str(self._lease_s)],
+                    [
+                        sys.executable,
+                        "-P",
+                        guard.__file__,
+                        str(path),
+                        str(self.lease),
+                        str(self._lease_s),
+                        repr(self._clock.booted_at),
+                    ],
                     env=ray_node.environment(os.environ, self._token_path, tags, record.devices),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,

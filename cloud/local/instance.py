@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ INSTANCE_TAG = "RUBBERBAND_INSTANCE"
 _POLL_S = 0.25
 _KILL_S = 5.0
 _PR_SET_PDEATHSIG = 1
+_PASSING = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Goes on while the machine sleeps, and is not moved when its clock is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,11 @@ class Record:
     reason: str = ""
 
 
+def elapsed_s() -> float:
+    """Seconds since this machine booted, its sleep included."""
+    return time.clock_gettime(_PASSING)
+
+
 def load(path: Path) -> Record:
     """The record at `path`."""
     values: dict[str, Any] = json.loads(path.read_text())
@@ -71,14 +78,15 @@ def load(path: Path) -> Record:
     return Record(**values)
 
 
-def save(path: Path, record: Record) -> None:
-    """Write `record` to `path`: a reader sees the old one or the new one."""
+def save(path: Path, record: Record, at: float) -> None:
+    """Write `record` to `path`, as of the instant `at`: a reader sees the old one or the new one."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".record-")
     try:
         with os.fdopen(descriptor, "w") as file:
             json.dump(asdict(record), file)
             file.flush()
             os.fsync(file.fileno())
+        os.utime(temporary, (at, at))  # a sign of life, on the experiment's clock
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -135,16 +143,18 @@ def end_tagged(directory: str, name: str) -> list[int]:
     return sorted(ended)
 
 
-def finish(path: Path, record: Record, *, ended_at: float | None = None, reason: str) -> Record:
+def finish(path: Path, record: Record, *, ended_at: Callable[[], float], reason: str) -> Record:
     """End what is left of the instance, write its last record, and return it. The caller holds the lock.
 
-    A record that cannot be written (a full disk) is left to who looks next.
+    `ended_at` is asked once nothing runs any more. A record that cannot be written (a full disk) is left to who looks
+    next.
     """
     end_tagged(record.directory, record.name)
     shutil.rmtree(record.temp_dir, ignore_errors=True)  # first: on a full disk it makes room for the record
-    final = replace(record, ended_at=time.time() if ended_at is None else ended_at, reason=reason)
+    at = ended_at()
+    final = replace(record, ended_at=at, reason=reason)
     with contextlib.suppress(OSError):
-        save(path, final)
+        save(path, final, at)
     return final
 
 
@@ -169,13 +179,19 @@ def _lease_ends_at(record: Record, lease: Path) -> float:
 
 
 def _watch(
-    node: subprocess.Popen[bytes], path: Path, record: Record, lease: Path, lease_s: float, stop: threading.Event
+    node: subprocess.Popen[bytes],
+    path: Path,
+    record: Record,
+    lease: Path,
+    lease_s: float,
+    stop: threading.Event,
+    clock: Callable[[], float],
 ) -> str:
     """Return the reason to end ('': released) as soon as there is one."""
     marker = release_marker(path)
-    looked_at, awake_since = time.time(), float("-inf")
+    looked_at, awake_since = clock(), float("-inf")
     while True:
-        now = time.time()
+        now = clock()
         if now - looked_at > lease_s / 2:  # this machine slept, and the driver with it
             awake_since = now
         looked_at = now
@@ -187,12 +203,16 @@ def _watch(
             return f"its Ray node ended (exit status {node.returncode}); see {path.with_suffix('.log')}"
         if now > max(_lease_ends_at(record, lease), awake_since + lease_s):
             return "lease expired"
-        os.utime(path)  # a sign of life: if this process is killed, the instant of its end
+        os.utime(path, (now, now))  # a sign of life: if this process is killed, the instant of its end
         stop.wait(_POLL_S)
 
 
-def run(path: Path, lease: Path, lease_s: float) -> None:
-    """Be the instance recorded at `path`, from here to its end."""
+def run(path: Path, lease: Path, lease_s: float, booted_at: float) -> None:
+    """Be the instance recorded at `path`, from here to its end; on the clock by which this machine booted then."""
+
+    def clock() -> float:
+        return booted_at + elapsed_s()
+
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -202,8 +222,9 @@ def run(path: Path, lease: Path, lease_s: float) -> None:
         record = load(path)
         if record.ended_at is not None:
             return
-        record = replace(record, pid=os.getpid(), running_at=time.time())
-        save(path, record)
+        running_at = clock()
+        record = replace(record, pid=os.getpid(), running_at=running_at)
+        save(path, record, running_at)
         with open(path.with_suffix(".log"), "ab") as log:
             node = subprocess.Popen(
                 record.command,
@@ -214,12 +235,12 @@ def run(path: Path, lease: Path, lease_s: float) -> None:
                 preexec_fn=_die_with_parent,
             )
         try:
-            reason = _watch(node, path, record, lease, lease_s, stop)
+            reason = _watch(node, path, record, lease, lease_s, stop, clock)
         except OSError as error:
             reason = f"its directory is gone ({error})"
         node.kill()
-        finish(path, record, reason=reason)
+        finish(path, record, ended_at=clock, reason=reason)
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]))
+    run(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]))

@@ -34,20 +34,25 @@ class LocalProvider:
         max_instances: int | None = None,
         devices: Sequence[str] = (),
         token_path: Path | None = None,
+        not_before: float = 0.0,
     ) -> None:
         """Take over `directory`, where everything about the instances is kept.
 
         `devices` are ids of real GPUs to hand out (see `real_gpus`); empty: GPUs are logical and trials use the CPU.
         The token that opens the Ray cluster is one per user (see `ray_node.default_token_path`), as Ray remembers it
-        for the life of a process. Raises ProviderError if another driver holds the directory, or if the directory or
-        the token cannot be written.
+        for the life of a process. What was written down of the experiment reaches to `not_before`. Raises ProviderError
+        if another driver holds the directory, or if the directory or the token cannot be written.
         """
         self._gpus = gpus_per_instance
         self._max_instances = max_instances
         self._devices = tuple(devices)
         self._mutex = threading.RLock()
-        self._head = ray_head.RayHead(experiment, directory, token_path=token_path, lease_s=lease_s)
+        self._head = ray_head.RayHead(
+            experiment, directory, token_path=token_path, lease_s=lease_s, not_before=not_before
+        )
         self._guards = self._head.guards
+        self.clock = self._head.clock
+        """Unix time, whatever becomes of this machine's clock."""
         self._instances = directory.resolve() / "instances"
 
     @property

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rubberband.cloud.local.instance import Record, end_tagged, finish, load, lock, release_marker
+from rubberband.cloud.steady import time_of
 
 _SPAWN_S = 30.0
 """A recorded process that has not appeared by then never will: its driver died in between."""
@@ -27,9 +29,9 @@ def observe(path: Path) -> Record:
             return record
         if record.pid is not None:
             last_sign = path.stat().st_mtime
-            return finish(path, record, ended_at=last_sign, reason="its process died")
-        if time.time() > record.requested_at + _SPAWN_S:
-            return finish(path, record, reason="its process never started")
+            return finish(path, record, ended_at=lambda: last_sign, reason="its process died")
+        if _clock(record)() > record.requested_at + _SPAWN_S:
+            return finish(path, record, ended_at=_clock(record), reason="its process never started")
         return record
 
 
@@ -48,7 +50,7 @@ def end(path: Path, reason: str) -> Record:
         return _end(path, reason)
     except OSError:
         end_tagged(record.directory, record.name)
-        return replace(record, ended_at=time.time(), reason=reason)
+        return replace(record, ended_at=_clock(record)(), reason=reason)
 
 
 def end_all(folder: Path) -> None:
@@ -72,4 +74,8 @@ def _end(path: Path, reason: str) -> Record:
             os.kill(record.pid, signal.SIGTERM)
     with lock(path, wait_s=_END_S):
         record = load(path)
-        return record if record.ended_at is not None else finish(path, record, reason=reason)
+        return record if record.ended_at is not None else finish(path, record, ended_at=_clock(record), reason=reason)
+
+
+def _clock(record: Record) -> Callable[[], float]:
+    return partial(time_of, Path(record.directory))

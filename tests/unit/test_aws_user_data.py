@@ -116,7 +116,7 @@ def test_a_machine_that_cannot_arm_its_lease_ends_at_once(machine: Machine) -> N
     assert not (machine.folder / "worker").exists()
 
 
-@pytest.mark.parametrize(("left_s", "ends"), [(3600, False), (-1, True), (None, True)])
+@pytest.mark.parametrize(("left_s", "ends"), [(3600, False), (-3, True), (None, True)])
 def test_the_lease_ends_the_machine_when_it_is_over_or_gone(machine: Machine, left_s: float | None, ends: bool) -> None:
     machine.boot(worker_script(BOOT, START))
     lease = machine.folder / "lease"
@@ -126,6 +126,17 @@ def test_the_lease_ends_the_machine_when_it_is_over_or_gone(machine: Machine, le
         os.utime(lease, (time.time() + left_s,) * 2)
 
     assert machine.run(machine.folder / "check-lease").returncode == 0
+
+    assert (machine.called[-1] == "shutdown -h now") == ends
+
+
+@pytest.mark.parametrize(("by_s", "left_s", "ends"), [(1800, 600, False), (-1800, -3, True)])
+def test_a_step_of_the_machine_s_clock_changes_no_lease(machine: Machine, by_s: int, left_s: int, ends: bool) -> None:
+    machine.boot(worker_script(BOOT, START))
+    os.utime(machine.folder / "lease", (time.time() + left_s,) * 2)
+    machine.program("date", f"exec /bin/date -d '{by_s} seconds' \"$@\"")
+
+    machine.run(machine.folder / "check-lease")
 
     assert (machine.called[-1] == "shutdown -h now") == ends
 

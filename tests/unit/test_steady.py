@@ -1,0 +1,84 @@
+"""One clock for driver, instances and onlookers, whatever becomes of the machine's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rubberband.cloud import steady
+from rubberband.cloud.local import instance
+from rubberband.cloud.local.instance import Record, load, release_marker, save
+from rubberband.cloud.steady import steady_clock, time_of
+
+HALF_AN_HOUR_S = 1800.0
+
+
+def step(monkeypatch: pytest.MonkeyPatch, by_s: float) -> None:
+    """Set the machine's clock."""
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + by_s)
+
+
+@pytest.mark.parametrize("by_s", [HALF_AN_HOUR_S, -HALF_AN_HOUR_S])
+def test_a_step_of_the_clock_moves_neither_the_driver_s_nor_the_next_one_s_nor_an_onlooker_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_s: float
+) -> None:
+    clock = steady_clock(tmp_path)
+    before = clock()
+    step(monkeypatch, by_s)
+    seen = [before, clock(), steady_clock(tmp_path)(), time_of(tmp_path), clock()]
+    assert seen == sorted(seen)
+    assert seen[-1] < before + HALF_AN_HOUR_S / 2
+
+
+def test_a_driver_after_a_reboot_goes_on_after_the_last_that_was_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last_event_at = steady_clock(tmp_path)()
+    monkeypatch.setattr(steady, "_boot", lambda: "another")
+    step(monkeypatch, -HALF_AN_HOUR_S)
+    assert time_of(tmp_path) < last_event_at, "a clock of another boot, or machine, tells nothing"
+    assert steady_clock(tmp_path, not_before=last_event_at)() >= last_event_at
+    assert time_of(tmp_path) >= last_event_at
+
+
+@pytest.mark.parametrize("by_s", [HALF_AN_HOUR_S, -HALF_AN_HOUR_S])
+def test_an_instance_counts_its_lease_and_its_time_by_that_clock(tmp_path: Path, by_s: float) -> None:
+    clock = steady_clock(tmp_path)
+    path, lease = tmp_path / "i-001.json", tmp_path / "lease"
+    lease.touch()
+    os.utime(lease, (clock() + 600.0, clock() + 600.0))
+    record = Record(
+        name="i-001",
+        experiment="steps",
+        directory=str(tmp_path),
+        command=("sleep", "1000"),
+        temp_dir=str(tmp_path / "ray"),
+        devices=(),
+        address="",
+        requested_at=clock(),
+    )
+    save(path, record, clock())
+    with subprocess.Popen([sys.executable, "-c", _stepped(by_s), str(path), str(lease), "600", repr(clock.booted_at)]):
+        while (found := load(path)).running_at is None:
+            time.sleep(0.01)
+        release_marker(path).write_text("")
+    found = load(path)
+    assert found.reason == ""
+    assert found.ended_at is not None
+    assert found.running_at is not None
+    assert record.requested_at <= found.running_at <= found.ended_at <= clock()
+    assert path.stat().st_mtime == pytest.approx(found.ended_at)
+
+
+def _stepped(by_s: float) -> str:
+    """A guard on a machine whose clock is off by so much."""
+    return (
+        f"import runpy, time; real = time.time; time.time = lambda: real() + {by_s}; "
+        f"runpy.run_path({instance.__file__!r}, run_name='__main__')"
+    )
