@@ -38,6 +38,7 @@ from rubberband.executor.state import (
     Granted,
     InstanceStatus,
     Job,
+    Pause,
     Phase,
     StageRecord,
     State,
@@ -69,7 +70,7 @@ class Controller:
         """Take one event in and return what is to be done now, in order."""
         self._commands = []
         if isinstance(event, Tick):
-            self._forgive_a_pause(event.occurred_at)
+            self._forgive_a_pause(event)
         elif isinstance(event, LimitsChanged | CancelRequested):
             if not self._is_news(event.request):
                 return []
@@ -231,16 +232,21 @@ class Controller:
         for trial in [trial for trial in self.state.running() if trial.due_at <= now]:
             self._commands.append(StopTrial(trial=trial.trial, attempt=trial.attempt))
             self._fail(trial, "hung", f"no report for {trial.due_at - trial.progress_at:.0f} s")
+        if self.state.just_woke:  # what is told next may have cost less than it would have by now
+            return
         if (reason := rules.over_budget(self.job, self.state, ticked)) is not None:
             self._end("budget", reason)
 
-    def _forgive_a_pause(self, ticked_at: float) -> None:
+    def _forgive_a_pause(self, tick: Tick) -> None:
         """A Tick that comes much too late was not watched for (the machine slept): nobody hung meanwhile."""
-        due_at = self.wake_at()
-        if due_at is not None and ticked_at > due_at + PAUSE_S:
-            self.state.woke_at.append(ticked_at)
+        due_at, at = self.wake_at(), tick.occurred_at
+        self.state.just_woke = tick.paused_s > 0.0
+        if self.state.just_woke:
+            self.state.pauses.append(Pause(at=at, paused_s=tick.paused_s))
+        if self.state.just_woke or (due_at is not None and at > due_at + PAUSE_S):
+            self.state.woke_at.append(at)
             for trial in self.state.running():
-                attempts.note_progress(self.job, self.state, trial, ticked_at)
+                attempts.note_progress(self.job, self.state, trial, at)
 
     # What is to be done
 

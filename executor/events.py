@@ -261,7 +261,10 @@ class LimitsChanged(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick(Event):
-    """Time passed: the controller's `wake_at` is reached."""
+    """Time passed: the controller's `wake_at` is reached, or the driver wakes that stood still."""
+
+    paused_s: float = 0.0
+    """For so long up to now the driver stood still, paused or with its machine asleep; 0: it did not."""
 
 
 # Commands

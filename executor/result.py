@@ -18,7 +18,7 @@ from rubberband.executor.accounting import PaidTime, bill_usd, instance_cost_usd
 from rubberband.executor.batch_history import BatchStretch, batch_history
 from rubberband.executor.events import CheckpointRef, RestPlanned
 from rubberband.executor.ranking import best_trial
-from rubberband.executor.state import Allocation, Granted, InstanceRecord, Job, Phase, Setback, State
+from rubberband.executor.state import Allocation, Granted, InstanceRecord, Job, Pause, Phase, Setback, State
 from rubberband.offer import SECONDS_PER_HOUR
 from rubberband.plan import Market, Plan
 
@@ -114,6 +114,14 @@ class SetbackResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PauseResult:
+    """The driver stood still, paused or with its machine asleep; `at_s` is when that began, from the start."""
+
+    at_s: float
+    paused_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceResult:
     """One instance: instants in seconds from the start, and its share of the bill."""
 
@@ -196,6 +204,8 @@ class Result:
     resumed_s: tuple[float, ...] = ()
     """When drivers went on with it, from the start."""
     setbacks: tuple[SetbackResult, ...] = ()
+    """In order."""
+    pauses: tuple[PauseResult, ...] = ()
     """In order."""
 
     @property
@@ -283,6 +293,7 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         extensions=tuple(_extension(state, granted) for granted in state.granted),
         resumed_s=tuple(max(0.0, at - state.started_at) for at in state.resumed_at),
         setbacks=tuple(_setback(state, setback) for setback in state.setbacks),
+        pauses=tuple(_pause(state, pause) for pause in state.pauses),
     )
 
 
@@ -341,6 +352,10 @@ def _extension(state: State, granted: Granted) -> ExtensionResult:
         max_cost_before_usd=granted.max_cost_before_usd,
         max_cost_usd=granted.max_cost_usd,
     )
+
+
+def _pause(state: State, pause: Pause) -> PauseResult:
+    return PauseResult(at_s=max(0.0, pause.at - pause.paused_s - state.started_at), paused_s=pause.paused_s)
 
 
 def _setback(state: State, setback: Setback) -> SetbackResult:

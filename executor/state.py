@@ -228,6 +228,15 @@ class Setback:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """The driver stood still, paused or with its machine asleep."""
+
+    at: float
+    """Its end."""
+    paused_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
     """More time or money than an experiment had, from `at` on; None is no limit."""
 
@@ -252,6 +261,7 @@ class State:
     decisions: list[RestPlanned] = field(default_factory=list)
     granted: list[Granted] = field(default_factory=list)
     setbacks: list[Setback] = field(default_factory=list)
+    pauses: list[Pause] = field(default_factory=list)
     requests: set[str] = field(default_factory=set)
     """Ids of what was asked of the driver and taken in."""
     instances: dict[str, InstanceRecord] = field(default_factory=dict)
@@ -274,6 +284,8 @@ class State:
     """When drivers went on with it."""
     woke_at: list[float] = field(default_factory=list)
     """When the machine had slept: what took until then tells nothing of how fast trials are."""
+    just_woke: bool = False
+    """Whether the driver stood still until just now: what it holds may have ended, and be told next."""
     paused_s: float = 0.0
     """Between having ended and being resumed; nothing was held."""
     launches_left: int = 0

@@ -10,6 +10,7 @@ from rubberband.executor.result import (
     DecisionResult,
     ExtensionResult,
     InstanceResult,
+    PauseResult,
     Result,
     SetbackResult,
     StageResult,
@@ -24,6 +25,7 @@ from rubberband.views.words import (
     listed,
     number,
     printable,
+    stood_still,
     usd,
     usd_decimals,
     went_back,
@@ -90,7 +92,7 @@ class Happening:
     what: str
     told: str
     kind: str
-    """sync, kept, changed, extended, resumed or setback"""
+    """sync, kept, changed, extended, resumed, setback or pause"""
 
 
 def actions(submission: Submission) -> frozenset[str]:
@@ -281,7 +283,8 @@ def happenings(result: Result) -> list[Happening]:
     """Ends of stages, replans, extensions and resumes, in order."""
     limits = map(_extended, result.extensions)
     back = map(_went_back, result.setbacks)
-    every = [*_syncs(result), *_resumed(result), *map(_decided, result.decisions), *limits, *back]
+    stood = map(_stood_still, result.pauses)
+    every = [*_syncs(result), *_resumed(result), *map(_decided, result.decisions), *limits, *back, *stood]
     return sorted(every, key=lambda happening: happening.at_s)
 
 
@@ -310,6 +313,10 @@ def _extended(granted: ExtensionResult) -> Happening:
 
 def _went_back(setback: SetbackResult) -> Happening:
     return Happening(at_s=setback.at_s, what="checkpoint lost", told=went_back(setback), kind="setback")
+
+
+def _stood_still(pause: PauseResult) -> Happening:
+    return Happening(at_s=pause.at_s, what="driver paused", told=stood_still(pause), kind="pause")
 
 
 def _resumed(result: Result) -> Iterator[Happening]:

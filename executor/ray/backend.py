@@ -22,6 +22,7 @@ from rubberband.executor.events import (
     ReleaseInstance,
     StartTrial,
     StopTrial,
+    Tick,
 )
 from rubberband.executor.ray.attempt import Attempt
 from rubberband.executor.ray.code import Code
@@ -36,6 +37,8 @@ from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.segment import Segment
 
 _FAREWELL_S = 2.0
+_STOOD_STILL_S = 30.0
+"""Events are asked for every second; where it takes so long, the driver was paused, or its machine slept."""
 
 
 class RayBackend:
@@ -85,6 +88,7 @@ class RayBackend:
         self._mailbox = Mailbox(clock)
         self._attempts: dict[tuple[int, int], Attempt] = {}
         self._closed = False
+        self._looked_at: float | None = None
 
         def make_crew(instance: str, on_sick: Callable[[str, str], None]) -> Crew:
             return Crew(
@@ -176,9 +180,27 @@ class RayBackend:
 
         Raises StoreAwayError if the checkpoint store is full or gone.
         """
-        events = self._mailbox.take(wake_at)
+        events = self._noted(self._mailbox.take(wake_at))
         self._store_watch.check(events)
         return events
+
+    def _noted(self, events: list[Event]) -> list[Event]:
+        """The events, and before what came after it that this driver stood still, if it did.
+
+        What ended meanwhile is found out first: trials that lost their instances have not failed, and what has ended
+        itself costs no more.
+        """
+        before_at, now = self._looked_at, self.now()
+        self._looked_at = now
+        paused_s = 0.0 if before_at is None else now - before_at
+        if paused_s < _STOOD_STILL_S:
+            return events
+        self._fleet.look()
+        events += self._mailbox.take(now)
+        earlier = [event for event in events if event.occurred_at < now - paused_s / 2.0]
+        later = events[len(earlier) :]
+        woke_at = later[0].occurred_at if later else self._mailbox.stamp()
+        return [*earlier, Tick(occurred_at=woke_at, paused_s=paused_s), *later]
 
     def reconcile(self, known: Collection[str]) -> DriverResumed:
         """Take over from a driver that died. Raises ProviderError if the provider cannot tell what exists."""

@@ -246,10 +246,14 @@ class RayFleet:
 
     def _watch(self) -> None:
         while not self._closing.wait(self._provider.look_s):
-            with self._mutex:
-                held = any(not hold.over for hold in self._holds.values())
-            if held:
-                self._look()
+            self.look()
+
+    def look(self) -> None:
+        """Take in what the provider shows of what is held."""
+        with self._mutex:
+            held = any(not hold.over for hold in self._holds.values())
+        if held:
+            self._look()
 
     def _watch_nodes(self) -> None:
         """Give up instances that run, for all that the provider knows, but whose Ray node is frozen or cut off."""

@@ -17,6 +17,7 @@ from rubberband.executor.events import (
     InstanceRefused,
     InstanceReleased,
     LimitsChanged,
+    Tick,
 )
 from rubberband.executor.forecast import forecast
 from rubberband.executor.ranking import best_trial
@@ -33,7 +34,17 @@ from rubberband.executor.state import (
 from rubberband.offer import slots
 from rubberband.units import format_usd
 from rubberband.views.batch_words import change
-from rubberband.views.words import counted, decided, duration, extended, listed, number, printable, went_back
+from rubberband.views.words import (
+    counted,
+    decided,
+    duration,
+    extended,
+    listed,
+    number,
+    printable,
+    stood_still,
+    went_back,
+)
 
 _UNDER_WAY = (TrialStatus.QUEUED, TrialStatus.RUNNING, TrialStatus.PAUSED)
 
@@ -70,6 +81,8 @@ class Narrator:
                 self._catch_up(state)
         elif isinstance(event, DriverResumed):
             said.append(f"resumed: {_left(state)}")
+        if isinstance(event, Tick) and event.paused_s:
+            said.append(stood_still(state.pauses[-1]))
         said += self._instance(event, state)
         said += self._failed(state)
         said += self._went_back(state)

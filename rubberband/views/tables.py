@@ -19,6 +19,7 @@ from rubberband.views.words import (
     number,
     printable,
     rounded,
+    stood_still,
     time_unit_s,
     usd,
     usd_decimals,
@@ -108,6 +109,7 @@ def comparison(result: Result) -> Table:
         notes.append(f"Profiling before the start took {took} more; the limits here are what it left.")
     notes += [f"After {duration(granted.at_s)} it was extended: {extended(granted)}." for granted in result.extensions]
     notes += [f"After {duration(setback.at_s)} {went_back(setback)}." for setback in result.setbacks]
+    notes += [f"After {duration(pause.at_s)} {stood_still(pause)}." for pause in result.pauses]
     if result.resumes:
         after = f", after {listed(map(duration, result.resumed_s))}" if result.resumed_s else ""
         notes.append(f"The run was resumed {counted(result.resumes, 'time')}{after}.")

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rubberband.executor.result import ExtensionResult, SetbackResult
-from rubberband.executor.state import Granted, Setback
+from rubberband.executor.result import ExtensionResult, PauseResult, SetbackResult
+from rubberband.executor.state import Granted, Pause, Setback
 from rubberband.units import format_duration
 
 
@@ -52,6 +52,11 @@ def went_back(setback: SetbackResult | Setback) -> str:
     """What became of a trial whose latest checkpoint was lost."""
     to = f"to iteration {setback.to_iterations}" if setback.to_iterations else "to its beginning"
     return f"trial {setback.trial} went back from iteration {setback.from_iterations} {to}: {printable(setback.reason)}"
+
+
+def stood_still(pause: PauseResult | Pause) -> str:
+    """What became of the driver."""
+    return f"the driver stood still for {duration(pause.paused_s)}, paused or with its machine asleep"
 
 
 def extended(granted: Granted | ExtensionResult) -> str:

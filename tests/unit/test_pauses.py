@@ -1,0 +1,117 @@
+"""A driver that stood still: paused (SIGSTOP), or asleep with its machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from rubberband.api.dashboard.experiment_words import happenings
+from rubberband.cloud.cluster import ClusterProvider
+from rubberband.executor.checkpoints import open_store
+from rubberband.executor.events import Command, Event, InstanceLost, LaunchInstance, Tick
+from rubberband.executor.ray.backend import RayBackend
+from rubberband.executor.result import summarise
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.views.narration import Narrator
+from rubberband.views.report_html import render_html
+from rubberband.views.report_text import render
+from tests.unit.stories import Story, begun
+from tests.unit.test_journal import JOB
+
+PAUSE_S = 120.0
+SETUP = {"configurations": [{}] * 4}
+
+
+def test_what_was_reported_before_a_pause_is_over_makes_nobody_hang() -> None:
+    story = begun()
+    story.at += PAUSE_S
+    story.tell(Tick, paused_s=PAUSE_S)
+    story.report(0, 0.5)
+    assert [trial.failures for trial in story.state.trials] == [0, 0, 0, 0]
+    assert [trial.status for trial in story.state.trials[1:]] == ["running"] * 3
+
+
+CAPPED = dataclasses.replace(JOB, max_cost_usd=0.3, release_margin_s=3.0)
+
+
+def after_a_long_pause() -> tuple[Story, list[Command]]:
+    """Were its instances held so long, far more than the cap would be spent."""
+    story = begun(CAPPED)
+    story.at += 100 * PAUSE_S
+    return story, story.controller.handle(Tick(occurred_at=story.at, paused_s=100 * PAUSE_S))
+
+
+def test_instances_that_ended_in_a_pause_are_not_billed_to_its_end_and_bought_again() -> None:
+    story, orders = after_a_long_pause()
+    for instance in ("i-001", "i-002"):
+        lost = InstanceLost(occurred_at=story.at, instance=instance, ended_at=125.0, reason="lease expired")
+        orders += story.controller.handle(lost)
+    orders += story.tell(Tick)
+    assert (story.state.outcome, story.state.reason) == (None, "")
+    assert [order.instance for order in orders if isinstance(order, LaunchInstance)] == ["i-003", "i-004"]
+
+
+def test_what_is_held_after_a_pause_still_ends_by_the_budget() -> None:
+    story, _ = after_a_long_pause()
+    assert story.state.outcome is None
+    story.controller.handle(Tick(occurred_at=story.at))
+    assert story.state.outcome == "budget"
+
+
+def test_the_report_the_narration_and_the_page_tell_of_it() -> None:
+    story, narrator = begun(), Narrator(JOB)
+    story.at += PAUSE_S
+    story.tell(Tick, paused_s=PAUSE_S)
+    line = "the driver stood still for 2m, paused or with its machine asleep"
+    assert line in narrator.lines(Tick(occurred_at=story.at, paused_s=PAUSE_S), story.controller)
+    result = summarise(JOB, story.state, SETUP, story.at)
+    assert f"{line}." in render(result)
+    assert f"{line}." in render_html(result)
+    assert line in [happening.told for happening in happenings(result)]
+    assert result.to_json()["pauses"] == ({"at_s": pytest.approx(story.at - PAUSE_S - 101.0), "paused_s": PAUSE_S},)
+
+
+class Nothing:
+    """A provider of which nothing is asked."""
+
+    remote = False
+    look_s = 3600.0
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def test_the_backend_tells_of_it_before_what_it_finds_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = [1000.0]
+    backend = RayBackend(
+        cast(ClusterProvider, Nothing()),
+        entrypoint=Entrypoint.parse("a:b"),
+        configurations=[],
+        seeds=[],
+        metric="score",
+        store=open_store(str(tmp_path)),
+        gpus_per_instance=1,
+        clock=lambda: at[0],
+    )
+
+    def lose(instance: str) -> None:
+        backend._mailbox.put(lambda at: InstanceLost(occurred_at=at, instance=instance, ended_at=1020.0, reason=""))
+
+    monkeypatch.setattr(backend._fleet, "look", lambda: lose("b"))
+    try:
+        assert backend.next_events(at[0]) == []
+        lose("a")
+        at[0] += PAUSE_S
+        woke: list[Event] = list(backend.next_events(at[0]))
+        at[0] += 1.0
+        assert backend.next_events(at[0]) == []
+    finally:
+        backend.close()
+    assert [event.instance for event in woke if isinstance(event, InstanceLost)] == ["a", "b"]
+    assert woke[1] == Tick(occurred_at=at[0] - 1.0, paused_s=PAUSE_S)
+    assert [event.occurred_at for event in woke] == sorted(event.occurred_at for event in woke)
