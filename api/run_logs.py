@@ -1,7 +1,7 @@
 """The logs of an experiment, page by page: what its trials and its process printed, and why trials failed.
 
-A page ends with a cursor, which holds how far each file was read; the next page goes on there, so that a log that grows
-is read once. Files may be huge, hold anything, be replaced, or be missing.
+A page ends with a cursor, which holds how far each log was read; the next page goes on there, so that a log that grows
+is read once. Logs may be huge, hold anything, be cut (`rubberband.executor.trial_log`), be replaced, or be missing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rubberband.api.observing import Failure
 from rubberband.api.problems import INVALID, Problem
+from rubberband.executor.trial_log import Stretch, left_out_line, printed_bytes, read
 from rubberband.units import shown
 
 TAIL = "tail"
@@ -85,9 +86,9 @@ def page(
         share = TAIL_BYTES // max(1, min(len(files), 32))
         begin = _tail_offset(path, share) if place.is_tail else place.offsets.get(key, 0)
         room = PAGE_BYTES if place.is_tail else limit - len(lines)
-        found, end = _read(path, begin, room, left_bytes, is_whole)
+        found, end, used = _read(path, begin, room, left_bytes, is_whole)
         lines += [LogLine(trial=number, text=text) for text in found]
-        left_bytes -= max(0, end - begin)
+        left_bytes -= used
         if end:
             place.offsets[key] = end
         if not place.is_tail and (len(lines) >= limit or left_bytes <= 0):
@@ -108,29 +109,43 @@ def _failure_lines(failures: Sequence[Failure], place: Place, room: int) -> Iter
 def _tail_offset(path: Path, share: int) -> int:
     """The begin of a line about `share` bytes before the end."""
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size <= share:
-                return 0
-            file.seek(size - share)
-            skipped = file.readline(share)
-            return size - share + len(skipped)
+        size = printed_bytes(path)
+        if size <= share:
+            return 0
+        found = read(path, size - share, share)
+        return found.begin + found.content.find(b"\n") + 1
     except OSError:
         return 0
 
 
-def _read(path: Path, begin: int, room: int, most_bytes: int, is_whole: bool) -> tuple[list[str], int]:
-    """Lines from `begin` on, at most `room`, and where they end; one that is shorter now was replaced."""
-    try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size < begin:
-                begin = 0
-            file.seek(begin)
-            data = file.read(max(0, most_bytes))
-    except OSError:
-        return [], begin
+def _read(path: Path, begin: int, room: int, most_bytes: int, is_whole: bool) -> tuple[list[str], int, int]:
+    """Lines from `begin` on, at most `room`; where they end; of how many bytes they are.
+
+    A log that is shorter now was replaced.
+    """
     texts: list[str] = []
-    used = 0
+    left_bytes, goes_on = most_bytes, True
+    try:
+        if printed_bytes(path) < begin:
+            begin = 0
+        while goes_on and left_bytes > 0 and len(texts) < room:
+            found = read(path, begin, left_bytes)
+            goes_on = found.is_cut
+            if found.content:
+                more, used = _lines(found, found.begin - begin, room - len(texts), is_whole or found.is_cut)
+                texts += more
+                begin = found.begin + used
+                left_bytes -= used
+    except OSError:
+        pass
+    return texts, begin, most_bytes - left_bytes
+
+
+def _lines(found: Stretch, left_out_bytes: int, room: int, is_whole: bool) -> tuple[list[str], int]:
+    """The lines of a stretch, and of how many bytes they are; `left_out_bytes` is what is missing before it."""
+    data, texts, used = found.content, list[str](), 0
+    if left_out_bytes:
+        texts.append(left_out_line(left_out_bytes))
     while len(texts) < room and used < len(data):
         end = data.find(b"\n", used, used + LINE_BYTES)
         if end < 0:
@@ -141,7 +156,7 @@ def _read(path: Path, begin: int, room: int, most_bytes: int, is_whole: bool) ->
         else:
             piece, used = data[used:end], end + 1
         texts.append(piece.decode("utf-8", "replace").rstrip("\r"))
-    return texts, begin + used
+    return texts, used
 
 
 def write_cursor(place: Place) -> str:

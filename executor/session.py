@@ -34,7 +34,7 @@ from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual import VirtualBackend
 from rubberband.interrupts import AtOnce
 from rubberband.offer import Offer
-from rubberband.resources import Resources
+from rubberband.resources import LOG_LIMIT_BYTES, Resources
 
 RELEASE_MARGINS_S = {"virtual": 0.0, "local": 3.0, "aws": 60.0}
 """Provider -> up to how long giving instances back takes, retries included; the budget keeps clear of it. Leases end
@@ -63,6 +63,8 @@ class Setup:
     store_mark: str = ""
     """What the checkpoint store is marked with; empty: by an earlier version, not at all."""
     lease_s: float
+    log_limit_bytes: int = LOG_LIMIT_BYTES
+    """How much is kept of what a trial prints."""
     run: str = ""
     """Made once for each experiment, so that another one of the same name is not taken for this one in the cloud."""
     batch: AdaptiveBatch | None = None
@@ -261,6 +263,7 @@ def make_ray_backend(
         batch=setup.batch,
         known_points=known_points,
         logs=folder.logs,
+        log_limit_bytes=setup.log_limit_bytes,
         code=code,
         lease_s=setup.lease_s,
         lease_interval_s=min(EC2_LEASE_INTERVAL_S if on_ec2 else LEASE_INTERVAL_S, setup.lease_s / 4.0),

@@ -266,6 +266,7 @@ def make_setup(experiment: Experiment, entrypoint: Entrypoint | None, folder: Ex
         checkpoints=_store_url(experiment.resources.checkpoints or str(folder.checkpoints), f"{experiment.name}-{run}"),
         run=run,
         lease_s=experiment.resources.lease_length_s,
+        log_limit_bytes=experiment.resources.log_limit_bytes,
         batch=experiment.batch.to_plain(),
         profiling_s=spent.seconds,
         profiling_cost_usd=spent.cost_usd,

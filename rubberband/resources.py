@@ -16,8 +16,11 @@ from rubberband.chance import FIXED, Spread, measured
 from rubberband.offer import Billing
 from rubberband.plan import Market
 from rubberband.units import shown
-from rubberband.words import Amount, Count, Duration, Gpus, Usd, Words, fault
+from rubberband.words import Amount, Bytes, Count, Duration, Gpus, Usd, Words, fault
 from rubberband.words import Spread as Coefficient
+
+LOG_LIMIT_BYTES = 64_000_000
+"""How much of what a trial prints is kept, where nothing else is said."""
 
 
 class GpusPerTrial(Words):
@@ -159,6 +162,8 @@ class Resources(Words):
     head_price_usd_per_hour: Usd = Field(0.0, alias="head_price_per_hour")
     lease_s: Annotated[Duration, Field(ge=2)] | None = Field(None, alias="lease")
     """How long an instance outlives a driver that died, at least 2 s; by default a minute, or 10 on EC2."""
+    log_limit_bytes: Annotated[Bytes, Field(ge=64_000)] = Field(LOG_LIMIT_BYTES, alias="log_limit")
+    """How much of what a trial prints is kept, at least 64KB; of more, the beginning and the end."""
     checkpoints: Annotated[str, Field(min_length=1)] | None = None
     """URL of the checkpoint store: a directory that every instance sees, or `s3://bucket/prefix`. By default one in the
     experiment's folder, which instances of EC2 do not see: they need one."""

@@ -16,6 +16,9 @@ from rubberband.errors import InputError
 MAX_DURATION_S = 10 * 365 * 86400.0
 """Ten years: what is longer is a slip of the pen."""
 
+MAX_BYTES = 10**15
+"""A petabyte: what is larger is a slip of the pen."""
+
 _UNIT_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 _NUMBER = r"\d+(?:\.\d+)?"
 _PARTS = re.compile(rf"(?:({_NUMBER})d)?(?:({_NUMBER})h)?(?:({_NUMBER})m)?(?:({_NUMBER})s)?", re.ASCII)
@@ -69,6 +72,41 @@ def format_duration(seconds: float) -> str:
         count, left = divmod(left, int(unit_s))
         text += f"{count}{unit}" if count else ""
     return text
+
+
+_UNIT_BYTES = {"": 1, "B": 1} | {
+    f"{prefix}{suffix}": base**power
+    for base, suffix in ((1000, "B"), (1024, "IB"))
+    for power, prefix in enumerate("KMGT", 1)
+}
+_SIZE = re.compile(rf"({_NUMBER})([A-Z]*)", re.ASCII)
+
+
+def parse_bytes(value: object) -> int:
+    """Bytes of a size: `64MB` (millions), `10MiB` (of 1,048,576), or a number of bytes (as a number or as text).
+
+    Raises InputError if it is no size, not finite, negative, or more than a petabyte.
+    """
+    how = "write it as 64MB, 10MiB or plain bytes"
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise InputError(f"{shown(value)} is not a size; {how}")
+    size_bytes: float = -1.0
+    if not isinstance(value, str):
+        size_bytes = value
+    elif (match := _SIZE.fullmatch(value.strip().replace(" ", "").upper())) and match[2] in _UNIT_BYTES:
+        size_bytes = float(match[1]) * _UNIT_BYTES[match[2]]
+    if not 0 <= size_bytes <= MAX_BYTES:
+        raise InputError(f"{shown(value)} is not a size from 0 to 1000TB; {how}")
+    return round(size_bytes)
+
+
+def format_bytes(size_bytes: float) -> str:
+    """A size as text: `152 KB`, `63.9 MB`."""
+    for unit in ("bytes", "KB", "MB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.3g} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.3g} GB"
 
 
 def parse_deadline(value: object) -> float | datetime:

@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from rubberband.errors import InputError
-from rubberband.units import format_instant, nearest, parse_deadline, parse_duration, shown
+from rubberband.units import format_instant, nearest, parse_bytes, parse_deadline, parse_duration, shown
 
 Path = tuple[str | int, ...]
 """Keys from the top of a document to the value that is meant."""
@@ -183,6 +183,11 @@ Duration = Annotated[
     BeforeValidator(told(parse_duration), json_schema_input_type=Annotated[float, Field(ge=0)] | str),
 ]
 """Seconds, written as 90s, 20m, 1h30m or plain seconds."""
+Bytes = Annotated[
+    int,
+    BeforeValidator(told(parse_bytes), json_schema_input_type=Annotated[float, Field(ge=0)] | str),
+]
+"""Bytes, written as 64MB, 10MiB or plain bytes."""
 Deadline = Annotated[
     float | datetime,
     PlainValidator(told(parse_deadline), json_schema_input_type=Annotated[float, Field(gt=0)] | str),

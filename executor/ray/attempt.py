@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 import ray
@@ -26,6 +25,7 @@ from rubberband.executor.events import (
 from rubberband.executor.ray.crew import Crew, Worker, last_line
 from rubberband.executor.ray.worker import SegmentItem
 from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport, SegmentStarted
+from rubberband.executor.trial_log import TrialLog
 
 _GRACE_S = 2.0
 """After the first sign of an end, how long the rest of the gang may take to end too."""
@@ -81,7 +81,7 @@ class Attempt:
         self,
         start: StartTrial,
         segment: Segment,
-        log: Path | None,
+        log: TrialLog | None,
         fleet: Fleet,
         put: Callable[[Callable[[float], Event]], None],
     ) -> None:

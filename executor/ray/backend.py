@@ -35,6 +35,8 @@ from rubberband.executor.ray.store_watch import StoreWatch
 from rubberband.executor.ray.worker import Device
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.segment import Segment
+from rubberband.executor.trial_log import TrialLog
+from rubberband.resources import LOG_LIMIT_BYTES
 
 _FAREWELL_S = 2.0
 _STOOD_STILL_S = 30.0
@@ -58,6 +60,7 @@ class RayBackend:
         batch: AdaptiveBatch | None = None,
         known_points: Sequence[BatchPoint] = (),
         logs: Path | None = None,
+        log_limit_bytes: int = LOG_LIMIT_BYTES,
         code: Code | None = None,
         lease_s: float = 60.0,
         lease_interval_s: float = 2.0,
@@ -67,10 +70,10 @@ class RayBackend:
         """Nothing is rented, and Ray is not touched, before the first command.
 
         `configurations[i]` and `seeds[i]` belong to trial i. `logs` is a directory of this machine: what trial 7 prints
-        goes to `trial-007.log` in it. `code` is sent to instances that are other machines. `batch` is how trials adapt
-        their batch size (None: not at all), and `known_points` what is known of their steps. An instance whose workers
-        are not warm within `ready_timeout_s` is given up as lost. Instances outlive this driver by `lease_s` at most,
-        which is renewed every `lease_interval_s`.
+        goes to `trial-007.log` in it, and `log_limit_bytes` of that are kept. `code` is sent to instances that are
+        other machines. `batch` is how trials adapt their batch size (None: not at all), and `known_points` what is
+        known of their steps. An instance whose workers are not warm within `ready_timeout_s` is given up as lost.
+        Instances outlive this driver by `lease_s` at most, which is renewed every `lease_interval_s`.
         """
         self._entrypoint = entrypoint
         self._configurations = configurations
@@ -82,6 +85,7 @@ class RayBackend:
         self._batch = batch
         self._known_points = tuple(known_points)
         self._logs = logs
+        self._log_limit_bytes = log_limit_bytes
         self._clock = clock
         self._remote = provider.remote
         shipment = Shipment(code) if code is not None and self._remote else None
@@ -104,7 +108,15 @@ class RayBackend:
             )
 
         leases = Leases(provider, lease_s=lease_s, interval_s=lease_interval_s, clock=clock)
-        self._fleet = RayFleet(provider, make_crew, self._mailbox, leases=leases, on_gone=self._abandon, logs=logs)
+        self._fleet = RayFleet(
+            provider,
+            make_crew,
+            self._mailbox,
+            leases=leases,
+            on_gone=self._abandon,
+            logs=logs,
+            log_limit_bytes=log_limit_bytes,
+        )
 
     def now(self) -> float:
         """Unix time in seconds."""
@@ -162,12 +174,13 @@ class RayBackend:
         self._attempts[start.trial, start.attempt] = attempt
         attempt.begin()
 
-    def _log(self, trial: int) -> Path | None:
+    def _log(self, trial: int) -> TrialLog | None:
         """Where a trial prints; on another machine in a folder of that machine's, from which it is collected."""
         if self._logs is None:
             return None
         name = f"trial-{trial:03d}.log"
-        return Path(name) if self._remote else self._logs.resolve() / name
+        path = Path(name) if self._remote else self._logs.resolve() / name
+        return TrialLog(path=path, limit_bytes=self._log_limit_bytes)
 
     def _abandon(self, instance: str) -> None:
         """End the attempts on an instance that is gone, so that their workers on other instances are free."""

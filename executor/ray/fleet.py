@@ -29,6 +29,7 @@ from rubberband.executor.ray.mailbox import Mailbox
 from rubberband.executor.ray.warden import Warden
 from rubberband.executor.statuses import released, running
 from rubberband.plan import Market
+from rubberband.resources import LOG_LIMIT_BYTES
 
 _log = logging.getLogger(__name__)
 
@@ -71,10 +72,11 @@ class RayFleet:
         leases: Leases,
         on_gone: Callable[[str], None],
         logs: Path | None = None,
+        log_limit_bytes: int = LOG_LIMIT_BYTES,
     ) -> None:
         """Begin to watch what the provider shows. `leases` are closed with the fleet.
 
-        `logs` is where what trials print on other machines is collected.
+        `logs` is where what trials print on other machines is collected, `log_limit_bytes` of each.
 
         `on_gone(instance)` is called when an instance can no longer be used, before any event says so.
         """
@@ -83,6 +85,7 @@ class RayFleet:
         self._mailbox = mailbox
         self._leases = leases
         self._logs = logs
+        self._log_limit_bytes = log_limit_bytes
         self._on_gone = on_gone
         self._connection = Connection()
         self._mutex = threading.RLock()
@@ -112,6 +115,7 @@ class RayFleet:
                 until=lambda: self._leases.until,
                 interval_s=self._leases.interval_s,
                 logs=self._logs,
+                log_limit_bytes=self._log_limit_bytes,
                 on_notice=lambda: self._interrupted(instance),
             )
         return _Hold(crew, warden)

@@ -47,11 +47,14 @@ class Beat:
 class WardenActor:
     """Runs on the instance."""
 
-    def beat(self, until: float | None, taken: Mapping[str, int]) -> Beat:
-        """Put the lease off to `until` (None: leave it), and tell what is new; `taken`: log -> bytes the driver has."""
+    def beat(self, until: float | None, taken: Mapping[str, int], is_last: bool = False) -> Beat:
+        """Put the lease off to `until` (None: leave it), and tell what is new; `taken`: log -> bytes the driver has.
+
+        The last time the end of each log is told, whatever lies before it.
+        """
         if until is not None:
             extend_lease(until)
-        return Beat(interruption=interruption(), logs=read_new(logs_folder(), taken))
+        return Beat(interruption=interruption(), logs=read_new(logs_folder(), taken, is_last=is_last))
 
 
 class Warden:
@@ -64,17 +67,19 @@ class Warden:
         until: Callable[[], float | None],
         interval_s: float,
         logs: Path | None,
+        log_limit_bytes: int,
         on_notice: Callable[[], None],
     ) -> None:
         """`until` is what the lease is put off to (None: it is left as it is).
 
-        What trials print is added to the files in `logs`.
+        What trials print is added to the files in `logs`, of each of which `log_limit_bytes` are kept.
         `on_notice` is called at every beat that tells of an interruption.
         """
         self.instance = instance
         self._until = until
         self._interval_s = interval_s
         self._logs = logs
+        self._log_limit_bytes = log_limit_bytes
         self._on_notice = on_notice
         self._taken: dict[str, int] = {}
         self._mutex = threading.Lock()
@@ -104,7 +109,7 @@ class Warden:
         actor = self._actor
         if actor is not None:
             with suppress(Exception):  # it may be gone, and the release must not wait for it
-                self._ask(actor, None, _COLLECT_S)
+                self._ask(actor, None, _COLLECT_S, is_last=True)
 
     def _run(self) -> None:
         while not self._dismissed:
@@ -135,13 +140,13 @@ class Warden:
         with suppress(Exception):
             ray.kill(actor)
 
-    def _ask(self, actor: Any, until: float | None, timeout_s: float) -> None:
+    def _ask(self, actor: Any, until: float | None, timeout_s: float, *, is_last: bool = False) -> None:
         if not self._mutex.acquire(timeout=timeout_s):
             return
         try:
             if until is not None:
                 self.reaches = max(self.reaches, until)
-            beat: Beat = ray.get(actor.beat.remote(until, dict(self._taken)), timeout=timeout_s)
+            beat: Beat = ray.get(actor.beat.remote(until, dict(self._taken), is_last), timeout=timeout_s)
             if until is not None:
                 self.reaches = until  # beats arrive in their order
             if beat.interruption is not None:
@@ -155,5 +160,5 @@ class Warden:
     def _keep(self, parts: Sequence[LogPart]) -> None:
         for part in parts:
             if self._logs is not None:
-                append(self._logs, part)
+                append(self._logs, part, self._log_limit_bytes)
             self._taken[part.name] = part.end

@@ -6,18 +6,18 @@ It runs one thing at a time, on its main thread, so that user code may set signa
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import socket
-import sys
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.ray.code import Code, install
+from rubberband.executor.ray.log_pump import LogPump
 from rubberband.executor.ray.remote_logs import logs_folder
 from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport, SegmentStarted
+from rubberband.executor.trial_log import TrialLog
 
 if TYPE_CHECKING:
     from rubberband.executor.training.entrypoint import Entrypoint
@@ -37,6 +37,7 @@ class SlotWorker:
         """`remote`: this is not the driver's machine, so that `code` is what it has of the driver's folders."""
         self._entrypoint = entrypoint if code is None else install(code, entrypoint)
         self._store = store
+        self._log_pump = LogPump()
         if remote:
             _speak_where_others_listen()
 
@@ -44,6 +45,7 @@ class SlotWorker:
         """Import everything that training needs: most of what a cold start takes."""
         from rubberband.executor.training.run import warm_up
 
+        self._log_pump.start()
         warm_up(self._entrypoint, device)
 
     def rendezvous(self) -> str:
@@ -56,12 +58,22 @@ class SlotWorker:
             port: int = listener.getsockname()[1]
         return f"tcp://{host}:{port}"
 
-    def run(self, segment: Segment, log: Path | None) -> Iterator[SegmentItem]:
-        """Train; what is printed meanwhile is appended to the file `log`, a bare name of which lies on this machine."""
+    def run(self, segment: Segment, log: TrialLog | None) -> Iterator[SegmentItem]:
+        """Train; what is printed meanwhile is added to `log`, a bare name of which lies on this machine.
+
+        What was printed before an item is there when the item is.
+        """
         from rubberband.executor.training.run import run_segment
 
-        with redirected(log if log is None or log.is_absolute() else logs_folder() / log):
-            yield from run_segment(self._entrypoint, segment, self._store)
+        if log is not None and not log.path.is_absolute():
+            log = replace(log, path=logs_folder() / log.path)
+        with (
+            self._log_pump.redirected(log) as drain,
+            contextlib.closing(run_segment(self._entrypoint, segment, self._store)) as items,
+        ):
+            for item in items:
+                drain()
+                yield item
 
 
 def _speak_where_others_listen() -> None:
@@ -77,33 +89,3 @@ def _speak_where_others_listen() -> None:
         if any(found.address == address for found in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-
-
-@contextlib.contextmanager
-def redirected(log: Path | None) -> Iterator[None]:
-    """Append what this process prints (and its children and C libraries print) to `log` while in the block."""
-    if log is None:
-        yield
-        return
-    log.parent.mkdir(parents=True, exist_ok=True)
-    streams = sys.stdout, sys.stderr
-    _flush(*streams)
-    kept = os.dup(1), os.dup(2)
-    with open(log, "a", buffering=1, encoding="utf-8", errors="backslashreplace") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-        sys.stdout = sys.stderr = file
-        try:
-            yield
-        finally:
-            _flush(file)
-            sys.stdout, sys.stderr = streams
-            for number, original in zip((1, 2), kept, strict=True):
-                os.dup2(original, number)
-                os.close(original)
-
-
-def _flush(*streams: io.TextIOBase | object) -> None:
-    for stream in streams:
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()  # type: ignore[union-attr]

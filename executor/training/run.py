@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Literal, Protocol
 
 from rubberband.errors import CheckpointError, EntrypointError
@@ -39,7 +39,7 @@ def warm_up(entrypoint: Entrypoint, device: Literal["cpu", "cuda"]) -> None:
 
 def run_segment(
     entrypoint: Entrypoint, segment: Segment, store: CheckpointStore
-) -> Iterator[SegmentStarted | SegmentReport | SegmentFailure]:
+) -> Generator[SegmentStarted | SegmentReport | SegmentFailure, None, None]:
     """Train as `segment` says, in this process; a backend calls it in every worker of the gang, and walks through it.
 
     Rank 0 yields SegmentStarted, then a SegmentReport after each iteration, whose checkpoint is durable by then; the

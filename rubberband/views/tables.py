@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rubberband.executor.result import InstanceResult, Result, StageResult, TrialResult
-from rubberband.units import format_duration
+from rubberband.units import format_bytes, format_duration
 from rubberband.views.batch_words import batch_line
 from rubberband.views.words import (
     configuration,
@@ -56,7 +56,7 @@ def headlines(result: Result) -> list[str]:
     lines.append(f"best: {printable(result.metric)}={_metric(result, best)} ({after}){'; ' if others else ''}{others}")
     lines.append(f"configuration: {configuration(best.configuration) or 'empty'}")
     if best.checkpoint is not None:
-        size = f" ({_size(best.checkpoint.size_bytes)})" if best.checkpoint.size_bytes else ""
+        size = f" ({format_bytes(best.checkpoint.size_bytes)})" if best.checkpoint.size_bytes else ""
         lines.append(f"checkpoint: {printable(best.checkpoint.url)}{size}")
     batch = batch_line(best)
     return [*lines, batch] if batch else lines
@@ -401,11 +401,3 @@ def status(result: Result, trial: TrialResult) -> str:
 def _metric(result: Result, trial: TrialResult) -> str:
     value = trial.metrics.get(result.metric)
     return "-" if value is None else number(value)
-
-
-def _size(size_bytes: float) -> str:
-    for unit in ("bytes", "KB", "MB"):
-        if size_bytes < 1000:
-            return f"{size_bytes:.3g} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:.3g} GB"

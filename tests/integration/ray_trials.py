@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +24,8 @@ class Counter(Trial):
     def iterate(self) -> Mapping[str, float]:
         """Sleep for `sleep_s`, and report the process that did."""
         self.iterations += 1
-        print(f"iteration {self.iterations}")
+        subprocess.run(["head", "-c", str(self.config.get("print_bytes", 0)), "/dev/zero"], check=True)
+        print(f"\niteration {self.iterations}")
         time.sleep(self.config.get("sleep_s", 0.0))
         if self.iterations >= self.context.iterations + 2 and self.context.rank == self.config.get("rank", 0):
             self._fault()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rubberband.api.run_logs import page
 from rubberband.cloud.local import LocalProvider
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.events import (
@@ -29,6 +30,7 @@ from rubberband.executor.events import (
 )
 from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.trial_log import printed_bytes, read
 from tests.integration.conversation import Conversation, eventually, kinds, nothing_left, processes_of
 
 pytestmark = pytest.mark.ray
@@ -36,7 +38,7 @@ pytestmark = pytest.mark.ray
 HERE = str(Path(__file__).parent)
 SILENT = "its Ray node stopped answering"
 """What Ray's head says of a dead node, if it finds out before the provider does."""
-WELL, LONG, EXITS, RAISES, HANGS, OTHER_RANK_EXITS, SLOW = range(7)
+WELL, LONG, EXITS, RAISES, HANGS, OTHER_RANK_EXITS, SLOW, LOUD = range(8)
 CONFIGURATIONS = (
     {},
     {"sleep_s": 0.1},
@@ -45,7 +47,9 @@ CONFIGURATIONS = (
     {"fault": "hang"},
     {"fault": "exit", "rank": 1, "sleep_s": 0.05},
     {"sleep_s": 0.1},
+    {"fault": "exit", "print_bytes": 3_000_000},
 )
+LOG_LIMIT_BYTES = 800_000
 
 
 def make_backend(directory: Path, entrypoint: str = "ray_trials:Counter", **options: object) -> RayBackend:
@@ -60,6 +64,7 @@ def make_backend(directory: Path, entrypoint: str = "ray_trials:Counter", **opti
         store=open_store(str(directory / "checkpoints")),
         gpus_per_instance=2,
         logs=directory / "logs",
+        log_limit_bytes=LOG_LIMIT_BYTES,
         **options,  # type: ignore[arg-type]
     )
 
@@ -113,6 +118,23 @@ def test_what_a_trial_prints_is_in_its_log(talk: Conversation, directory: Path) 
     log = (directory / "logs" / "trial-001.log").read_text()
     assert "setup of trial 1, rank 0" in log
     assert "setup of trial 1, rank 1" in log
+
+
+def test_of_a_trial_that_prints_without_end_the_beginning_and_the_end_are_kept(
+    talk: Conversation, directory: Path
+) -> None:
+    talk.start(LOUD, ("a", 0), until=5)
+    assert talk.until(TrialFailed).kind == "died"
+    path = directory / "logs" / f"trial-{LOUD:03d}.log"
+    eventually(lambda: b"\niteration 2\n" in _end(path))
+    assert sum(file.stat().st_size for file in [path, *path.with_suffix(".end").iterdir()]) <= LOG_LIMIT_BYTES
+    lines, _ = page({LOUD: path}, (), cursor=None, limit=1000, is_whole=True)
+    assert lines[0].text.startswith("setup of trial")
+    assert sum("left out" in line.text for line in lines) == 1
+
+
+def _end(path: Path) -> bytes:
+    return read(path, printed_bytes(path) - 100, 100).content
 
 
 def test_a_process_that_exits_fails_the_trial_and_its_slot_is_warm_again(talk: Conversation) -> None:

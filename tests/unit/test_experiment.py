@@ -31,12 +31,20 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
 
 
 def test_the_files_words_become_attributes_with_units() -> None:
-    experiment = Experiment(**words(constraints__max_cost=40, resources__provision_delay="1m", resources__lease="2m"))
+    experiment = Experiment(
+        **words(
+            constraints__max_cost=40,
+            resources__provision_delay="1m",
+            resources__lease="2m",
+            resources__log_limit="1MiB",
+        )
+    )
     assert experiment.constraints.deadline_s == 1200.0
     assert experiment.constraints.max_cost_usd == 40.0
     assert experiment.resources.provision_delay_s == 60.0
     assert experiment.resources.price_usd_per_hour == 3.6
     assert experiment.resources.lease_s == 120.0
+    assert experiment.resources.log_limit_bytes == 2**20
     assert experiment.stages() == (Stage(trials=8, iterations=1), Stage(trials=2, iterations=8))
     assert len(experiment.configurations()) == 8
 
@@ -46,6 +54,7 @@ def test_defaults() -> None:
     assert (experiment.resources.provider, experiment.resources.region) == ("local", "us-east-1")
     assert (experiment.resources.max_instances, experiment.resources.minimum_billed_s) == (16, 60.0)
     assert experiment.resources.provision_delay_s is None
+    assert experiment.resources.log_limit_bytes == 64_000_000
     assert (experiment.constraints.confidence, experiment.constraints.max_failures) == (0.95, 1)
     assert experiment.loaded_profile() is None
 

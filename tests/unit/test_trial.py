@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,18 @@ def test_a_segment_that_is_not_walked_to_its_end_closes_the_trial(store):
         ({"loss": np.zeros(2)}, "no_metric", "type ndarray"),
         ({"loss": math.nan}, "not_a_number", "the metric 'loss' is nan"),
         ({"loss": np.float32(-math.inf)}, "not_a_number", "the metric 'loss' is -inf"),
+        ({"loss": 1.0, "steps": 10**5000}, "not_a_number", "the metric 'steps' is too large for a float (1.8e+308 at"),
+        ({"loss": Decimal("-1e400")}, "not_a_number", "the metric 'loss' is too large for a float"),
+        ({"loss": np.longdouble("1e400")}, "not_a_number", "the metric 'loss' is too large for a float"),
+        ({"loss": Decimal("sNaN")}, "not_a_number", "the metric 'loss' cannot be made a float (ValueError"),
+        ({"loss": 1 + 2j}, "no_metric", "'loss' is a value of type complex, which is not a number"),
+        ({"loss": {"train": 1.0}}, "no_metric", "'loss' is a value of type dict, which is not a number"),
+        ({"loss": 1.0, "n" * 201: 1.0}, "raised", "has a name of 201 characters; 200 are allowed: shorten it"),
+        (
+            {"loss": 1.0} | {f"layer {number}": 1.0 for number in range(1000)},
+            "raised",
+            "the trial reported 1,001 metrics, 'layer 999' among them; 1,000 are allowed in a report: leave some out",
+        ),
     ],
 )
 def test_the_metric_must_be_there_and_finite(store, metrics, kind, message):
@@ -160,9 +173,11 @@ def test_metrics_become_floats(store):
         "text": "left out",
         "several": torch.zeros(2),
         "nan": math.nan,
+        "inf": Decimal("inf"),
+        "half": Decimal("0.5"),
     }
     report = reports(run(Counting, store, config={"metrics": metrics}))[1]
-    assert report.metrics == {"loss": 3.0, "torch": 2.5, "bool": 1.0, "numpy": 0.5}
+    assert report.metrics == {"loss": 3.0, "torch": 2.5, "bool": 1.0, "numpy": 0.5, "half": 0.5}
     assert {type(value) for value in report.metrics.values()} == {float}
 
 

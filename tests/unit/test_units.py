@@ -5,7 +5,17 @@ from datetime import UTC, datetime
 import pytest
 
 from rubberband.errors import InputError
-from rubberband.units import format_duration, format_instant, format_usd, nearest, parse_deadline, parse_duration, shown
+from rubberband.units import (
+    format_bytes,
+    format_duration,
+    format_instant,
+    format_usd,
+    nearest,
+    parse_bytes,
+    parse_deadline,
+    parse_duration,
+    shown,
+)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +67,33 @@ def test_what_is_not_a_duration_is_refused_with_the_remedy(written: object) -> N
 )
 def test_durations_as_text(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("written", "size_bytes"),
+    [
+        ("64MB", 64_000_000),
+        ("10MiB", 10 * 2**20),
+        ("1.5 kB", 1500),
+        ("2gib", 2**31),
+        ("700", 700),
+        (700, 700),
+        ("9B", 9),
+    ],
+)
+def test_sizes(written: object, size_bytes: int) -> None:
+    assert parse_bytes(written) == size_bytes
+
+
+@pytest.mark.parametrize("written", ["", "MB", "64M B x", "-1MB", -1, True, None, "inf", float("nan"), 10**400, "9PB"])
+def test_what_is_not_a_size_is_refused_with_the_remedy(written: object) -> None:
+    with pytest.raises(InputError, match="write it as 64MB, 10MiB or plain bytes"):
+        parse_bytes(written)
+
+
+@pytest.mark.parametrize(("size_bytes", "text"), [(0, "0 bytes"), (152_300, "152 KB"), (64e6, "64 MB"), (2e9, "2 GB")])
+def test_sizes_as_text(size_bytes: float, text: str) -> None:
+    assert format_bytes(size_bytes) == text
 
 
 def test_an_absolute_deadline_is_an_instant() -> None:

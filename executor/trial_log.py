@@ -1,0 +1,288 @@
+"""A trial's log on disk: the beginning and the end of what it printed, never more than its limit in all.
+
+`trial-007.log` holds the beginning, up to half of the limit. What follows goes to pieces of an eighth each in
+`trial-007.end/`, named after the byte at which they begin, counted from the first that the trial ever printed; the
+oldest goes before another is begun. Nothing is moved or rewritten, so that whatever is killed leaves a log that can be
+read and added to, and a reader is never interrupted: it counts bytes as they were printed, and is told what is missing.
+
+A trial does not write to the files itself: its output goes through a pipe to a small process, which this module is when
+it is run (`rubberband.executor.ray.log_pump` starts it). A thread would not do: where C code prints while it holds
+Python's lock it would wait for ever. Only the standard library is imported, and of rubberband nothing: it starts in
+20 ms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import selectors
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HEAD_SHARE = 2
+"""The beginning is kept up to the limit divided by this."""
+PIECE_SHARE = 8
+"""A piece of the end holds the limit divided by this."""
+PIPE_BYTES = 2**20
+"""Asked of a pipe, and read at once."""
+_GATHERING_S = 0.002
+"""Who prints line by line is read so often, not at every line."""
+_MESSAGE_END = b"\0"
+_MOST_FDS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialLog:
+    """Where a trial prints, and how much of it is kept."""
+
+    path: Path
+    limit_bytes: int
+
+
+# Reading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Bytes of a log that were printed one after another."""
+
+    begin: int
+    """Bytes that were printed before them, kept or not."""
+    content: bytes
+    is_cut: bool
+    """Whether what was printed next was left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    begin: int
+    end: int
+    path: Path
+
+
+def left_out_line(left_out_bytes: int) -> str:
+    """What a reader is shown in the place of bytes that were not kept."""
+    return f"[{left_out_bytes:,} bytes are left out here; resources.log_limit says how much of a log is kept]"
+
+
+def printed_bytes(path: Path) -> int:
+    """How much was ever printed to the log at `path`, kept or not; 0 if there is none."""
+    return max([piece.end for piece in _pieces(path)], default=0)
+
+
+def read(path: Path, begin: int, most_bytes: int) -> Stretch:
+    """At most so many bytes from the first on that is kept at or after `begin`; nothing at the end. Raises OSError.
+
+    A file that is no trial's log is one that was never cut.
+    """
+    while True:
+        try:
+            return _read(_pieces(path), begin, most_bytes)
+        except FileNotFoundError:  # a piece has just made room for another
+            continue
+
+
+def _read(pieces: Sequence[_Piece], begin: int, most_bytes: int) -> Stretch:
+    content, at = bytearray(), begin
+    for piece in pieces:
+        if piece.end <= at:
+            continue
+        if piece.begin > at:
+            if content:
+                return Stretch(begin=begin, content=bytes(content), is_cut=True)
+            begin = at = piece.begin
+        with open(piece.path, "rb") as file:
+            file.seek(at - piece.begin)
+            found = file.read(min(most_bytes - len(content), piece.end - at))
+        content += found
+        at += len(found)
+        if len(content) >= most_bytes or at < piece.end:
+            break
+    return Stretch(begin=begin, content=bytes(content), is_cut=False)
+
+
+def _pieces(path: Path) -> list[_Piece]:
+    """What there is of a log, in order."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        found.append(_Piece(begin=0, end=path.stat().st_size, path=path))
+    return found + _end_pieces(path)
+
+
+def _end_pieces(path: Path) -> list[_Piece]:
+    folder, found = _end_folder(path), []
+    try:
+        names = sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    for name in names:
+        begin = name.removesuffix(".log")
+        with contextlib.suppress(FileNotFoundError):
+            if begin.isdecimal():
+                size = (folder / name).stat().st_size
+                found.append(_Piece(begin=int(begin), end=int(begin) + size, path=folder / name))
+    return found
+
+
+def _end_folder(path: Path) -> Path:
+    return path.with_suffix(".end")
+
+
+# Writing
+
+
+class Appender:
+    """Adds to a log, beside others on this machine that do (the workers of a gang)."""
+
+    def __init__(self, log: TrialLog) -> None:
+        self._path = log.path
+        self._limit_bytes = log.limit_bytes
+        self._head_bytes = log.limit_bytes // HEAD_SHARE
+        self._piece_bytes = log.limit_bytes // PIECE_SHARE
+        self._head = -1
+        self._piece = -1
+
+    def write(self, content: bytes) -> None:
+        """Add `content`. Raises OSError; then a part of it may be there."""
+        rest = memoryview(content)
+        if is_first := self._head < 0:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._head = _open(self._path)
+        fcntl.flock(self._head, fcntl.LOCK_EX)
+        try:
+            if is_first and _end_pieces(self._path):
+                self._begin_piece()
+            while rest:
+                file, room = self._place()
+                rest = rest[os.write(file, rest[:room]) :]
+        finally:
+            fcntl.flock(self._head, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Let go of the files; what is written next opens them again."""
+        for file in (self._head, self._piece):
+            if file >= 0:
+                os.close(file)
+        self._head = self._piece = -1
+
+    def _place(self) -> tuple[int, int]:
+        """Where the next byte goes, and how many there is room for."""
+        if self._piece < 0:
+            room = self._head_bytes - os.fstat(self._head).st_size
+            if room > 0:
+                return self._head, room
+            self._begin_piece()
+        while True:
+            found = os.fstat(self._piece)
+            room = self._piece_bytes - found.st_size
+            if found.st_nlink and room > 0:
+                return self._piece, room
+            self._begin_piece()
+
+    def _begin_piece(self) -> None:
+        """Open the newest piece of the end, or another one if it is full."""
+        pieces = _end_pieces(self._path)
+        end = pieces[-1].end if pieces else os.fstat(self._head).st_size
+        path = pieces[-1].path if pieces else None
+        if path is None or pieces[-1].end - pieces[-1].begin >= self._piece_bytes:
+            folder = _end_folder(self._path)
+            folder.mkdir(exist_ok=True)
+            self._make_room(pieces)
+            path = folder / f"{end:015d}.log"
+        if self._piece >= 0:
+            os.close(self._piece)
+            self._piece = -1
+        self._piece = _open(path)
+        if os.fstat(self._head).st_size > self._head_bytes:  # written with a higher limit, or with none
+            os.ftruncate(self._head, self._head_bytes)
+
+    def _make_room(self, pieces: Sequence[_Piece]) -> None:
+        sizes = [piece.end - piece.begin for piece in pieces]
+        for index, piece in enumerate(pieces):
+            if self._head_bytes + sum(sizes[index:]) + self._piece_bytes > self._limit_bytes:
+                piece.path.unlink(missing_ok=True)
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+
+# The process
+
+
+def opening(log: TrialLog) -> bytes:
+    """The message that goes with the end of a pipe whose bytes are to be added to `log`."""
+    return b"%d %s" % (log.limit_bytes, os.fsencode(log.path)) + _MESSAGE_END
+
+
+def draining() -> bytes:
+    """The message that asks for an answer once all is written that the newest pipe has held."""
+    return _MESSAGE_END
+
+
+def pump(control: socket.socket) -> None:
+    """Write what comes out of pipes to logs, until nobody is left who could print or ask."""
+    logs: dict[int, Appender] = {}
+    newest = -1
+    rest = b""
+    pipes: list[int] = []
+    with selectors.DefaultSelector() as ready:
+        ready.register(control, selectors.EVENT_READ)
+        while ready.get_map():
+            for key, _ in ready.select():
+                if key.fileobj is not control:
+                    select.select([control], [], [], _GATHERING_S)
+                    if _carry(key.fd, logs[key.fd]):
+                        ready.unregister(key.fd)
+                        logs.pop(key.fd).close()
+                        os.close(key.fd)
+                    continue
+                told, fds, _, _ = socket.recv_fds(control, 2**16, _MOST_FDS)
+                if not told:
+                    ready.unregister(control)
+                    continue
+                pipes += fds
+                *messages, rest = (rest + told).split(_MESSAGE_END)
+                for message in messages:
+                    if message:
+                        limit, _, path = message.partition(b" ")
+                        newest = pipes.pop(0)
+                        os.set_blocking(newest, False)
+                        log = TrialLog(path=Path(os.fsdecode(path)), limit_bytes=int(limit))
+                        logs[newest] = Appender(log)
+                        ready.register(newest, selectors.EVENT_READ)
+                    else:
+                        _drain(newest, logs)
+                        with contextlib.suppress(OSError):
+                            control.send(b".")
+
+
+def _drain(pipe: int, logs: dict[int, Appender]) -> None:
+    """Write all that the pipe holds, but not for ever where it is filled again and again."""
+    if pipe in logs:
+        for _ in range(2):
+            if _carry(pipe, logs[pipe]):
+                break
+
+
+def _carry(pipe: int, log: Appender) -> bool:
+    """Write what the pipe holds to its log; True at its end. What cannot be written (a full disk) is dropped."""
+    try:
+        content = os.read(pipe, PIPE_BYTES)
+    except BlockingIOError:
+        return False
+    try:
+        log.write(content)
+    except OSError:
+        log.close()
+    return not content
+
+
+if __name__ == "__main__":
+    if os.fork() == 0:  # and so it is no child of the trial's process, which may wait for its own, or kill them
+        pump(socket.socket(fileno=int(sys.argv[1])))
