@@ -27,7 +27,7 @@ NOT_CANCELLED: Mapping[ExperimentState, str] = {
 }
 NOT_RESUMED: Mapping[ExperimentState, str] = {
     ExperimentState.BUDGET: "raise max_cost first: POST …/extend, and then resume it",
-    ExperimentState.FAILED: "submit it again under another name",
+    ExperimentState.FAILED: "its trials failed by their own code; correct that, and submit it under another name",
     ExperimentState.REFUSED: "it never began; submit it again under another name",
     ExperimentState.QUEUED: "it goes on by itself as soon as fewer run than may",
 }

@@ -14,6 +14,7 @@ from rubberband.api.store.records import Entry, ExperimentState, Submission, Sum
 from rubberband.api.summaries import Sight, Standing, standing
 from rubberband.errors import JournalError, RubberbandError
 from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.hosting import read_mark
 
 log = logging.getLogger("rubberband.api.runs")
 
@@ -93,7 +94,8 @@ class Follower:
                 return sight_before(self._folder, busy)
             told = self._store.last_seqs([self._folder.name]).get(self._folder.name, -1)
             self.observed, self._told = Observed(self._folder, clock=self._experiments_clock), told
-        fresh = self.observed.refresh(live=busy)
+        mark = read_mark(self._folder)
+        fresh = self.observed.refresh(live=busy and not (mark is not None and mark.waits_for))
         self._pending += [entry for entry in fresh if entry.seq is not None and entry.seq > self._told]
         return self.observed.sight(busy)
 

@@ -34,6 +34,11 @@ class Gate:
     def __init__(self, settings: Settings, store: Store) -> None:
         self._settings, self._store = settings, store
 
+    @property
+    def auto_resume(self) -> bool:
+        """Whether experiments go on by themselves."""
+        return self._settings.auto_resume
+
     def refused(self, row: Submission, folder: ExperimentFolder) -> Standing | None:
         """Where an experiment stands, and why, that may not be started as the service is run now; None if it may."""
         if not folder.exists:
@@ -50,14 +55,16 @@ class Gate:
     def resumption(self, row: Submission, folder: ExperimentFolder, observed: Observed | None) -> str | None:
         """An id of its going on by itself, now that its process is gone; None if that is for a person to say.
 
-        It is the same until the experiment gets further, and good once. `observed` is its journal, if it has begun.
-        Raises JournalError.
+        It is the same until the experiment gets further, and good once; waiting for its checkpoint store was no try.
+        `observed` is its journal, if it has begun. Raises JournalError.
         """
         now = time.time()
         if not self._settings.auto_resume or not _goes_on(row, folder, observed, now):
             return None
         done = 0 if observed is None else observed.summary().iterations
-        id = f"goes-on {row.name} {row.created_at!r} {done}"
+        mark = read_mark(folder)
+        waited = f" waited {row.attempt}" if mark is not None and mark.waits_for else ""
+        id = f"goes-on {row.name} {row.created_at!r} {done}{waited}"
         return None if self._store.has_acted(id, since=now - _ONCE_IN_S) else id
 
     def _reason(self, row: Submission, observed: Observed | None) -> str:

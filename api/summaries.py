@@ -50,6 +50,8 @@ class Standing:
 
 def standing(row: Submission, sight: Sight) -> Standing | None:
     """Where an experiment stands by what was seen; None if the process that it was given was never started."""
+    if sight.at_work and sight.mark is not None and sight.mark.waits_for and sight.mark.attempt == row.attempt:
+        return Standing(state=ExperimentState.STARTING, reason=sight.mark.waits_for)
     if row.state is ExperimentState.STARTING:
         return _starting(row, sight)
     if not sight.has_begun:

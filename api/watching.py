@@ -322,6 +322,7 @@ class Watcher:
             policy=row.policy,
             code=self._code,
             entrypoints=self._entrypoints,
+            waits=self._gate.auto_resume,
             store=self._journals,
         )
 

@@ -42,6 +42,8 @@ class Order:
     """Folders in which the entry point is found."""
     entrypoints: tuple[str, ...] = ()
     """What may be run: `module:attribute`, or `module:*` for what the module itself defines."""
+    waits: bool = False
+    """Whether it waits for a checkpoint store that is away, and goes on once that is back."""
     store: str | None = None
     """URL of the store of the journal; None: a file in the experiment's folder. `order.json` does not have it, since it
     may hold a password: the process has it as RUBBERBAND_STORE."""
@@ -60,6 +62,8 @@ class Mark:
     attempt: int
     started_at: float
     """Unix time."""
+    waits_for: str = ""
+    """What it waits for, holding nothing, in one line: its checkpoint store is away. Empty while it runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -207,6 +207,8 @@ class Result:
     """In order."""
     pauses: tuple[PauseResult, ...] = ()
     """In order."""
+    resumable: bool = False
+    """Whether a resume goes on with it; of what is not finished, should its driver be gone."""
 
     @property
     def late(self) -> bool:
@@ -294,6 +296,7 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         resumed_s=tuple(max(0.0, at - state.started_at) for at in state.resumed_at),
         setbacks=tuple(_setback(state, setback) for setback in state.setbacks),
         pauses=tuple(_pause(state, pause) for pause in state.pauses),
+        resumable=state.phase is not Phase.FINISHED or rules.can_go_on(job, state),
     )
 
 

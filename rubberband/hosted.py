@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rubberband.errors import Cancelled, InputError, RubberbandError
+from rubberband.errors import Cancelled, InputError, RubberbandError, StoreAwayError
 from rubberband.executor.folder import ExperimentFolder, open_folder
 from rubberband.executor.hosting import Ending, Mark, Order, holding, read_order, write_ending, write_mark
 from rubberband.interrupts import AtOnce
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from rubberband.executor.result import Result
     from rubberband.executor.state import Job
 
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+"""Between looks at a checkpoint store that is away; doubled each time."""
+LOOK_S = 0.5
 AT_WORK = 75
 """Exit code: another process is at work on the experiment. Nothing was done."""
 
@@ -46,8 +49,9 @@ def main(arguments: Sequence[str]) -> int:
             return _failed(error)[0]
         # The server of an earlier version, which runs until it is restarted, has written the store there.
         folder = replace(folder, store=order.store or folder.store)
-        write_mark(lock, Mark(pid=os.getpid(), attempt=order.attempt, started_at=time.time()))
-        exit_code, error_line = _told(folder, order)
+        mark = Mark(pid=os.getpid(), attempt=order.attempt, started_at=time.time())
+        write_mark(lock, mark)
+        exit_code, error_line = _told(folder, order, lambda what: write_mark(lock, replace(mark, waits_for=what)))
         ending = Ending(attempt=order.attempt, exit_code=exit_code, error=error_line, at=time.time())
         with suppress(OSError):
             write_ending(folder, ending)
@@ -64,12 +68,12 @@ def _lock(folder: ExperimentFolder, inherited: Sequence[str]) -> AbstractContext
     return _inherited(int(inherited[0])) if inherited else holding(folder)
 
 
-def _told(folder: ExperimentFolder, order: Order) -> tuple[int, str]:
-    """How it ended: the exit code, and what went wrong in one line."""
+def _told(folder: ExperimentFolder, order: Order, wait_for: Callable[[str], None]) -> tuple[int, str]:
+    """How it ended: the exit code, and what went wrong in one line. `wait_for` is told what it waits for."""
     # Before the experiment sees to signals itself, nothing is rented yet, and the first one ends it at once.
     AtOnce(Cancelled("cancelled before it began; nothing was spent")).handle((signal.SIGINT, signal.SIGTERM))
     try:
-        result = _run(folder, order)
+        result = _run(folder, order, wait_for)
     except RubberbandError as error:
         return _failed(error)
     except KeyboardInterrupt:
@@ -82,14 +86,19 @@ def _told(folder: ExperimentFolder, order: Order) -> tuple[int, str]:
     return result.exit_code, result.reason
 
 
-def _run(folder: ExperimentFolder, order: Order) -> Result:
-    from rubberband.executor import session
+def _run(folder: ExperimentFolder, order: Order, wait_for: Callable[[str], None]) -> Result:
+    try:
+        return _resumed(folder) if order.resume else _begun(folder, order)
+    except StoreAwayError as error:
+        if not order.waits:
+            raise
+        return _once_the_store_is_back(folder, error, wait_for)
+
+
+def _begun(folder: ExperimentFolder, order: Order) -> Result:
     from rubberband.experiment import Experiment
     from rubberband.tuning import run_experiment
 
-    if order.resume:
-        with session.cancel_on_signals() as cancelled:
-            return session.run(folder, view=_plain_view, cancelled=cancelled)
     experiment = Experiment.kept(order.words)
     if experiment.resources.provider != "virtual":
         _require_own(experiment.entrypoint, order)
@@ -101,6 +110,47 @@ def _run(folder: ExperimentFolder, order: Order) -> Result:
         announce=_say,
         view=_plain_view,
     )
+
+
+def _resumed(folder: ExperimentFolder) -> Result:
+    from rubberband.executor import session
+
+    with session.cancel_on_signals() as cancelled:
+        return session.run(folder, view=_plain_view, cancelled=cancelled)
+
+
+def _once_the_store_is_back(folder: ExperimentFolder, away: StoreAwayError, wait_for: Callable[[str], None]) -> Result:
+    """Go on whenever its checkpoint store is back; nothing is held meanwhile. Raises Cancelled if asked to end."""
+    from rubberband.executor import session
+    from rubberband.tuning import asked_to_end
+
+    pause_s = SHORTEST_PAUSE_S
+
+    def view(job: Job, clock: Callable[[], float], stack: ExitStack) -> Sequence[Observer]:
+        nonlocal pause_s
+        pause_s = SHORTEST_PAUSE_S
+        wait_for("")
+        return _plain_view(job, clock, stack)
+
+    with session.cancel_on_signals() as cancelled, asked_to_end(folder, cancelled) as asked:
+        while True:
+            why = _one_line(away.__cause__ if isinstance(away.__cause__, StoreAwayError) else away)
+            _say(f"waiting: {why}")
+            wait_for(f"it waits, and goes on by itself: {why}")
+            _pause(pause_s, asked)
+            pause_s = min(2.0 * pause_s, LONGEST_PAUSE_S)
+            try:
+                return session.run(folder, view=view, cancelled=cancelled)
+            except StoreAwayError as error:
+                away = error
+
+
+def _pause(pause_s: float, asked: Callable[[], bool]) -> None:
+    until = time.monotonic() + pause_s
+    while (left_s := until - time.monotonic()) > 0.0:
+        if asked():
+            raise Cancelled("cancelled while it waited for its checkpoint store; resume it once that is back")
+        time.sleep(min(LOOK_S, left_s))
 
 
 def _require_own(entrypoint: object, order: Order) -> None:

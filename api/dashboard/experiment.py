@@ -149,7 +149,7 @@ def _shown(service: Service, experiment: Submission, result: Result | None, aske
         "state": state,
         "is_active": experiment.state in ACTIVE,
         "sentence": words.sentence(experiment, result),
-        "actions": words.actions(experiment),
+        "actions": words.actions(experiment, result),
         "charts": CHARTS,
         "address": f"/fragments/experiments/{experiment.name}",
         "facts": [] if begun else facts(experiment, time.time()),

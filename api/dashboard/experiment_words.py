@@ -95,14 +95,16 @@ class Happening:
     """sync, kept, changed, extended, resumed, setback or pause"""
 
 
-def actions(submission: Submission) -> frozenset[str]:
-    """What may be done with it: cancel, resume, extend."""
+def actions(submission: Submission, result: Result | None) -> frozenset[str]:
+    """What may be done with it: cancel, resume, extend. What failed can be resumed where that was no trial's fault."""
     state = submission.state
+    is_failed_blameless = state is ExperimentState.FAILED and result is not None and result.resumable
     found = {"cancel"} if state in ACTIVE else set()
-    found |= {"resume"} if state in _RESUMABLE else set()
+    found |= {"resume"} if state in _RESUMABLE or is_failed_blameless else set()
     summary = submission.summary
+    is_extensible = state in _EXTENSIBLE or is_failed_blameless
     is_limited = summary.deadline_s is not None or summary.max_cost_usd is not None
-    return frozenset(found | ({"extend"} if state in _EXTENSIBLE and summary.stages and is_limited else set()))
+    return frozenset(found | ({"extend"} if is_extensible and summary.stages and is_limited else set()))
 
 
 def badge(submission: Submission, result: Result | None) -> tuple[str, str]:

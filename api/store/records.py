@@ -19,7 +19,7 @@ class ExperimentState(StrEnum):
     QUEUED = "queued"
     """Accepted; it waits until fewer run than may."""
     STARTING = "starting"
-    """Its process measures a profile or plans; nothing is journalled yet."""
+    """Its process measures a profile, plans, or waits for its checkpoint store."""
     RUNNING = "running"
     INTERRUPTED = "interrupted"
     """Its process is gone and it is not over: resume it."""

@@ -58,8 +58,9 @@ def resume(
 ) -> None:
     """Go on with an experiment that was cut off.
 
-    It may have been cancelled, its driver may have died, no instance was to be had, or max_cost was reached and is
-    larger now (`rubberband extend`); no reported iteration is trained again. A service goes on with it by itself; on
+    It may have been cancelled, its driver may have died, no instance was to be had, its checkpoint store was away, or
+    max_cost was reached and is larger now (`rubberband extend`); no reported iteration is trained again, unless its
+    checkpoint is lost. A service goes on with it by itself; on
     this machine, this command does.
     """
     client = client_of(server)
@@ -77,6 +78,9 @@ def resume(
         Inbox(folder.inbox).withdraw_cancels()
     with session.cancel_on_signals() as cancelled:
         result = session.run(folder, view=live_view, cancelled=cancelled)
+    if result.outcome == "failed" and not result.resumable:
+        told = "its trials failed by their own code; correct that, and run it under another name"
+        print(f"{name} cannot go on: {told}: -s name={name}-2", file=sys.stderr)
     _conclude(result)
 
 

@@ -24,7 +24,7 @@ STATES = {
     "refused": "never began",
     "unreadable": "its journal cannot be read",
 }
-_CAUSE_FIRST = ("interrupted", "failed", "budget", "refused")
+_CAUSE_FIRST = ("starting", "interrupted", "failed", "budget", "refused")
 _HEADED_FOR_ITS_END = ("starting", "running", "interrupted", "done")
 EXIT_CODES = {"done": 0, "cancelled": 130}
 """State -> that of the command that waited for it; 4 if it is done after its deadline, 1 for all else."""

@@ -1,6 +1,6 @@
 """`rubberband.hosted` on a virtual clock that stands still soon after the first reports, until there is HOME/go.
 
-It goes on as well to end what was cancelled.
+It goes on as well to end what was cancelled. And it is not resumed without its checkpoint store, as no real run is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.executor import desk, session
+from rubberband.executor.checkpoints import reopen_store
 from rubberband.executor.events import ReleaseInstance, StopTrial
+from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.reading import JournalReader
+from rubberband.executor.result import Result
 from rubberband.executor.virtual import VirtualBackend
 from rubberband.hosted import main
 
@@ -45,7 +49,20 @@ class SlowBackend(VirtualBackend):
         return (Path(sys.argv[1]) / "go").exists() or time.monotonic() > self.began_at + LONGEST_S
 
 
+run = session.run
+
+
+def run_with_its_store(folder: ExperimentFolder, **how: Any) -> Result:
+    """`session.run` of a virtual experiment that needs its checkpoint store."""
+    reader = JournalReader(folder)
+    setup = session.Setup.from_json(reader.header.setup)
+    reader.close()
+    reopen_store(setup.checkpoints, setup.store_mark, [])
+    return run(folder, **how)
+
+
 if __name__ == "__main__":
+    session.run = run_with_its_store
     desk.POLL_S = 0.0  # on the clock that stands still
     session.VirtualBackend = SlowBackend  # type: ignore[misc]
     sys.exit(main(sys.argv[1:]))

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rubberband import hosted
+from rubberband.api.dashboard.experiment_words import sentence
 from rubberband.api.problems import Problem
 from rubberband.api.runs import Runs
 from rubberband.api.store.records import ExperimentState
@@ -24,7 +25,7 @@ from tests.unit.service_runs import DONE, House, experiment, extend, extension, 
 
 SLOW = (sys.executable, "-P", str(Path(__file__).parent / "slow_hosted.py"))
 HOSTED = (sys.executable, "-P", "-m", "rubberband.hosted")
-RUNNING, INTERRUPTED = ExperimentState.RUNNING, ExperimentState.INTERRUPTED
+RUNNING, INTERRUPTED, STARTING = ExperimentState.RUNNING, ExperimentState.INTERRUPTED, ExperimentState.STARTING
 CANCELLED, REFUSED = ExperimentState.CANCELLED, ExperimentState.REFUSED
 
 
@@ -86,6 +87,61 @@ def test_a_run_that_is_killed_goes_on_by_itself_where_it_was(tmp_path: Path) -> 
     kinds = [event.kind for event in house.feed("one")]
     assert kinds.count("DriverResumed") == 1
     assert house.seqs("one") == list(range(len(house.seqs("one"))))
+    house.store.close()
+
+
+def test_a_store_that_is_mounted_late_after_a_reboot_is_waited_for(tmp_path: Path) -> None:
+    house = House(tmp_path, tmp_path)
+    house.settings = replace(house.settings, auto_resume=True)
+    folder = folder_of(house)
+
+    def waiting(attempt: int) -> int | None:
+        row, mark = house.row("one"), read_mark(folder)
+        is_waiting = (
+            row.attempt == attempt and row.state is STARTING and "goes on by itself: the checkpoint" in row.reason
+        )
+        return mark.pid if is_waiting and mark is not None else None
+
+    with house.open(SLOW) as runs:
+        runs.submit(experiment())
+        wait_for_reports(house, runs, 1)
+        folder.checkpoints.rename(tmp_path / "unmounted")
+        mark = read_mark(folder)
+        assert mark is not None
+        os.kill(mark.pid, signal.SIGKILL)
+        pid = until(lambda: waiting(2))
+        assert str(folder.checkpoints) in sentence(house.row("one"), runs.result("one"))
+    os.kill(pid, signal.SIGKILL)  # a reboot before it was mounted
+    with house.open(SLOW) as runs:
+        until(lambda: waiting(3))
+        assert not folder.checkpoints.exists()
+        (tmp_path / "unmounted").rename(folder.checkpoints)
+        house.go()
+        row = house.wait("one", DONE)
+    assert (row.attempt, row.reason) == (3, "")
+    assert [event.kind for event in house.feed("one")].count("DriverResumed") == 1
+    house.store.close()
+
+
+@pytest.mark.long
+def test_what_waits_for_its_store_can_be_cancelled(tmp_path: Path) -> None:
+    house = House(tmp_path, tmp_path)
+    house.settings = replace(house.settings, auto_resume=True)
+    with house.open(SLOW) as runs:
+        runs.submit(experiment())
+        wait_for_reports(house, runs, 1)
+        folder_of(house).checkpoints.rename(tmp_path / "unmounted")
+        mark = read_mark(folder_of(house))
+        assert mark is not None
+        os.kill(mark.pid, signal.SIGKILL)
+        until(lambda: "goes on by itself: the checkpoint" in house.row("one").reason)
+        runs.cancel("one")
+        row = house.wait("one", INTERRUPTED)
+        assert row.reason.startswith("cancelled while it waited for its checkpoint store")
+        (tmp_path / "unmounted").rename(folder_of(house).checkpoints)
+        house.go()
+        runs.resume("one")
+        house.wait("one", DONE)
     house.store.close()
 
 

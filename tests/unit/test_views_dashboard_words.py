@@ -64,15 +64,21 @@ def test_every_state_has_words_and_actions_that_fit(state: ExperimentState, begu
     known = submission(state, reason="why it is so", started_at=1000.0 if begun else None)
     result = a_result() if begun else None
     assert sentence(known, result)
-    allowed = actions(known)
+    allowed = actions(known, None)
     assert ("cancel" in allowed) == (state.value in ("queued", "starting", "running"))
     assert ("resume" in allowed) == (state.value in ("interrupted", "cancelled", "budget"))
 
 
+def test_what_failed_is_resumed_and_extended_where_that_was_no_trials_fault() -> None:
+    known = submission(ExperimentState.FAILED, deadline_s=300.0)
+    assert actions(known, dataclasses.replace(a_result(), resumable=True)) == {"resume", "extend"}
+    assert actions(known, dataclasses.replace(a_result(), resumable=False)) == set()
+
+
 def test_what_has_no_limits_is_not_extended() -> None:
-    assert "extend" not in actions(submission())
-    assert "extend" in actions(submission(deadline_s=300.0))
-    assert "extend" in actions(submission(max_cost_usd=3.0))
+    assert "extend" not in actions(submission(), None)
+    assert "extend" in actions(submission(deadline_s=300.0), None)
+    assert "extend" in actions(submission(max_cost_usd=3.0), None)
 
 
 def test_a_reason_is_told_once() -> None:
