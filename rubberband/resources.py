@@ -108,8 +108,8 @@ class Aws(Words):
     a wheel (https:// or s3://) of rubberband-tune replaces that one. `none` for an image that has everything."""
     index_url: Annotated[str, AfterValidator(_package_index)] | None = None
     """A package index of your own (https:// or file://), from which instances install rubberband-tune in the driver's
-    version and everything else. By default they install the driver's very files, as a wheel from the bucket of
-    `checkpoints`, and other packages from PyPI."""
+    version and everything else (uv, pip, setuptools and wheel too). By default they install the driver's very files, as
+    a wheel from the bucket of `checkpoints`, and other packages from PyPI."""
     setup: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(max_length=100)] = ()
     """Shell commands that an instance runs, as root, before it joins."""
     subnets: Annotated[tuple[Annotated[str, Field(pattern="^subnet-")], ...], Field(max_length=32)] = ()
