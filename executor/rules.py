@@ -22,7 +22,7 @@ SHORTEST_START_S = 300.0
 fetched, for the first time."""
 SHORTEST_HOLD_S = 0.01
 """An instance that can be paid for no longer than that, or not until it is ready, is not worth asking for."""
-BLAMELESS_FAILURES: frozenset[FailureKind] = frozenset({"checkpoint", "died"})
+BLAMELESS_FAILURES: frozenset[FailureKind] = frozenset({"checkpoint", "died", "hung"})
 """Failures that come of stores and machines as often as of a trial's code: the user may have them tried again."""
 SMALLEST_WAIT_S = 1e-6
 """A stop that is so near is reached: sums of instants are no more exact than that."""

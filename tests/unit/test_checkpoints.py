@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from boto3.s3.transfer import TransferConfig
+from botocore.config import Config
 from moto.server import ThreadedMotoServer
 
 from rubberband.cloud.aws.s3 import S3Folder, _client, _open
@@ -297,6 +298,15 @@ def test_what_is_large_is_sent_in_parts(s3, monkeypatch):
 def test_where_s3_cannot_be_written_the_remedy_is_named(s3, url, message):
     with pytest.raises(InputError, match=message):
         open_store(url)
+
+
+def test_a_bucket_that_is_gone_or_cannot_be_read_is_away(s3, monkeypatch):
+    with pytest.raises(StoreAwayError, match="s3://no-such-bucket/x is not the one that it was"):
+        reopen_store("s3://no-such-bucket/x", "a" * 32, [])
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr("rubberband.cloud.aws.s3._CONFIG", Config(retries={"max_attempts": 0}, connect_timeout=1))
+    with pytest.raises(StoreAwayError, match=f"s3://{s3}/x cannot be read: .*; give access or put it back"):
+        reopen_store(f"s3://{s3}/x", "a" * 32, [])
 
 
 def test_without_credentials_s3_says_so(s3, monkeypatch):
