@@ -21,7 +21,7 @@ from rubberband.errors import EntrypointError, InputError, JournalError, NameTak
 from rubberband.executor import session
 from rubberband.executor.controller import Controller
 from rubberband.executor.driver import Observer
-from rubberband.executor.events import Event
+from rubberband.executor.events import Event, FailureKind
 from rubberband.executor.folder import ExperimentFolder, folders
 from rubberband.executor.journal import Journal, sqlite_url
 from rubberband.executor.session import Setup
@@ -116,6 +116,18 @@ def test_a_run_that_found_no_instance_can_be_resumed(folder: ExperimentFolder, m
         patch.setattr(session, "VirtualBackend", lambda *args, **kw: VirtualBackend(*args, **kw, faults=barren))
         assert session.run(folder).outcome == "failed"
     assert session.run(folder).outcome == "done"
+
+
+@pytest.mark.parametrize(("kind", "then"), [("checkpoint", "done"), ("died", "done"), ("raised", "failed")])
+def test_what_failed_can_be_resumed_where_that_was_no_trials_fault(
+    folder: ExperimentFolder, monkeypatch: pytest.MonkeyPatch, kind: FailureKind, then: str
+) -> None:
+    faults = Faults(failures={(trial, attempt): kind for trial in range(4) for attempt in (1, 2)})
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "VirtualBackend", lambda *args, **kw: VirtualBackend(*args, **kw, faults=faults))
+        failed = session.run(folder)
+    assert (failed.outcome, failed.resumable) == ("failed", then == "done")
+    assert session.run(folder).outcome == then
 
 
 def test_there_is_one_driver_at_a_time(folder: ExperimentFolder) -> None:
