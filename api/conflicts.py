@@ -40,6 +40,8 @@ _OVER = "it is over; submit it under another name to run it again"
 def conflict(row: Submission, remedies: Mapping[ExperimentState, str]) -> Problem:
     """That an experiment is not in a state for what is asked; `remedies` tells what to do instead."""
     remedy = remedies.get(row.state, _OVER if row.state in OVER else "it is under way")
+    if row.state is ExperimentState.UNREADABLE:
+        remedy = row.reason
     return Problem(CONFLICT, f"experiment {row.name!r} is {row.state.value}: {remedy}", state=row.state.value)
 
 

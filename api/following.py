@@ -12,9 +12,10 @@ from rubberband.api.observing import Observed, at_work, sight_before
 from rubberband.api.store.protocol import Store
 from rubberband.api.store.records import Entry, ExperimentState, Submission, Summary
 from rubberband.api.summaries import Sight, Standing, standing
-from rubberband.errors import JournalError, RubberbandError
+from rubberband.errors import DamagedJournalError, JournalError, RubberbandError
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.hosting import read_mark
+from rubberband.executor.salvage import explained
 
 log = logging.getLogger("rubberband.api.runs")
 
@@ -112,6 +113,10 @@ class Follower:
         self._misreads += 1
         if self._misreads < self._patience:
             return Standing(state=row.state, reason=row.reason)
+        if isinstance(error, DamagedJournalError):
+            if row.state is ExperimentState.UNREADABLE:  # it took long enough to find out what is left of it
+                return Standing(state=row.state, reason=row.reason)
+            error = explained(self._folder, error)
         told = f"its journal cannot be read: {' '.join(str(error).split()) or type(error).__name__}"
         if row.state is not ExperimentState.UNREADABLE:
             log.error("experiment %s: %s", row.name, told, exc_info=not isinstance(error, RubberbandError))

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 from rubberband.api.conflicts import told_as_problems
 from rubberband.api.observing import Failure, Observed, at_work
-from rubberband.api.problems import NOT_FOUND, UNAVAILABLE, Problem
+from rubberband.api.problems import NOT_FOUND, UNAVAILABLE, Problem, problem_of
 from rubberband.api.store.protocol import Store
 from rubberband.api.store.records import Submission
 from rubberband.api.watching import Watcher
-from rubberband.errors import RubberbandError
+from rubberband.errors import DamagedJournalError, RubberbandError
 from rubberband.executor.result import Result
+from rubberband.executor.salvage import explained, salvage
 from rubberband.units import shown
 
 KEPT_RESULTS = 16
@@ -48,7 +49,7 @@ class Journals:
         return row
 
     def settled(self, row: Submission) -> Settled | None:
-        """The journal of what is not followed; None if there is none. Raises Problem."""
+        """The journal of what is not followed, as far as it can be read; None if there is none. Raises Problem."""
         with self._reading:
             known = self._settled.get(row.name)
             if known is not None and known.changed_at == row.changed_at:
@@ -56,9 +57,15 @@ class Journals:
                 return known
             if not self.exists(row.name):
                 return None
-            with self.opened(row.name) as observed:
-                found = Settled(changed_at=row.changed_at, result=observed.result(), failures=tuple(observed.failures))
-            self._settled[row.name] = found
+            try:
+                with self._opened(row.name) as observed:
+                    result, failures = observed.result(), tuple(observed.failures)
+            except DamagedJournalError:
+                left = salvage(self._watcher.folder(row.name))
+                if left is None:
+                    return None
+                result, failures = left.result, ()
+            found = self._settled[row.name] = Settled(changed_at=row.changed_at, result=result, failures=failures)
             while len(self._settled) > KEPT_RESULTS:
                 self._settled.popitem(last=False)
             return found
@@ -70,7 +77,18 @@ class Journals:
 
     @contextmanager
     def opened(self, name: str) -> Iterator[Observed]:
-        """The journal: as the watcher follows it, or read for this once. Raises Problem UNAVAILABLE."""
+        """The journal: as the watcher follows it, or read for this once.
+
+        Raises Problem: UNAVAILABLE, or CONFLICT if it is damaged.
+        """
+        try:
+            with self._opened(name) as observed:
+                yield observed
+        except DamagedJournalError as error:
+            raise problem_of(explained(self._watcher.folder(name), error)) from None
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[Observed]:
         followed = self._watcher.observed(name)
         if followed is not None:
             yield followed
@@ -78,11 +96,15 @@ class Journals:
         folder = self._watcher.folder(name)
         try:
             observed = Observed(folder)
+        except DamagedJournalError:
+            raise
         except RubberbandError as error:
             raise Problem(UNAVAILABLE, f"the journal of {name!r} cannot be read: {error}") from None
         try:
             try:
                 observed.refresh(live=at_work(folder))
+            except DamagedJournalError:
+                raise
             except Exception as error:
                 raise Problem(UNAVAILABLE, f"the journal of {name!r} cannot be read: {error}") from error
             yield observed

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rubberband.errors import (
+    DamagedJournalError,
     InfeasibleError,
     InputError,
     JournalError,
@@ -108,6 +109,8 @@ def problem_of(error: RubberbandError) -> Problem:
             return Problem(INVALID, detail)
         case ProviderError():
             return Problem(PROVIDER, detail)
+        case DamagedJournalError():
+            return Problem(CONFLICT, detail)
         case JournalError():
             return Problem(UNAVAILABLE, detail)
     return Problem(INTERNAL, detail)

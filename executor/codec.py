@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from rubberband.errors import JournalError
+from rubberband.errors import DamagedJournalError, JournalError
 from rubberband.executor.events import Event
 from rubberband.executor.state import Job
 
@@ -29,7 +29,7 @@ def encode_event(event: Event) -> tuple[str, str]:
 
 
 def decode_event(kind: str, body: str) -> Event:
-    """The event that `encode_event` made these of. Raises JournalError if it is none."""
+    """The event that `encode_event` made these of. Raises JournalError if it is none that is known, or broken."""
     if kind not in _KINDS:
         raise JournalError(f"the journal holds an event {kind!r}, which this version does not know; use the newer one")
     event: Event = _decode(_KINDS[kind], body)
@@ -56,4 +56,4 @@ def _decode(kind: type[Any], body: str) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the record"
-        raise JournalError(f"the journal holds a broken {kind.__name__}: {where}: {first['msg']}") from None
+        raise DamagedJournalError(f"it holds a broken {kind.__name__}: {where}: {first['msg']}") from None

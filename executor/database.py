@@ -60,6 +60,11 @@ class Database:
         """Whether it is a file."""
         return self.engine.dialect.name == "sqlite"
 
+    @property
+    def path(self) -> str | None:
+        """The file; None for a server."""
+        return self._url.database if self.is_sqlite else None
+
     @contextmanager
     def reading(self) -> Iterator[sql.Connection]:
         """A connection to read by; each query sees what is there then. Raises JournalError, in the block as well."""

@@ -7,15 +7,16 @@ store by its URL, such as PostgreSQL.
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import sqlalchemy as sql
 
-from rubberband.errors import JournalError, NameTakenError
+from rubberband.errors import DamagedJournalError, JournalError, NameTakenError
 from rubberband.executor.codec import decode_event, decode_job, encode_event, encode_job
 from rubberband.executor.database import Database, first_line
 from rubberband.executor.events import Event
@@ -93,7 +94,8 @@ class Journal:
         """Open the store at `url`, a SQLAlchemy URL, for the experiment `name`; with `create`, make its tables first.
 
         Only the writer that begins an experiment creates: a reader that did would get in its way.
-        Raises JournalError if it cannot be opened, InputError for a URL that cannot be used.
+        Raises JournalError if it cannot be opened (DamagedJournalError if it is none any more), InputError for a URL
+        that cannot be used.
         """
         self.name = name
         remedy = (
@@ -103,7 +105,12 @@ class Journal:
         try:
             if create:
                 self._database.make(_metadata)
-            self._next_seq = self._count()
+            with self._noticing_damage():
+                _require_file(self._database)
+                self._next_seq = self._count()
+        except DamagedJournalError:
+            self._database.close()
+            raise
         except JournalError as error:
             self._database.close()
             told = first_line(error.__cause__ or error)
@@ -134,7 +141,7 @@ class Journal:
 
     def header(self) -> Header | None:
         """The header; None if the experiment is not here. Raises JournalError if it cannot be read."""
-        with self._database.reading() as connection:
+        with self._noticing_damage(), self._database.reading() as connection:
             row = connection.execute(sql.select(_experiments).where(_experiments.c.name == self.name)).first()
         if row is None:
             return None
@@ -164,15 +171,41 @@ class Journal:
             )
 
     def events(self, after: int = -1) -> Iterator[tuple[int, Event]]:
-        """(sequence number, event) of all events past `after`, in order. Raises JournalError if they cannot be read."""
+        """(sequence number, event) of all events past `after`, in order. Raises JournalError if they cannot be read.
+
+        One that is missing, or broken, raises DamagedJournalError after those before it.
+        """
         query = (
             sql.select(_events.c.seq, _events.c.kind, _events.c.body)
             .where(_events.c.experiment == self.name, _events.c.seq > after)
             .order_by(_events.c.seq)
         )
-        with self._database.reading() as connection:
-            for row in connection.execute(query):
+        with self._noticing_damage(), self._database.reading() as connection:
+            for expected, row in enumerate(connection.execute(query), start=after + 1):
+                if row.seq != expected:
+                    raise DamagedJournalError(f"event {expected} is missing, and event {row.seq} is there")
                 yield row.seq, decode_event(row.kind, row.body)
+
+    def require_whole(self) -> None:
+        """Look through all of a SQLite file, before more is written to it. Raises DamagedJournalError."""
+        if self._database.is_sqlite:
+            with self._noticing_damage(), self._database.reading() as connection:
+                told = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+                if told != "ok":
+                    raise DamagedJournalError(str(told).splitlines()[-1])
+
+    @contextmanager
+    def _noticing_damage(self) -> Iterator[None]:
+        """Tell what is broken from what cannot be reached."""
+        try:
+            yield
+        except DamagedJournalError as error:
+            raise DamagedJournalError(f"the journal of {self.name!r} is damaged ({error})") from error
+        except JournalError as error:
+            cause = getattr(error.__cause__, "orig", None)
+            if isinstance(cause, sqlite3.Error) and _is_damage(cause):
+                raise DamagedJournalError(f"the journal of {self.name!r} is damaged ({cause})") from error
+            raise
 
     def last_event_at(self) -> float | None:
         """The latest instant in the journal; None if nothing has happened yet."""
@@ -184,6 +217,30 @@ class Journal:
     def close(self) -> None:
         """Let go of the store. Idempotent."""
         self._database.close()
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)
+    broken = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+    return code & 0xFF in broken or code == sqlite3.SQLITE_IOERR_SHORT_READ or str(error).startswith("no such table")
+
+
+def _require_file(database: Database) -> None:
+    """Raise JournalError for a file that SQLite would take for a new one, and write to."""
+    path = database.path
+    if path is None:
+        return
+    try:
+        with open(path, "rb") as file:
+            begin = file.read(len(_MAGIC))
+    except OSError as error:
+        raise JournalError(error.strerror or str(error)) from None
+    if begin != _MAGIC:
+        raise DamagedJournalError("it is no database" if begin else "it is empty")
+
+
+_MAGIC = b"SQLite format 3\0"
+"""All SQLite files begin so."""
 
 
 def journalled(url: str, name: str | None = None) -> list[str]:

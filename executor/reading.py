@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rubberband.errors import InputError
+from rubberband.errors import DamagedJournalError
 from rubberband.executor.controller import Controller
 from rubberband.executor.events import Event
 from rubberband.executor.folder import ExperimentFolder
@@ -23,7 +23,9 @@ class JournalReader:
         try:
             header = self.journal.header()
             if header is None:
-                raise InputError(f"experiment {folder.name!r} was never started; delete {folder.path} and run it again")
+                raise DamagedJournalError(
+                    f"the journal of {folder.name!r} is damaged (it does not tell what was begun)"
+                )
         except BaseException:
             self.journal.close()
             raise

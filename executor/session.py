@@ -29,6 +29,7 @@ from rubberband.executor.inbox import Inbox
 from rubberband.executor.journal import begin
 from rubberband.executor.reading import JournalReader
 from rubberband.executor.result import Result, summarise
+from rubberband.executor.salvage import explaining
 from rubberband.executor.state import Job
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual import VirtualBackend
@@ -152,6 +153,8 @@ def _run(folder: ExperimentFolder, known: Sequence[CheckpointRef], view: View, c
         reader = JournalReader(folder)
         stack.callback(reader.close)
         journal, header = reader.journal, reader.header
+        with explaining(folder):
+            journal.require_whole()
         controller = Controller(header.job)
         setup = Setup.from_json(header.setup)
         store = None
@@ -176,11 +179,12 @@ def read(folder: ExperimentFolder) -> Result:
 
 def _read(folder: ExperimentFolder) -> tuple[Result, bool]:
     """The result, and whether it is final."""
-    reader = JournalReader(folder)
-    try:
-        reader.refresh()
-    finally:
-        reader.close()
+    with explaining(folder):
+        reader = JournalReader(folder)
+        try:
+            reader.refresh()
+        finally:
+            reader.close()
     live = folder.driven and reader.header.setup["provider"] != "virtual"
     found = reader.result(time_of(folder.instances) if live else reader.controller.state.now)
     return found, _is_over(reader.controller, Inbox(folder.inbox))

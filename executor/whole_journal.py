@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from rubberband.errors import JournalError
+from rubberband.errors import DamagedJournalError, JournalError
 from rubberband.executor.codec import decode_event, decode_job
 from rubberband.executor.controller import Controller
 from rubberband.executor.events import Event
@@ -56,6 +56,8 @@ def _read_file(path: Path, name: str) -> WholeJournal:
     created_at, job, setup = row
     header = Header(name=name, created_at=created_at, job=decode_job(job), setup=json.loads(setup))
     events = [(seq, decode_event(kind, body)) for seq, kind, body in found]
+    if [seq for seq, _ in events] != list(range(len(events))):
+        raise DamagedJournalError(f"the journal of {name!r} is damaged (events are missing)")
     controller = Controller(header.job)
     for _, event in events:
         controller.handle(event)

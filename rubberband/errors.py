@@ -13,6 +13,7 @@ RubberbandError                 exit 1: something failed while working
 │   ├── CheckpointLostError     it is gone, or not what was written
 │   └── StoreAwayError          the checkpoint store is not there, not the one that it was, or takes nothing
 └── JournalError                the journal could not be read or written
+    └── DamagedJournalError     it is not as it was written: cut off, with events missing, or broken
 """
 
 from __future__ import annotations
@@ -109,3 +110,7 @@ class StoreAwayError(CheckpointError):
 
 class JournalError(RubberbandError):
     """The journal could not be read or written."""
+
+
+class DamagedJournalError(JournalError):
+    """The journal is not as it was written: it was cut off, events are missing, or some are broken."""

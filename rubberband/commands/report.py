@@ -65,13 +65,27 @@ def report(
 
 def _result(name: str, client: Client | None) -> Result:
     if client is None:
-        from rubberband.executor import session
-
-        return session.read(_folder(name))
+        return _read(_folder(name))
     from rubberband.executor.result import Result
 
     with client:
         return Result.from_json(client.report(name))
+
+
+def _read(folder: ExperimentFolder) -> Result:
+    """The result; of a damaged journal, as far as it can be read, with a warning."""
+    from rubberband.errors import DamagedJournalError
+    from rubberband.executor import session
+    from rubberband.executor.salvage import salvage
+
+    try:
+        return session.read(folder)
+    except DamagedJournalError as error:
+        found = salvage(folder)
+        if found is None or not found.num_events:
+            raise
+        typer.echo(f"warning: {error}", err=True)
+        return found.result
 
 
 def ps(

@@ -17,6 +17,7 @@ from rubberband.api.views_json import experiment_detail, extension_view
 from rubberband.errors import InputError
 from rubberband.executor.folder import ExperimentFolder, open_folder
 from rubberband.executor.inbox import DriverRequest, Inbox
+from rubberband.executor.salvage import explaining
 
 PAGE_LINES = 10_000
 FOLLOW_EVERY_S = 0.5
@@ -101,5 +102,5 @@ def local_experiment(name: str) -> Iterator[LocalExperiment]:
     """An experiment of this machine. Raises InputError, naming those that there are, if it is not here."""
     folder = open_folder(name)
     folder.require()
-    with closing(Observed(folder)) as observed:
+    with explaining(folder), closing(Observed(folder)) as observed:
         yield LocalExperiment(folder, observed)

@@ -139,6 +139,7 @@ def test_an_unwritable_place_is_one_clear_line(tmp_path: Path) -> None:
 def test_a_reader_creates_nothing(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="cannot be opened"):
         Journal(sqlite_url(tmp_path / "journal.db"), "test")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_broken_and_unknown_records_are_refused(journal: Journal) -> None:

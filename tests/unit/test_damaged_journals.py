@@ -1,0 +1,152 @@
+"""Journals that were cut off, or lack events: what is left is told and shown, and nothing is written to them."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from rubberband.api.app import app_of
+from rubberband.api.feed import Feed
+from rubberband.api.plans import Plans
+from rubberband.api.runs import Runs
+from rubberband.api.service import Service
+from rubberband.api.settings import Settings
+from rubberband.api.store.records import ExperimentState
+from rubberband.api.store.sql import open_store
+from rubberband.cli import app
+from rubberband.errors import DamagedJournalError
+from rubberband.executor import session
+from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.journal import Journal, _events
+from rubberband.executor.salvage import salvage
+from rubberband.tuning import run_experiment
+from tests.service_client import served
+from tests.unit.service_runs import DONE, count_of, experiment, until
+
+UNREADABLE = ExperimentState.UNREADABLE
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The journal of a whole run of `one`, in many pages."""
+    folder = ExperimentFolder(home=tmp_path_factory.mktemp("whole"), name="one")
+    run_experiment(experiment("one"), folder)
+    with closing(sqlite3.connect(folder.journal)) as file:
+        file.executescript("PRAGMA journal_mode=DELETE; PRAGMA page_size=512; VACUUM; PRAGMA journal_mode=WAL")
+    return folder.journal.read_bytes()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ExperimentFolder:
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
+    found = ExperimentFolder(home=tmp_path, name="one")
+    found.make()
+    run_experiment(experiment("two"), ExperimentFolder(home=tmp_path, name="two"))
+    return found
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, words)
+
+
+def told(result: Result) -> str:
+    """The one line of a refusal."""
+    assert isinstance(result.exception, DamagedJournalError), result.exception or result.output
+    line = str(result.exception)
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.9, 1.0])
+def test_one_that_is_cut_off_anywhere_is_told_with_what_is_left_and_left_as_it_is(
+    whole: bytes, folder: ExperimentFolder, share: float
+) -> None:
+    left = whole[: min(len(whole) - 1, round(share * len(whole)))]
+    folder.journal.write_bytes(left)
+    for command in ("resume", "status", "cancel", "logs"):
+        line = told(run(command, "one"))
+        assert line.startswith("the journal of 'one' is damaged (")
+        assert f"restore {folder.journal} from a backup, or " in line
+    found = salvage(folder)
+    report = run("report", "one")
+    if found is None or not found.num_events:
+        assert "none of its events can be read" in told(report)
+    else:
+        assert report.exit_code == 0
+        assert "warning: the journal of 'one' is damaged" in report.stderr
+        assert f"its first {found.num_events} events can be read, up to 2" in report.stderr
+        assert "Best" in report.stdout or "best" in report.stdout
+    listed = run("ps").stdout.splitlines()
+    assert [line.split()[:2] for line in listed[1:]] == [["one", "unreadable"], ["two", "done"]]
+    assert folder.journal.read_bytes() == left
+    folder.journal.write_bytes(whole)
+    assert run("report", "one").exit_code == 0
+
+
+def test_the_more_is_left_the_more_can_be_read(whole: bytes, folder: ExperimentFolder) -> None:
+    counts = []
+    for end in range(len(whole) // 512):
+        folder.journal.write_bytes(whole[: 512 * end])
+        found = salvage(folder)
+        counts.append(-1 if found is None else found.num_events)
+    folder.journal.write_bytes(whole)
+    assert counts == sorted(counts)
+    assert counts[0] == -1
+    assert 10 < counts[-1] <= count_of(folder.journal)
+
+
+def test_a_broken_page_that_no_event_is_in_keeps_a_resume_from_writing(whole: bytes, folder: ExperimentFolder) -> None:
+    folder.journal.write_bytes(whole)
+    with closing(sqlite3.connect(folder.journal)) as file:
+        file.execute("DELETE FROM events WHERE seq > 5")
+        file.commit()
+        (page,) = file.execute("SELECT rootpage FROM sqlite_master WHERE name = 'sqlite_autoindex_events_1'").fetchone()
+    broken = bytearray(folder.journal.read_bytes())
+    broken[512 * (page - 1) + 8 : 512 * page] = bytes(504)
+    folder.journal.write_bytes(broken)
+    assert "damaged" in told(run("resume", "one"))
+    assert folder.journal.read_bytes() == bytes(broken)
+
+
+def test_events_that_are_missing_are_told_in_any_store(store_url: str, tmp_path: Path) -> None:
+    folder = ExperimentFolder(home=tmp_path, name="one", store=store_url)
+    run_experiment(experiment("one"), folder)
+    with closing(Journal(folder.journal_url, "one")) as journal, journal._database.writing() as connection:
+        connection.execute(_events.delete().where(_events.c.seq.in_([7, 8])))
+    with pytest.raises(DamagedJournalError, match=r"\(event 7 is missing.*first 7 events can be read, .* the database"):
+        session.read(folder)
+    with pytest.raises(DamagedJournalError, match="damaged"):
+        session.run(folder)
+    found = salvage(folder)
+    assert found is not None
+    assert found.result.outcome == "unfinished"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.9])
+def test_a_service_shows_what_is_left_and_is_well(whole: bytes, folder: ExperimentFolder, share: float) -> None:
+    folder.journal.write_bytes(whole[: round(share * len(whole))])
+    before = folder.journal.read_bytes()
+    settings, store, feed = Settings(home=folder.home, hosts=("*",)), open_store(None, folder.home), Feed()
+    runs = Runs(settings, store, feed.wake)
+    service = Service(settings=settings, store=store, plans=Plans(settings, store), runs=runs, feed=feed)
+    with served(app_of(service)) as client:
+        until(lambda: (row := store.submission("one")) and row.state is UNREADABLE)
+        until(lambda: (row := store.submission("two")) and row.state is DONE)
+        seen = client.get("/v1/experiments/one").json()
+        assert seen["state"] == "unreadable"
+        assert seen["reason"].startswith("its journal cannot be read: the journal of 'one' is damaged")
+        below = ["", "/report", "/trials", "/logs", "/stages"]
+        pages = ["/", "/experiments/one", "/experiments/one/report", *(f"/v1/experiments/one{part}" for part in below)]
+        assert max(client.get(page, headers={"accept": "text/html"}).status_code for page in pages) < 500
+        for act in ("resume", "cancel", "extend"):
+            answer = client.post(f"/v1/experiments/one/{act}", json={"deadline": "9h"} if act == "extend" else None)
+            assert answer.status_code == 409, answer.text
+            assert "damaged" in answer.json()["detail"]
+        assert client.get("/readyz").status_code == 200
+        assert folder.journal.read_bytes() == before
+        folder.journal.write_bytes(whole)
+        until(lambda: (row := store.submission("one")) and row.state is DONE)
