@@ -106,3 +106,9 @@ def test_best_fit_takes_the_fullest_instance_that_still_fits() -> None:
 def test_a_gang_that_left_its_instance_is_placed_anew() -> None:
     gone = {0: (Slot(instance="gone", gpu=0),)}
     assert place({0: 1}, gone, {"here": 1}) == {0: (Slot(instance="here", gpu=0),)}
+
+
+def test_a_wide_gang_takes_no_halves_of_instances_that_others_train_on() -> None:
+    instances = {"a": 2, "b": 2, "c": 2}
+    narrow = {0: (Slot(instance="a", gpu=0),), 1: (Slot(instance="c", gpu=0),)}
+    assert place({0: 1, 1: 1, 2: 4}, narrow, instances, locked=narrow) == narrow

@@ -105,6 +105,15 @@ def test_only_the_named_experiment_is_swept(world: World) -> None:
     assert world.living == ["a"]
 
 
+def test_of_several_experiments_of_one_owner_only_the_named_one_is_swept(world: World, tmp_path: Path) -> None:
+    other = World(tmp_path / "experiments" / "other" / "local", experiment="other", run="run-2")
+    other.fake, other.machines = world.fake, world.machines
+    other.driver().launch("x")
+    world.driver().launch("a")
+    assert [one.instance for one in swept(world, other.directory, experiment="other").ended] == ["x"]
+    assert world.living == ["a"]
+
+
 def test_what_no_folder_knows_is_told_and_left(world: World, tmp_path: Path) -> None:
     elsewhere = World(tmp_path / "another machine", run="run-2")
     elsewhere.fake, elsewhere.machines = world.fake, world.machines

@@ -15,6 +15,7 @@ from rubberband.cloud.local.ray_node import environment
 from rubberband.errors import InputError, JournalError, NameTakenError
 from rubberband.executor import session
 from rubberband.executor.controller import Controller
+from rubberband.executor.database import Database
 from rubberband.executor.events import CancelRequested, Event, TrialReported
 from rubberband.executor.folder import ExperimentFolder, folders, open_folder
 from rubberband.executor.journal import Journal, journalled
@@ -146,6 +147,17 @@ def test_a_driver_that_lost_its_place_is_refused_and_loses_nothing(make: Callabl
     assert [event for _, event in one.events()] == EVENTS[:1]
     one.close()
     other.close()
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_what_is_durable_is_on_the_disk_before_it_counts(store_url: str, durable: bool) -> None:
+    """As the database is told to; what power failures leave cannot be tried here."""
+    database = Database(store_url, what="a test", remedy="none")
+    with database.writing(durable=durable) as connection:
+        asked = "PRAGMA synchronous" if database.is_sqlite else "SHOW synchronous_commit"
+        told = connection.exec_driver_sql(asked).scalar_one()
+    assert told == ((2 if durable else 1) if database.is_sqlite else ("on" if durable else "off"))
+    database.close()
 
 
 def test_a_driver_whose_place_was_taken_does_nothing_more(store_url: str) -> None:

@@ -117,6 +117,12 @@ def test_the_spot_price_is_that_of_the_cheapest_zone_now(world: World) -> None:
     assert row.live_spot_usd_per_hour("eu-west-1") is None
 
 
+def test_a_clock_that_is_late_gets_the_latest_spot_price_all_the_same(world: World) -> None:
+    world.now += 7200.0
+    session = world.fake.session()
+    assert spot_prices(session, ["g5.xlarge"], world.now - 7000.0) == spot_prices(session, ["g5.xlarge"], world.now)
+
+
 def test_only_linux_on_shared_hardware_by_the_hour_counts(world: World) -> None:
     assert on_demand_price(world.fake.session(), "p3.8xlarge") == 12.24
     assert on_demand_price(world.fake.session(region="eu-west-1"), "p3.8xlarge") == pytest.approx(12.24 * 1.1)
