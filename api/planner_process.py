@@ -56,7 +56,7 @@ class Question:
 
     experiment: Experiment
     options: Mapping[str, Any]
-    """policy, frontier, seed."""
+    """policy, frontier, seed, most_usd (what no remedy may pass)."""
     terms: Terms
     now: float
     id: str
@@ -83,7 +83,7 @@ def question_of(asked: Mapping[str, Any], home: Path, *, live: bool) -> Question
         terms, good_s = live_terms(experiment, home), _LIVE_GOOD_S
     if experiment.constraints.deadline_at is not None:
         good_s = 1.0
-    options = {"policy": asked["policy"], "frontier": asked["frontier"], "seed": asked["seed"]}
+    options = {name: asked[name] for name in ("policy", "frontier", "seed", "most_usd")}
     words = words_of(experiment)
     return Question(
         experiment=experiment,
@@ -143,7 +143,16 @@ def infeasible(found: Answer, identity: str) -> Problem:
         detail = "the plan of this policy does not keep the limits; change the policy, or raise the limits"
     words = {"deadline": format_duration(math.ceil(jct_s)), "max_cost": math.ceil(cost_usd * 100.0) / 100.0}
     nearest = {"jct_s": jct_s, "cost_usd": cost_usd}
-    return Problem(INFEASIBLE, detail, nearest=nearest, nearest_words=words, estimate=found.to_json(), id=identity)
+    data = found.to_json()
+    return Problem(
+        INFEASIBLE,
+        detail,
+        nearest=nearest,
+        nearest_words=words,
+        remedies=data.get("remedies", []),
+        estimate=data,
+        id=identity,
+    )
 
 
 def serve(questions: BinaryIO, answers: BinaryIO, home: Path, *, live: bool) -> None:

@@ -203,6 +203,7 @@ class Plans:
             "policy": preview.policy,
             "frontier": preview.frontier,
             "seed": preview.seed,
+            "most_usd": self._settings.limits.max_cost_usd,
             "now": now,
             "planning_s": self._settings.limits.planning_s,
         }

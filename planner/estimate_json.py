@@ -48,6 +48,7 @@ def estimate_to_json(estimate: Estimate) -> Json:
         data["remedies"] = [remedy_to_json(remedy) for remedy in estimate.remedies]
     if estimate.reason is not None:
         data["reason"] = estimate.reason
+        data["obstacle"] = estimate.obstacle
     return data
 
 

@@ -132,7 +132,8 @@ class NearPlans(Plans):
     """Plans in this process: nothing is to be started first."""
 
     async def answer(self, preview: Preview, fingerprint: bytes, caller: str = "") -> PlanAnswer:
-        asked = asdict(preview) | {"body": preview.body.decode("latin-1"), "now": float(int(time.time()))}
+        terms = {"now": float(int(time.time())), "most_usd": self._settings.limits.max_cost_usd}
+        asked = asdict(preview) | {"body": preview.body.decode("latin-1")} | terms
         return await asyncio.to_thread(self._near, asked)
 
     def _near(self, asked: dict[str, Any]) -> PlanAnswer:

@@ -85,11 +85,31 @@ _PLAN: dict[str, Any] = {
     "notes": [],
     "id": _ID,
 }
+_REMEDIES = [
+    {
+        "changes": [{"key": "resources.max_instances", "value": 24, "was": 8}],
+        "set": ["resources.max_instances=24"],
+        "jct_s": 58.0,
+        "cost_usd": 4.1,
+        "later_s": 0.0,
+        "dearer_usd": 0.0,
+    },
+    {
+        "changes": [{"key": "constraints.deadline", "value": "2m22s", "was": "1m"}],
+        "set": ["constraints.deadline=2m22s"],
+        "jct_s": 142.0,
+        "cost_usd": 3.45,
+        "later_s": 82.0,
+        "dearer_usd": 0.0,
+    },
+]
 _INFEASIBLE = Problem(
     INFEASIBLE,
-    "deadline 1m0s is out of reach: the fastest plan takes 2m22s; raise it to 2m22s",
+    "deadline 1m cannot be met: the shortest plan takes 2m22s; raise max_instances to 24 "
+    "(-s resources.max_instances=24: 58s, 4.10 USD)",
     nearest={"jct_s": 142.0, "cost_usd": 3.45},
     nearest_words={"deadline": "2m22s", "max_cost": 3.45},
+    remedies=_REMEDIES,
     estimate={key: value for key, value in _PLAN.items() if key != "id"} | {"feasible": False, "plan": None},
     id=_ID,
 ).to_json()
@@ -168,8 +188,9 @@ def _refusals(*kinds: Any) -> dict[int | str, dict[str, Any]]:
 async def preview_plan(request: Request, service: Serving, _reader: Reader) -> Response:
     """Plan an experiment that would start now, and say what it takes and costs: what `rubberband estimate` prints.
 
-    The same question has the same answer and the same id. 422 with `nearest` where no plan keeps the limits. The
-    deadline may be absolute; then the answer holds for this second.
+    The same question has the same answer and the same id. 422 where no plan keeps the limits, with `nearest` and the
+    `remedies`: the least changes that make one possible, each as `set` takes it, with the time and cost of its plan.
+    The deadline may be absolute; then the answer holds for this second.
     """
     body, media_type = await request.body(), request.headers.get("content-type", "")
     asked = fingerprint(body, media_type.encode("latin-1"), request.url.query.encode())

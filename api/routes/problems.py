@@ -44,7 +44,9 @@ EXPLANATIONS: Mapping[str, str] = {
     "profile-missing": "A plan needs to know how long an iteration takes. Write `profile` into the experiment, or "
     "submit it without one: it is then measured first.",
     "infeasible": "No plan keeps the deadline and the budget. `nearest` tells the shortest time and the lowest cost "
-    "that there are: raise the deadline or max_cost to them, or allow more instances.",
+    "that there are. `remedies` are the least changes that make a plan possible, the best first: those that concede no "
+    "time and no money, then the cheapest. Each has its `changes`, the same as `set` takes them, and the time and cost "
+    "of its plan; where there are none, nothing was found in the time that there is.",
     "name-taken": "Another experiment has this name. Choose another, for instance by `?set=name=NAME-2`.",
     "conflict": "The experiment is in a state in which this cannot be done: the detail says which, and what can.",
     "idempotency-key-reused": "An Idempotency-Key belongs to one request. Make a new one for each new request.",

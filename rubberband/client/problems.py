@@ -15,6 +15,7 @@ from rubberband.errors import (
     RubberbandError,
     ServiceError,
 )
+from rubberband.plan import Change, Remedy
 
 _TYPES: dict[str, type[RubberbandError]] = {
     "name-taken": NameTakenError,
@@ -43,7 +44,12 @@ def raise_for(response: httpx.Response) -> None:
     slug = str(problem.get("type", "")).rpartition("/")[2]
     nearest = problem.get("nearest")
     if slug == "infeasible" and isinstance(nearest, dict):
-        raise InfeasibleError(detail, shortest_jct_s=nearest["jct_s"], cheapest_usd=nearest["cost_usd"])
+        raise InfeasibleError(
+            detail,
+            shortest_jct_s=nearest["jct_s"],
+            cheapest_usd=nearest["cost_usd"],
+            remedies=[_remedy(each) for each in problem.get("remedies", ())],
+        )
     if response.status_code == 401:
         raise InputError(f"{detail}; set RUBBERBAND_TOKEN, or give token=")
     if response.status_code == 403:
@@ -61,6 +67,12 @@ def unreachable(url: str, error: Exception) -> ServiceError:
     else:
         remedy = "start one with `rubberband serve`, or set RUBBERBAND_SERVER"
     return ServiceError(f"the service at {url} does not answer ({told}); {remedy}", status=None)
+
+
+def _remedy(told: dict[str, Any]) -> Remedy:
+    changes = tuple(Change(key=one["key"], value=one["value"], was=one["was"]) for one in told["changes"])
+    figures = {name: told[name] for name in ("jct_s", "cost_usd", "later_s", "dearer_usd")}
+    return Remedy(changes=changes, **figures)
 
 
 def _problem(response: httpx.Response) -> dict[str, Any]:

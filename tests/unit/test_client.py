@@ -123,10 +123,13 @@ def test_problems_are_the_errors_that_the_same_mistake_raises_here(
 
 
 def test_an_infeasible_plan_tells_the_nearest_limits() -> None:
-    answer = problem(422, "infeasible", "no plan", nearest={"jct_s": 90.0, "cost_usd": 2.5})
+    remedy = {"changes": [{"key": "resources.max_instances", "value": 24, "was": 16}], "jct_s": 58.0, "cost_usd": 4.1}
+    remedies = [remedy | {"set": ["resources.max_instances=24"], "later_s": 0.0, "dearer_usd": 0.0}]
+    answer = problem(422, "infeasible", "no plan", nearest={"jct_s": 90.0, "cost_usd": 2.5}, remedies=remedies)
     with answering(lambda _: answer) as client, pytest.raises(InfeasibleError, match="no plan") as caught:
         client.plan(words())
     assert (caught.value.shortest_jct_s, caught.value.cheapest_usd) == (90.0, 2.5)
+    assert [change.setting for change in caught.value.remedies[0].changes] == ["resources.max_instances=24"]
 
 
 def test_of_a_certificate_that_nobody_vouches_for_it_is_told_who_may() -> None:

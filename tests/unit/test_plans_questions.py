@@ -21,7 +21,7 @@ NOWHERE = Path("/nowhere")
 
 def asked(document: dict[str, Any], **changes: Any) -> dict[str, Any]:
     plain = {"media_type": "application/json", "overrides": [], "policy": "optimal", "frontier": False, "seed": 0}
-    return {"body": json.dumps(document), "now": 1000.0, "planning_s": 60.0} | plain | changes
+    return {"body": json.dumps(document), "now": 1000.0, "planning_s": 60.0, "most_usd": None} | plain | changes
 
 
 def question(document: dict[str, Any], **changes: Any) -> Question:
@@ -90,6 +90,20 @@ def test_what_is_told_where_no_plan_keeps_the_limits_is_enough_for_one(changes: 
     key = next(iter(changes)).removeprefix("constraints__")
     granted = words(**{f"constraints__{key}": problem["nearest_words"][key]})
     assert planned(question(granted))[0] == 200
+
+
+def test_a_remedy_that_is_told_is_enough_and_none_passes_what_may_be_spent() -> None:
+    tight = words(constraints__deadline="10s", constraints__max_cost=1.0)
+    _, body = planned(question(tight))
+    remedies = json.loads(body)["remedies"]
+    assert remedies == json.loads(body)["estimate"]["remedies"]
+    dear = max(each["cost_usd"] for each in remedies)
+    for each in remedies:
+        status, plan = planned(question(tight, overrides=each["set"]))
+        assert status == 200
+        assert json.loads(plan)["prediction"]["cost_usd"]["mean"] == pytest.approx(each["cost_usd"])
+    _, limited = planned(question(tight, most_usd=dear - 0.0001))
+    assert all(each["cost_usd"] < dear for each in json.loads(limited)["remedies"])
 
 
 def test_a_question_without_a_profile_or_with_a_file_of_the_server_is_refused() -> None:
