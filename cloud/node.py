@@ -1,4 +1,4 @@
-"""What runs on an instance that is another machine: its lease, and what the cloud tells it of itself.
+"""What runs on an instance that is another machine: its lease, and what the cloud and the kernel tell it of itself.
 
 The machine's boot script arms the lease before anything else and names its file in the environment; a worker of the
 driver's, on that machine, calls what is here. It imports only the standard library.
@@ -73,6 +73,18 @@ def interruption() -> float | None:
         return datetime.fromisoformat(json.loads(notice)["time"]).timestamp()
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def memory_kills(counters: Path = Path("/proc/vmstat")) -> int:
+    """How many processes this machine's kernel has ended for want of memory since it booted; 0 where it does not tell.
+
+    Those that had used up the memory of their container (cgroup) included.
+    """
+    try:
+        found = [line.split() for line in counters.read_text().splitlines() if line.startswith("oom_kill ")]
+        return sum(int(count) for _, count in found)
+    except (OSError, ValueError):
+        return 0
 
 
 def _ask(request: urllib.request.Request) -> str:

@@ -24,6 +24,7 @@ _OBJECT_STORE_BYTES = 80 * 1024**2  # Ray's least; checkpoints and reports do no
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_task_events_report_interval_ms": "0",  # nobody reads the history of tasks, which the head would keep
+    "RAY_memory_monitor_refresh_ms": "0",  # it would end the latest trial; the kernel ends what takes the most
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "1000",

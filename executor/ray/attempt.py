@@ -32,6 +32,10 @@ _GRACE_S = 2.0
 _PROOF_S = 20.0
 """How long an instance may take to prove itself alive, by a new worker in the place of a dead one."""
 _LOOK_S = 0.25
+RAN_OUT = (
+    "it ran out of memory (killed by the kernel); use less of it (smaller batches, fewer processes that load data), or "
+    "an instance_type with more"
+)
 
 
 class Fleet(Protocol):
@@ -50,6 +54,8 @@ class _Gathered:
     deaths: list[str] = field(default_factory=list)
     last: SegmentReport | None = None
     """The report of the last iteration, kept back until the gang is free."""
+    ran_out: bool = False
+    """Whether the kernel ended processes for want of memory on a machine on which one of the gang died."""
 
     @property
     def over(self) -> bool:
@@ -66,6 +72,8 @@ class _Gathered:
         for failure in self.failures:
             if not failure.secondary:
                 return failure.kind, failure.message, failure.details
+        if self.deaths and self.ran_out:
+            return "died", RAN_OUT, "\n".join(self.deaths)
         if self.deaths:
             told = "its process ended of itself (os._exit, a crash in native code, or out of memory)"
             return "died", f"{told}; the trial's log may tell more", "\n".join(self.deaths)
@@ -94,6 +102,8 @@ class Attempt:
         self._mutex = threading.Lock()
         self._stopped = False
         self._busy: dict[int, Worker] = {}
+        self._kills_before: list[Any] = []
+        """Of each rank's machine: how many processes had been ended for want of memory (a reference to it)."""
         self._thread = threading.Thread(target=self._run, daemon=True, name=f"trial-{start.trial}-{start.attempt}")
 
     def uses(self, instance: str) -> bool:
@@ -162,6 +172,7 @@ class Attempt:
             if gathered.lost is not None:
                 self._lose(gathered.lost.message)
             else:
+                gathered.ran_out = bool(gathered.deaths) and any(map(self._ran_out, slots))
                 self._fail(*gathered.cause())
 
     def _submit(self, workers: Sequence[Worker], rendezvous: str | None) -> dict[Any, int]:
@@ -170,6 +181,7 @@ class Attempt:
             if self._stopped:
                 return {}
             self._busy = dict(enumerate(workers))
+            self._kills_before = [worker.memory_kills.remote() for worker in workers]
             return {
                 worker.run.options(num_returns="streaming").remote(
                     replace(self._segment, rank=rank, rendezvous=rendezvous), self._log
@@ -234,6 +246,18 @@ class Attempt:
                 return True
             time.sleep(0.02)
         return not self._stopped
+
+    def _ran_out(self, slot: Slot) -> bool:
+        """Whether a machine, on whose slot there is another worker by now, had processes ended for want of memory."""
+        fresh = self._future(slot)
+        if not self._kills_before or fresh is None or not fresh.done():
+            return False
+        before = self._kills_before[self._start.gang.index(slot)]
+        try:
+            earlier, now = ray.get([before, fresh.result().memory_kills.remote()], timeout=_PROOF_S)
+        except RayError:
+            return False
+        return bool(now > earlier)
 
     def _report(self, report: SegmentReport) -> None:
         self._tell(

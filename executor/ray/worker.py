@@ -58,6 +58,12 @@ class SlotWorker:
             port: int = listener.getsockname()[1]
         return f"tcp://{host}:{port}"
 
+    def memory_kills(self) -> int:
+        """How many processes its machine's kernel has ended for want of memory."""
+        from rubberband.cloud.node import memory_kills
+
+        return memory_kills()
+
     def run(self, segment: Segment, log: TrialLog | None) -> Iterator[SegmentItem]:
         """Train; what is printed meanwhile is added to `log`, a bare name of which lies on this machine.
 

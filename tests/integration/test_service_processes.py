@@ -145,6 +145,29 @@ def test_what_waits_for_its_store_can_be_cancelled(tmp_path: Path) -> None:
     house.store.close()
 
 
+@pytest.mark.long
+def test_a_run_that_is_paused_is_nobody_s_to_start_again(tmp_path: Path) -> None:
+    house = House(tmp_path, tmp_path)
+    house.settings = replace(house.settings, auto_resume=True)
+    with house.open(SLOW) as runs:
+        runs.submit(experiment())
+        wait_for_reports(house, runs, 1)
+        mark = read_mark(folder_of(house))
+        assert mark is not None
+        os.kill(mark.pid, signal.SIGSTOP)
+        try:
+            with house.open(SLOW) as another:  # a server that is started meanwhile
+                with pytest.raises(Problem):
+                    another.resume("one")
+                assert house.row("one").state is RUNNING
+        finally:
+            os.kill(mark.pid, signal.SIGCONT)
+        house.go()
+        assert house.wait("one", DONE).attempt == 1
+    assert "DriverResumed" not in [event.kind for event in house.feed("one")]
+    house.store.close()
+
+
 def test_an_order_of_an_earlier_version_has_its_journal_in_the_store_that_it_names(tmp_path: Path) -> None:
     folder = ExperimentFolder(home=tmp_path, name="one", store=f"sqlite:///{tmp_path}/journals.db")
     words = {"attempt": 1, "resume": False, "words": experiment().to_words(), "store": folder.store}
