@@ -90,14 +90,14 @@ class CommandLine:
         (folder / "sleepy.py").write_text(TRIALS)
         (folder / "sleepy.yaml").write_text(EXPERIMENT)
         search = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        self._environment = {**os.environ, "RUBBERBAND_HOME": str(self.home), "PYTHONPATH": search}
+        self.environment = {**os.environ, "RUBBERBAND_HOME": str(self.home), "PYTHONPATH": search}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command and do not wait for it."""
         return subprocess.Popen(
             [sys.executable, "-m", "rubberband.cli", *arguments],
             cwd=self.folder,
-            env=self._environment,
+            env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
