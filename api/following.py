@@ -11,11 +11,11 @@ from dataclasses import replace
 from rubberband.api.observing import Observed, at_work, sight_before
 from rubberband.api.store.protocol import Store
 from rubberband.api.store.records import Entry, ExperimentState, Submission, Summary
-from rubberband.api.summaries import Sight, Standing, standing
+from rubberband.api.summaries import Sight, Standing, standing, summary_of
 from rubberband.errors import DamagedJournalError, JournalError, RubberbandError
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.hosting import read_mark
-from rubberband.executor.salvage import explained
+from rubberband.executor.salvage import explained, salvage
 
 log = logging.getLogger("rubberband.api.runs")
 
@@ -74,8 +74,12 @@ class Follower:
         found = self._seen(row)
         if found is None or (self.observed is None and found.state is not ExperimentState.UNREADABLE):
             return None
-        created_at = header_at if self.observed is None else self.observed.header.created_at
-        summary = Summary() if self.observed is None else self.observed.summary()
+        created_at, summary = header_at, Summary()
+        if self.observed is not None:
+            created_at, summary = self.observed.header.created_at, self.observed.summary()
+        elif (left := salvage(self._folder)) is not None:
+            created_at = left.header.created_at
+            summary = summary_of(left.header, left.controller, left.controller.state.now)
         return replace(row, created_at=created_at, state=found.state, reason=found.reason, summary=summary)
 
     def _seen(self, row: Submission) -> Standing | None:

@@ -139,6 +139,7 @@ def test_a_service_shows_what_is_left_and_is_well(whole: bytes, folder: Experime
         seen = client.get("/v1/experiments/one").json()
         assert seen["state"] == "unreadable"
         assert seen["reason"].startswith("its journal cannot be read: the journal of 'one' is damaged")
+        assert (seen["summary"]["iterations"] > 0) is (share > 0)
         below = ["", "/report", "/trials", "/logs", "/stages"]
         pages = ["/", "/experiments/one", "/experiments/one/report", *(f"/v1/experiments/one{part}" for part in below)]
         assert max(client.get(page, headers={"accept": "text/html"}).status_code for page in pages) < 500
