@@ -108,7 +108,7 @@ def _goes_on(row: Submission, folder: ExperimentFolder, observed: Observed | Non
     if any(request.kind == "cancel" for request in Inbox(folder.inbox).pending()):
         return False
     if observed is not None:
-        return not observed.is_ending and not _is_late(observed, now)
+        return not observed.is_ending and not _is_late(observed)
     try:  # its profile was measured, or it was planned
         require_unmeasured(row)
     except Problem:
@@ -118,8 +118,8 @@ def _goes_on(row: Submission, folder: ExperimentFolder, observed: Observed | Non
     return ends_at is None or isinstance(ends_at, float) or ends_at.timestamp() > now
 
 
-def _is_late(observed: Observed, now: float) -> bool:
+def _is_late(observed: Observed) -> bool:
     summary = observed.summary()
     if observed.header.setup["provider"] == "virtual" or summary.deadline_s is None or summary.started_at is None:
         return False
-    return summary.started_at + summary.deadline_s <= now
+    return summary.started_at + summary.deadline_s <= observed.present

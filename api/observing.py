@@ -84,6 +84,11 @@ class Observed:
         """The instant up to which it is reckoned, on the clock of its events."""
         return self._clock() if self._live else self.controller.state.now
 
+    @property
+    def present(self) -> float:
+        """Now, by the experiment's clock, also where nobody is at work on it."""
+        return self._clock()
+
     def summary(self) -> Summary:
         """What a list shows of it."""
         with self._lock:
@@ -121,8 +126,7 @@ class Observed:
         with self._lock:
             controller = self._as_asked()
             job, state = controller.job, copy.deepcopy(controller.state)
-            # Time goes on also where nobody is at work on it.
-            now = self.now if self.header.setup["provider"] == "virtual" else self._clock()
+            now = self.now if self.header.setup["provider"] == "virtual" else self.present
         # Planning may take long, and who follows the journal must not wait for it.
         limited = {"deadline_s": limits.deadline_s, "max_cost_usd": limits.max_cost_usd}
         return extension(job, state, now, driven=driven, **limited)

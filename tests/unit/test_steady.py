@@ -6,14 +6,19 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from rubberband.api.observing import FRESH_S, Observed
 from rubberband.cloud import steady
 from rubberband.cloud.local import instance
 from rubberband.cloud.local.instance import Record, load, release_marker, save
 from rubberband.cloud.steady import steady_clock, time_of
+from rubberband.executor import session
+from tests.journalled_runs import recorded
 
 HALF_AN_HOUR_S = 1800.0
 
@@ -74,6 +79,30 @@ def test_an_instance_counts_its_lease_and_its_time_by_that_clock(tmp_path: Path,
     assert found.running_at is not None
     assert record.requested_at <= found.running_at <= found.ended_at <= clock()
     assert path.stat().st_mtime == pytest.approx(found.ended_at)
+
+
+@pytest.mark.parametrize("by_s", [HALF_AN_HOUR_S, -HALF_AN_HOUR_S])
+def test_who_looks_on_sees_no_more_time_and_money_go_by_and_nobody_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_s: float
+) -> None:
+    run = recorded()
+    offset = time.time() - run.events[-1].occurred_at
+    events = [replace(event, occurred_at=event.occurred_at + offset) for event in run.events]
+    run = replace(run, events=events[:1], setup={**run.setup, "provider": "local"})
+    folder = run.put(tmp_path)
+    folder.instances.mkdir()
+    steady_clock(folder.instances)
+    with closing(Observed(folder)) as observed:
+        observed.refresh(live=True)
+        before = observed.result().actual_jct_s, observed.present
+        step(monkeypatch, by_s)
+        time.sleep(FRESH_S)  # a result is given again until then
+        observed.refresh(live=True)
+        after = observed.result().actual_jct_s, observed.present
+        with folder.driving():
+            read = session.read(folder).actual_jct_s
+    assert all(0.0 <= late - early < HALF_AN_HOUR_S / 2 for early, late in zip(before, after, strict=True))
+    assert before[0] <= read < before[0] + HALF_AN_HOUR_S / 2
 
 
 def _stepped(by_s: float) -> str:
