@@ -26,9 +26,26 @@ Worker = Any
 
 _REPLACEMENTS = 3
 _LOOK_S = 0.5
+_LONGEST_LOOK_S = 10.0
 _PAUSE_S = 0.1
 _REMOTE_PAUSE_S = 1.0
 """Other machines boot for minutes, and many that are asked for ten times a second would keep the head busy."""
+
+
+class _Patience:
+    """Counts what is waited, look by look: one that took very long counts as a short one, as the driver stood still."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left_s = seconds
+        self._looked_at = time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        """To be asked at every look."""
+        now = time.monotonic()
+        self._left_s -= min(now - self._looked_at, _LONGEST_LOOK_S)
+        self._looked_at = now
+        return self._left_s <= 0.0
 
 
 class CrewError(Exception):
@@ -77,13 +94,13 @@ class Crew:
 
     def assemble(self) -> None:
         """Wait for the Ray node and bring up a warm worker on every slot. Raises CrewError."""
-        deadline = time.monotonic() + self._timeout_s
+        patience = _Patience(self._timeout_s)
         try:
             # A group that must wait for its node keeps the head busy, and fills its memory by the second.
-            self._until(lambda: ray_nodes().get(self._instance, False), deadline)
-            group = self._place(deadline)
+            self._until(lambda: ray_nodes().get(self._instance, False), patience)
+            group = self._place(patience)
             workers = [self._start(group, gpu) for gpu in range(self._gpus)]
-            self._warm_up(workers, deadline)
+            self._warm_up(workers, patience)
         except BaseException:
             self.dismiss()
             raise
@@ -113,17 +130,17 @@ class Crew:
             with contextlib.suppress(Exception):  # the head may be gone, and with it what was to be removed
                 remove_placement_group(group)
 
-    def _place(self, deadline: float) -> Any:
+    def _place(self, patience: _Patience) -> Any:
         label = {INSTANCE_LABEL: self._instance}
         group = placement_group([{"GPU": 1}] * self._gpus, strategy="PACK", bundle_label_selector=[label] * self._gpus)
         with self._mutex:
             self._group = group
-        self._until(lambda: bool(group.wait(_LOOK_S)), deadline)
+        self._until(lambda: bool(group.wait(_LOOK_S)), patience)
         return group
 
-    def _until(self, holds: Callable[[], bool], deadline: float) -> None:
+    def _until(self, holds: Callable[[], bool], patience: _Patience) -> None:
         while not holds():
-            if time.monotonic() >= deadline:
+            if patience.is_over:
                 raise CrewError(f"its Ray node did not offer {self._gpus} GPUs in {self._timeout_s:.0f} s; see its log")
             if self._dismissed.wait(self._pause_s):
                 raise CrewError("released")
@@ -134,13 +151,13 @@ class Crew:
         code = None if self._shipment is None else self._shipment.reference()
         return actor.remote(self._entrypoint, self._store, remote=self._remote, code=code)
 
-    def _warm_up(self, workers: Sequence[Worker], deadline: float) -> None:
+    def _warm_up(self, workers: Sequence[Worker], patience: _Patience) -> None:
         pending = [worker.warm_up.remote(self._device) for worker in workers]
         try:
             while pending:
                 if self.dismissed:
                     raise CrewError("released")
-                if time.monotonic() >= deadline:
+                if patience.is_over:
                     raise CrewError(
                         f"{len(pending)} of its workers did not get warm within {self._timeout_s:.0f} s; "
                         f"does importing {self._entrypoint} take that long?"
@@ -161,7 +178,7 @@ class Crew:
             fresh = None
             try:
                 fresh = self._start(group, gpu)
-                self._warm_up([fresh], time.monotonic() + self._timeout_s)
+                self._warm_up([fresh], _Patience(self._timeout_s))
             except Exception as error:
                 reason = str(error)
                 kill(fresh)

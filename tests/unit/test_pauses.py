@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -13,6 +14,7 @@ from rubberband.cloud.cluster import ClusterProvider
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.events import Command, Event, InstanceLost, LaunchInstance, Tick
 from rubberband.executor.ray.backend import RayBackend
+from rubberband.executor.ray.crew import Crew, CrewError, _Patience
 from rubberband.executor.result import summarise
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.views.narration import Narrator
@@ -115,3 +117,30 @@ def test_the_backend_tells_of_it_before_what_it_finds_afterwards(
     assert [event.instance for event in woke if isinstance(event, InstanceLost)] == ["a", "b"]
     assert woke[1] == Tick(occurred_at=at[0] - 1.0, paused_s=PAUSE_S)
     assert [event.occurred_at for event in woke] == sorted(event.occurred_at for event in woke)
+
+
+def test_a_pause_takes_no_patience_from_workers_that_get_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at, looks = [1000.0], iter([100 * PAUSE_S, 1.0, 1.0])
+
+    def look(pending: list[object], **_: object) -> tuple[list[object], list[object]]:
+        took_s = next(looks, None)
+        at[0] += took_s or 0.0
+        return ([], pending) if took_s is not None else (pending, [])
+
+    monkeypatch.setattr("rubberband.executor.ray.crew.time", SimpleNamespace(monotonic=lambda: at[0]))
+    monkeypatch.setattr("rubberband.executor.ray.crew.ray.wait", look)
+    monkeypatch.setattr("rubberband.executor.ray.crew.ray.get", lambda _: None)
+    crew = Crew(
+        "i-001",
+        1,
+        Entrypoint.parse("a:b"),
+        open_store(str(tmp_path)),
+        device="cpu",
+        timeout_s=60.0,
+        on_sick=lambda *_: None,
+    )
+    worker = SimpleNamespace(warm_up=SimpleNamespace(remote=lambda _: object()))
+    crew._warm_up([worker], _Patience(60.0))
+    looks = iter([10.0] * 7)
+    with pytest.raises(CrewError, match="did not get warm within 60 s"):
+        crew._warm_up([worker], _Patience(60.0))
