@@ -108,9 +108,8 @@ def plan_job_or_none(
         planned = search.plan_or_none(brackets[0], profile, offer, constraints, policy, objective, seed=seed)
         return None if planned is None else single(brackets[0], planned, offer)
     division = _Division(brackets, profile, offer, constraints, policy, seed)
-    if not division.is_possible():
-        return None
-    return division.fastest() if objective == "min_time" else division.cheapest(constraints.deadline_s)
+    job = division.cheapest_or_none(constraints.deadline_s)
+    return division.fastest() if job is not None and objective == "min_time" else job
 
 
 def single(stages: Sequence[Stage], planned: Planned, offer: Offer) -> JobPlan:
@@ -142,10 +141,10 @@ class _Division:
             raise self._too_dear(job)
         return job
 
-    def is_possible(self) -> bool:
-        """Whether `cheapest` finds a plan within the constraints."""
-        job = self._in_time(self.constraints.deadline_s)
-        return job is not None and self._kept(job)
+    def cheapest_or_none(self, deadline_s: float | None) -> JobPlan | None:
+        """What `cheapest` finds, without saying why there is nothing."""
+        job = self._in_time(deadline_s)
+        return job if job is not None and self._kept(job) else None
 
     def _in_time(self, deadline_s: float | None) -> JobPlan | None:
         lanes = self._surely(deadline_s) if varies(self.profile, self.offer) else self._divide(deadline_s)

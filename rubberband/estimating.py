@@ -111,7 +111,7 @@ def _with_remedies(
     def cases_of(changed: Experiment) -> tuple[Case, ...]:
         return cases(changed, profiles, now, table=terms.table, room=terms.room)
 
-    remedies = find_remedies(experiment, cases_of, attempt, clock=clock, most_usd=most_usd)
+    remedies = find_remedies(experiment, cases_of, attempt, clock=clock, most_usd=most_usd, nearest=best.nearest)
     if not remedies:
         return best
     return replace(best, remedies=remedies, reason=f"{best.obstacle}; {advice(remedies[0])}")

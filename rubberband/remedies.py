@@ -15,7 +15,7 @@ from rubberband.errors import InputError
 from rubberband.experiment import Experiment
 from rubberband.offer import gang_sizes, slots
 from rubberband.plan import Change, Prediction, Remedy, Stage
-from rubberband.planner.estimate import Case
+from rubberband.planner.estimate import Case, Nearest
 from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
 from rubberband.planner.model import least_instances, run_s
 from rubberband.planner.sampling import varies
@@ -23,7 +23,7 @@ from rubberband.planner.solver import Objective
 from rubberband.planner.wording import up_s, up_usd
 from rubberband.units import format_duration
 
-MOST_S = 2.0
+MOST_S = 4.0
 """So long remedies are looked for: none is begun that would likely take longer."""
 _MOST_INSTANCES = 10_000
 _STEP, _MOST_STEPS = 1.02, 25
@@ -81,12 +81,14 @@ def find_remedies(
     *,
     clock: Callable[[], float],
     most_usd: float | None = None,
+    nearest: Nearest | None = None,
 ) -> tuple[Remedy, ...]:
     """The remedies of an experiment without a plan, the best first; none costs more than `most_usd`.
 
-    `cases_of` tells what an experiment can be planned on, `attempt` the best plan there. `clock` reads seconds.
+    `cases_of` tells what an experiment can be planned on, `attempt` the best plan there; `nearest` is what is known of
+    it. `clock` reads seconds.
     """
-    finder = _Finder(experiment, cases_of, attempt, clock, most_usd)
+    finder = _Finder(experiment, cases_of, attempt, clock, most_usd, nearest)
     found: list[Remedy] = []
     for singles_or_pairs in (finder.singles, finder.pairs):
         try:
@@ -119,15 +121,17 @@ class _Finder:
         attempt: Attempt,
         clock: Callable[[], float],
         most_usd: float | None,
+        nearest: Nearest | None,
     ) -> None:
         self._experiment, self._cases_of, self._attempt = experiment, cases_of, attempt
+        self._nearest = nearest
         self._cases = cases_of(experiment)
         self._clock, self._most_usd = clock, most_usd
         self._began_s, self._longest_s = clock(), 0.0
 
     def singles(self) -> Iterator[Remedy]:
         """Those that are one change."""
-        for key in (MAX_GPUS, MAX_INSTANCES, MIN_GPUS, DEADLINE, MAX_COST):
+        for key in (DEADLINE, MAX_COST, MAX_GPUS, MAX_INSTANCES, MIN_GPUS):  # first what is soon known
             yield from self._told(self._raised(key, self._experiment), key)
 
     def pairs(self) -> Iterator[Remedy]:
@@ -210,14 +214,14 @@ class _Finder:
 
     def _least(self, experiment: Experiment, key: str, values: Sequence[int]) -> Changed | None:
         """The first of `values` with which there is a plan: the more, the better."""
-        low, high = -1, len(values)
+        if not values or self._is_hopeless(_with(experiment, key, values[-1])):
+            return None
+        low, high = -1, len(values) - 1
         while high - low > 1:  # cheaply: from where on it is not out of the question
             middle = (low + high) // 2
             low, high = (middle, high) if self._is_hopeless(_with(experiment, key, values[middle])) else (low, middle)
         found, at, stride = None, high, 1
         while found is None:
-            if at >= len(values):
-                return None
             found = self._try(_with(experiment, key, values[at]))
             if found is None:
                 if at == len(values) - 1:
@@ -237,6 +241,8 @@ class _Finder:
         """With the earliest deadline, in whole seconds, that a plan keeps."""
         if experiment.constraints.deadline is None:
             return None
+        if experiment is self._experiment and self._nearest and experiment.constraints.max_cost_usd is None:
+            return self._enough(experiment, DEADLINE, self._nearest.jct_s)
         soonest = self._try(_with(experiment, DEADLINE, None), "min_time")
         return None if soonest is None else self._enough(experiment, DEADLINE, soonest[1].needs_s)
 
@@ -244,6 +250,8 @@ class _Finder:
         """With the smallest max_cost, in cents, that a plan keeps."""
         if experiment.constraints.max_cost_usd is None:
             return None
+        if experiment is self._experiment and self._nearest and experiment.constraints.deadline is None:
+            return self._enough(experiment, MAX_COST, self._nearest.cost_usd)
         cheapest = self._try(_with(experiment, MAX_COST, None), "min_cost")
         return None if cheapest is None else self._enough(experiment, MAX_COST, cheapest[1].needs_usd)
 
