@@ -7,9 +7,14 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from rubberband.cloud.provider import Provider
+from rubberband.errors import ProviderError
 
 INSTANCE_LABEL = "rubberband/instance"
 """Label of a Ray node; its value is the name of the instance that the node is."""
+
+
+class HeadError(ProviderError):
+    """The head that instances join did not start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,14 @@ class ClusterProvider(Provider, Protocol):
         """How often `describe` may be asked, in seconds."""
         ...
 
+    def slowness(self, instance: str) -> float:
+        """How many times as long as usual workers may take to start on an instance; 1 where nothing is known."""
+        ...
+
+    def last_words(self, instance: str) -> str:
+        """The line of a living instance's boot or node log that tells best why it is not of use; empty if none does."""
+        ...
+
     def head(self) -> Head | None:
         """The living head, or None."""
         ...
@@ -58,6 +71,6 @@ class ClusterProvider(Provider, Protocol):
     def ensure_head(self) -> Head:
         """The living head, which is started if there is none; returns once it answers.
 
-        Raises ProviderError if it does not start.
+        Raises HeadError if it does not start.
         """
         ...

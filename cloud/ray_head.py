@@ -7,7 +7,7 @@ import threading
 import time
 from pathlib import Path
 
-from rubberband.cloud.cluster import Head
+from rubberband.cloud.cluster import Head, HeadError
 from rubberband.cloud.local import instance as guard
 from rubberband.cloud.local import ray_node
 from rubberband.cloud.local.guarding import Guards
@@ -15,8 +15,6 @@ from rubberband.cloud.local.instance import Record
 from rubberband.cloud.local.records import end_all, observe
 from rubberband.cloud.steady import steady_clock
 from rubberband.errors import ProviderError
-
-_START_S = 60.0
 
 
 class RayHead:
@@ -85,19 +83,15 @@ class RayHead:
     def ensure(self) -> Head:
         """The living head, which is started if there is none; returns once it answers.
 
-        Raises ProviderError if it does not start.
+        Raises HeadError if it does not start.
         """
         with self._mutex:
             path = self._living() or self._start()
-        deadline = time.monotonic() + _START_S
-        while time.monotonic() < deadline:
-            record = observe(path)
-            if record.ended_at is not None:
-                raise ProviderError(f"the Ray head did not start: {record.reason}")
+        while (record := observe(path)).ended_at is None:  # it gives up by itself, once it has had time enough
             if ray_node.answers(record.address):
                 return self._as_head(record)
             time.sleep(0.05)
-        raise ProviderError(f"the Ray head did not answer within {_START_S:.0f} s; see {path.with_suffix('.log')}")
+        raise HeadError(f"the Ray head did not start: {record.reason}")
 
     def close(self) -> None:
         """End the head and let the directory go. Idempotent."""

@@ -323,6 +323,7 @@ class Session:
 def _refuse(event: Event) -> None:
     match event:
         case InstanceRefused():
-            raise ProviderError(f"profiling needs instance {event.instance}, which was refused: {event.reason}")
+            how = "failed to start" if event.failed_start else "was refused"
+            raise ProviderError(f"profiling needs instance {event.instance}, which {how}: {event.reason}")
         case InstanceLost():
             raise ProviderError(f"profiling lost instance {event.instance}: {event.reason}; start it again")

@@ -54,5 +54,16 @@ def last_words(console: str) -> str:
     return f"it powered itself off: {what}: {_short(said)}"
 
 
+def at_work_on(console: str) -> str:
+    """What the boot script does, and the last that was said there; nothing if it does not tell."""
+    lines = [_ESCAPES.sub("", line).strip() for line in console.splitlines()]
+    steps = [(index, found["step"]) for index, line in enumerate(lines) if (found := _STEP.search(line))]
+    if not steps:
+        return ""
+    begun, step = steps[-1]
+    said = next((f": {_short(line)}" for line in reversed(lines[begun + 1 :]) if line), "")
+    return f"its boot script is at `{_short(step)}`{said}"
+
+
 def _short(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

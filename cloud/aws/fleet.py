@@ -314,6 +314,13 @@ class Fleet:
     def _by_id(self, identity: str) -> list[dict[str, Any]]:
         return described(self.session, [{"Name": "instance-id", "Values": [identity]}])
 
+    def last_words(self, name: str) -> str:
+        """What the console of an instance shows last, in a line; empty where it shows nothing."""
+        intent = self.intents.get(name)
+        if intent is None or intent.last is None or not intent.last.instance_id:
+            return ""
+        return console.at_work_on(console.output(self.session, intent.last.instance_id))
+
     def settle(self, name: str) -> dict[str, Any] | None:
         """Find out, without asking for it, whether an instance came of an unanswered request; None if not.
 

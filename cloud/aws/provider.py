@@ -112,6 +112,14 @@ class AwsProvider:
         """EC2 throttles who asks much oftener."""
         return self._fleet.look_s
 
+    def slowness(self, instance: str) -> float:
+        """Machines of their own are as fast as their type."""
+        return 1.0
+
+    def last_words(self, instance: str) -> str:
+        """What its boot script was at when its console was last seen, and the last that was said there."""
+        return self._fleet.last_words(instance)
+
     def head(self) -> Head | None:
         """The living head, or None."""
         return self._head.living()

@@ -29,6 +29,9 @@ class Guards:
         self._experiment = experiment
         self._directory = directory
         self._token_path = token_path
+        self._starts = token_path.parent / "starts"
+        """Of one user on this machine, like the token: whose turn it is to start."""
+        self._starts.mkdir(exist_ok=True)
         self._lease_s = lease_s
         self._clock = clock
         self._mutex = threading.Lock()
@@ -100,6 +103,7 @@ class Guards:
                         str(self.lease),
                         str(self._lease_s),
                         repr(self._clock.booted_at),
+                        str(self._starts),
                     ],
                     env=ray_node.environment(os.environ, self._token_path, tags, record.devices),
                     stdin=subprocess.DEVNULL,

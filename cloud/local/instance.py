@@ -5,6 +5,9 @@ its whole process tree when it is told to (SIGTERM, a release marker), when its 
 not put off the instant that is the lease file's modification time: that is what guards against a driver that was
 killed with -9.
 
+No more nodes start at once on this machine than it has cores: an instance waits for its turn. It runs, and is metered,
+from when its node has joined the cluster.
+
 Who holds the lock of a record, and only it, writes the record; an instance holds its own for life. So a lock that can
 be taken tells that no such process lives, whatever process ids say.
 """
@@ -16,6 +19,7 @@ import ctypes
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -26,12 +30,19 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 EXPERIMENT_TAG = "RUBBERBAND_EXPERIMENT"
 DIRECTORY_TAG = "RUBBERBAND_DIRECTORY"
 INSTANCE_TAG = "RUBBERBAND_INSTANCE"
 
+STARTED = "Ray runtime started."
+"""What `ray start` prints once its node has joined the cluster."""
+LONGEST_START_S = 1800.0
+"""A node that has not joined by then never will, however slow the machine is."""
+
+_START_S = 180.0
+"""For how long a node may start on an idle machine, where it takes 5 to 9 s."""
 _POLL_S = 0.25
 _KILL_S = 5.0
 _PR_SET_PDEATHSIG = 1
@@ -60,7 +71,10 @@ class Record:
     first_lease_s: float | None = None
     """How long that is at most; None: not said."""
     pid: int | None = None
+    began_at: float | None = None
+    """When its turn to start had come."""
     running_at: float | None = None
+    """When its node had joined the cluster."""
     ended_at: float | None = None
     reason: str = ""
 
@@ -167,48 +181,188 @@ def _die_with_parent() -> None:
 def _lease_ends_at(record: Record, lease: Path) -> float:
     """The instant of the lease file; as long as it is what it was at the launch, counted from when this began to run.
 
-    So a start that took long takes nothing off the first lease.
+    So a start that takes long takes nothing off the first lease.
     """
     until = lease.stat().st_mtime
-    if until != record.lease_until or record.running_at is None:
+    if until != record.lease_until:
         return until
+    if record.running_at is None:
+        return float("inf")
     first_lease_s = until - record.requested_at
     if record.first_lease_s is not None:
         first_lease_s = min(first_lease_s, record.first_lease_s)
     return record.running_at + first_lease_s
 
 
-def _watch(
-    node: subprocess.Popen[bytes],
-    path: Path,
-    record: Record,
-    lease: Path,
-    lease_s: float,
-    stop: threading.Event,
-    clock: Callable[[], float],
-) -> str:
-    """Return the reason to end ('': released) as soon as there is one."""
-    marker = release_marker(path)
-    looked_at, awake_since = clock(), float("-inf")
-    while True:
-        now = clock()
-        if now - looked_at > lease_s / 2:  # this machine slept, and the driver with it
-            awake_since = now
-        looked_at = now
+def cores() -> int:
+    """How many processor cores this process may use, its control group's quota included; at least 1."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):  # no such file: no quota; "max": likewise
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        found = min(found, int(quota) // int(period))
+    return max(1, found)
+
+
+def crowding() -> float:
+    """How many processes want each core of this machine, by the last minute's load; at least 1."""
+    try:
+        return max(1.0, os.getloadavg()[0] / cores())
+    except OSError:
+        return 1.0
+
+
+def _turn(folder: Path) -> IO[str] | None:
+    """A file that holds one of this machine's turns to start until it is closed; None while all are taken."""
+    for number in range(cores()):
+        file = open(folder / f"{number}.lock", "a")  # noqa: SIM115 - it is held until the node has joined
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+        else:
+            return file
+    return None
+
+
+_SEVERE = re.compile(r"\[[^\]]* (?P<severity>[ECF]) \d+ \d+\] (?:\(\w+\) )?[\w.]+:\d+: +(?P<said>.*\S)")
+_RAISED = re.compile(r"(?:[A-Za-z_][\w.]*)?(?:Error|Exception|Exit|Interrupt)\b.*")
+_LOGGED = re.compile(r"\d{4}-\d\d-\d\d [^\t]*\t\w+ \S+ -- ")
+_TELLING = re.compile(r"RAY_CHECK|Check failed|[Ff]ailed|[Cc]annot|[Uu]nable|[Ee]rror|exit")
+_LONGEST_LINE = 200
+_TAIL_BYTES = 64 * 1024
+
+
+def last_words(log: Path, temp_dir: str) -> str:
+    """The one line that tells best why a node did not start: `who: what`; empty if nothing was said.
+
+    What a process of Ray died of comes before what `ray start` raised, which often says only that it waited in vain.
+    """
+    severe: dict[str, str] = {}
+    for who in ("gcs_server", "raylet"):
+        for kind in ("err", "out"):
+            for line in _tail(Path(temp_dir) / "session_latest" / "logs" / f"{who}.{kind}"):
+                found = _SEVERE.match(line)
+                if found and _TELLING.search(found["said"]):
+                    rank = "E" if found["severity"] == "E" else "F"
+                    severe[rank] = f"{who}: {found['said']}"
+    said = _tail(log)
+    raised = [line for line in said if _RAISED.fullmatch(line)]
+    last = _LOGGED.sub("", (raised or said or [""])[-1])
+    told = severe.get("F") or severe.get("E") or (f"ray start: {last}" if last else "")
+    return told if len(told) <= _LONGEST_LINE else f"{told[: _LONGEST_LINE - 1]}…"
+
+
+def _tail(path: Path) -> list[str]:
+    """The last lines of a log that say something; none if there is no such file."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+class _Guard:
+    """One instance from here to its end."""
+
+    def __init__(
+        self,
+        path: Path,
+        record: Record,
+        lease: Path,
+        lease_s: float,
+        stop: threading.Event,
+        clock: Callable[[], float],
+    ) -> None:
+        self._path = path
+        self._clock = clock
+        self.record = record
+        self._lease = lease
+        self._lease_s = lease_s
+        self._stop = stop
+        self._log = path.with_suffix(".log")
+        self._looked_at, self._awake_since = clock(), float("-inf")
+
+    def _ends(self) -> str | None:
+        """The reason to end ('': released) that comes from outside; None while there is none."""
+        now = self._clock()
+        if now - self._looked_at > self._lease_s / 2:  # this machine slept, and the driver with it
+            self._awake_since = now
+        self._looked_at = now
+        marker = release_marker(self._path)
         if marker.exists():
             return marker.read_text()
-        if stop.is_set():
+        if self._stop.is_set():
             return "terminated by a signal"
-        if node.poll() is not None:
-            return f"its Ray node ended (exit status {node.returncode}); see {path.with_suffix('.log')}"
-        if now > max(_lease_ends_at(record, lease), awake_since + lease_s):
+        if now > max(_lease_ends_at(self.record, self._lease), self._awake_since + self._lease_s):
             return "lease expired"
-        os.utime(path, (now, now))  # a sign of life: if this process is killed, the instant of its end
-        stop.wait(_POLL_S)
+        os.utime(self._path, (now, now))  # a sign of life: if this process is killed, the instant of its end
+        return None
+
+    def _note(self, record: Record, at: float) -> None:
+        self.record = record
+        save(self._path, record, at)
+
+    def live(self, starts: Path) -> str:
+        """Start the node in its turn, and watch it; the reason for the end."""
+        while (turn := _turn(starts)) is None:
+            if (reason := self._ends()) is not None:
+                return reason
+            self._stop.wait(_POLL_S)
+        with turn:
+            began_at = self._clock()
+            self._note(replace(self.record, began_at=began_at), began_at)
+            with open(self._log, "ab") as log:
+                node = subprocess.Popen(
+                    self.record.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    preexec_fn=_die_with_parent,
+                )
+            try:
+                reason = self._await_join(node)
+                turn.close()
+                return self._watch(node) if reason is None else reason
+            finally:
+                node.kill()
+
+    def _await_join(self, node: subprocess.Popen[bytes]) -> str | None:
+        """None once the node has joined, else why it does not; a crowded machine gets more time."""
+        began_at, patience_s = time.monotonic(), 0.0
+        while not any(line.endswith(STARTED) for line in _tail(self._log)):
+            if (reason := self._ends()) is not None:
+                return reason
+            if node.poll() is not None:
+                told = last_words(self._log, self.record.temp_dir) or "its Ray node said nothing"
+                return f"{told} (exit status {node.returncode}; see {self._log})"
+            patience_s = max(patience_s, min(_START_S * crowding(), LONGEST_START_S))
+            if time.monotonic() - began_at > patience_s:
+                told = last_words(self._log, self.record.temp_dir)
+                limit = f"its Ray node did not join within {patience_s:.0f} s (see {self._log})"
+                return f"{told}; {limit}" if told else limit
+            self._stop.wait(_POLL_S)
+        running_at = self._clock()
+        self._note(replace(self.record, running_at=running_at), running_at)
+        return None
+
+    def _watch(self, node: subprocess.Popen[bytes]) -> str:
+        while (reason := self._ends()) is None:
+            if node.poll() is not None:
+                told = last_words(self._log, self.record.temp_dir)
+                status = f"exit status {node.returncode}; see {self._log}"
+                return f"its Ray node ended ({f'{told}; ' if told else ''}{status})"
+            self._stop.wait(_POLL_S)
+        return reason
 
 
-def run(path: Path, lease: Path, lease_s: float, booted_at: float) -> None:
-    """Be the instance recorded at `path`, from here to its end; on the clock by which this machine booted then."""
+def run(path: Path, lease: Path, lease_s: float, booted_at: float, starts: Path) -> None:
+    """Be the instance recorded at `path`, from here to its end; on the clock by which this machine booted then.
+
+    `starts` is the folder of this machine's turns to start.
+    """
 
     def clock() -> float:
         return booted_at + elapsed_s()
@@ -222,25 +376,15 @@ def run(path: Path, lease: Path, lease_s: float, booted_at: float) -> None:
         record = load(path)
         if record.ended_at is not None:
             return
-        running_at = clock()
-        record = replace(record, pid=os.getpid(), running_at=running_at)
-        save(path, record, running_at)
-        with open(path.with_suffix(".log"), "ab") as log:
-            node = subprocess.Popen(
-                record.command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=_die_with_parent,
-            )
+        record = replace(record, pid=os.getpid())
+        save(path, record, clock())
+        guard = _Guard(path, record, lease, lease_s, stop, clock)
         try:
-            reason = _watch(node, path, record, lease, lease_s, stop, clock)
+            reason = guard.live(starts)
         except OSError as error:
             reason = f"its directory is gone ({error})"
-        node.kill()
-        finish(path, record, ended_at=clock, reason=reason)
+        finish(path, guard.record, ended_at=clock, reason=reason)
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]))
+    run(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]), Path(sys.argv[5]))

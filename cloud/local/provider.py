@@ -14,11 +14,15 @@ from typing import Literal
 from rubberband.cloud import ray_head
 from rubberband.cloud.cluster import Head
 from rubberband.cloud.local import ray_node
-from rubberband.cloud.local.instance import Record
+from rubberband.cloud.local.instance import Record, crowding, last_words, load
 from rubberband.cloud.local.records import end, end_all, observe
 from rubberband.cloud.provider import InstanceState, InstanceStatus
 from rubberband.errors import ProviderError
 from rubberband.plan import Market
+
+_USUAL_START_S = 9.0
+"""What a node takes on an idle machine, at most."""
+_MOST_SLOWNESS = 10.0
 
 
 class LocalProvider:
@@ -69,6 +73,18 @@ class LocalProvider:
     def look_s(self) -> float:
         """Looking costs next to nothing."""
         return 0.25
+
+    def slowness(self, instance: str) -> float:
+        """By how long its node took to start, and how many processes want each core now."""
+        record = load(self._path(instance))
+        began_at, running_at = record.began_at, record.running_at
+        took_s = 0.0 if began_at is None or running_at is None else running_at - began_at
+        return min(_MOST_SLOWNESS, max(1.0, took_s / _USUAL_START_S, crowding()))
+
+    def last_words(self, instance: str) -> str:
+        """What its node and Ray's processes said last."""
+        path = self._path(instance)
+        return last_words(path.with_suffix(".log"), load(path).temp_dir)
 
     def renew_lease(self, until: float) -> None:
         """Let instances and head live until `until` (Unix time), and no longer."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rubberband.cloud.cluster import INSTANCE_LABEL
+from rubberband.cloud.local.instance import LONGEST_START_S, crowding
 
 LOOPBACK = "127.0.0.1"
 _QUIET_PORTS = range(20_000, 32_000)
@@ -21,17 +22,31 @@ _QUIET_PORTS = range(20_000, 32_000)
 _TRIES = 20
 _OBJECT_STORE_BYTES = 80 * 1024**2  # Ray's least; checkpoints and reports do not pass through it
 
+HEALTH_CHECK_DELAY_MS = 10_000
+"""A node that has joined just now is still starting, and may not answer at once."""
+
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_task_events_report_interval_ms": "0",  # nobody reads the history of tasks, which the head would keep
     "RAY_memory_monitor_refresh_ms": "0",  # it would end the latest trial; the kernel ends what takes the most
-    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_initial_delay_ms": f"{HEALTH_CHECK_DELAY_MS}",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
+    # Where cores are few, Ray ends its own nodes amid their start; whoever started them knows better when to give up.
+    "RAY_raylet_start_wait_time_s": f"{LONGEST_START_S:.0f}",  # until it has joined; by default 30
+    "RAY_agent_register_timeout_ms": f"{LONGEST_START_S * 1000:.0f}",  # else the raylet ends itself; 30 s
+    "RAY_worker_register_timeout_seconds": f"{LONGEST_START_S:.0f}",  # 60
     "SPT_NOENV": "1",  # or Ray's process titles overwrite the environment, and with it our tags
 }
 """Environment of every Ray node, on this machine or another."""
+CONNECT_SETTINGS = {
+    "RAY_gcs_rpc_server_connect_timeout_s": "600",  # by default 5
+    "RAY_py_gcs_connect_timeout_s": "600",  # 30
+    "RAY_NUM_REDIS_GET_RETRIES": "600",  # a second each; 20
+    "PYTHONUNBUFFERED": "1",  # that a node has joined is read from what it prints
+}
+"""Environment of nodes on this machine beside: their head lives, however long it takes to answer."""
 
 
 def head_command(port: int, temp_dir: str, host: str = LOOPBACK) -> tuple[str, ...]:
@@ -113,7 +128,8 @@ def environment(
     What trials run has no business with the journals, nor with the password of their store.
     """
     chosen = {key: value for key, value in base.items() if not key.startswith("RAY_") and key != "RUBBERBAND_STORE"}
-    chosen |= SETTINGS | authentication(token_path) | dict(tags)
+    chosen |= SETTINGS | CONNECT_SETTINGS | authentication(token_path) | dict(tags)
+    chosen["RAY_health_check_initial_delay_ms"] = f"{HEALTH_CHECK_DELAY_MS * crowding():.0f}"
     if devices:
         chosen["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     return chosen

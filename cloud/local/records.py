@@ -13,7 +13,7 @@ from pathlib import Path
 from rubberband.cloud.local.instance import Record, end_tagged, finish, load, lock, release_marker
 from rubberband.cloud.steady import time_of
 
-_SPAWN_S = 30.0
+_SPAWN_S = 120.0
 """A recorded process that has not appeared by then never will: its driver died in between."""
 _END_S = 3.0
 

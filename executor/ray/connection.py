@@ -21,6 +21,8 @@ client may be made at any later time, this stays in the environment. Nodes do no
 _FAREWELL_S = 1.0
 """A living head answers well within this time; a dead one is not waited for."""
 _LOOK_S = 0.1
+_TRIES = 10
+_NOT_THERE_YET = "No node info found"
 
 
 class Connection:
@@ -73,13 +75,7 @@ class Connection:
         _silence_raylet_messages()
         _forbid_clusters_of_its_own()
         try:
-            ray.init(
-                address=head.address,
-                _temp_dir=head.temp_dir,  # which raylet of this machine to attach to: never an instance's
-                namespace="rubberband",
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
+            _join(head)
         except Exception as error:
             raise ProviderError(f"the Ray head at {head.address} did not let the driver in: {error}") from error
         self._address = head.address
@@ -123,6 +119,24 @@ class Connection:
                 else:
                     os.environ[key] = value
             _read_environment_again()
+
+
+def _join(head: Head) -> None:
+    """Attach to the head's node; on a crowded machine that may answer later than Ray waits for it, a minute."""
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            ray.init(
+                address=head.address,
+                _temp_dir=head.temp_dir,  # which raylet of this machine to attach to: never an instance's
+                namespace="rubberband",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        except RuntimeError as error:
+            if not tries_left or _NOT_THERE_YET not in str(error):
+                raise
+        else:
+            return
 
 
 def _ask_for_nodes() -> Future[dict[str, bool]]:

@@ -92,8 +92,12 @@ class Crew:
         """Whether the instance was given up."""
         return self._dismissed.is_set()
 
-    def assemble(self) -> None:
-        """Wait for the Ray node and bring up a warm worker on every slot. Raises CrewError."""
+    def assemble(self, slowness: float = 1.0) -> None:
+        """Wait for the Ray node and bring up a warm worker on every slot. Raises CrewError.
+
+        On a machine that is slow by the factor `slowness` all may take as much longer.
+        """
+        self._timeout_s *= slowness
         patience = _Patience(self._timeout_s)
         try:
             # A group that must wait for its node keeps the head busy, and fills its memory by the second.

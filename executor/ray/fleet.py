@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rubberband.cloud.cluster import ClusterProvider
+from rubberband.cloud.cluster import ClusterProvider, HeadError
 from rubberband.cloud.provider import InstanceStatus
 from rubberband.errors import ProviderError
 from rubberband.executor.events import (
@@ -88,6 +88,7 @@ class RayFleet:
         self._log_limit_bytes = log_limit_bytes
         self._on_gone = on_gone
         self._connection = Connection()
+        self._began_at = mailbox.stamp()
         self._mutex = threading.RLock()
         self._holds: dict[str, _Hold] = {}
         self._closing = threading.Event()
@@ -129,8 +130,13 @@ class RayFleet:
                 self._provider.launch(instance, market, first_lease_s=first_lease_s)
         except Exception as error:
             reason = str(error) if isinstance(error, ProviderError) else f"{type(error).__name__}: {error}"
+            failed_start = isinstance(error, HeadError)
             if self._end(instance, hold):
-                self._mailbox.put(lambda at: InstanceRefused(occurred_at=at, instance=instance, reason=reason))
+                self._mailbox.put(
+                    lambda at: InstanceRefused(
+                        occurred_at=at, instance=instance, reason=reason, failed_start=failed_start
+                    )
+                )
         finally:
             hold.launched.set()
 
@@ -238,15 +244,26 @@ class RayFleet:
             self._connection.open(self._provider.ensure_head())
             if hold.warden is not None:
                 hold.warden.begin()
-            hold.crew.assemble()
+            hold.crew.assemble(self._provider.slowness(instance))
         except (CrewError, ProviderError) as error:
-            self._give_up(instance, str(error))
+            self._give_up(instance, self._with_last_words(instance, str(error)))
         except Exception as error:
             self._give_up(instance, f"{type(error).__name__}: {error}")
         else:
             with self._mutex:
                 if not hold.over:
                     self._mailbox.put(lambda at: InstanceReady(occurred_at=at, instance=instance))
+
+    def _with_last_words(self, instance: str, reason: str) -> str:
+        """Why an instance did not get ready, with what its log says of it first."""
+        if self.crew(instance) is None:  # it was given back, or is gone
+            return reason
+        try:
+            told = self._provider.last_words(instance)
+        except Exception as error:  # a look, never a condition
+            _log.debug("instance %s does not say what it is at: %s", instance, error)
+            return reason
+        return f"{told} ({reason})" if told else reason
 
     def _watch(self) -> None:
         while not self._closing.wait(self._provider.look_s):
@@ -297,10 +314,11 @@ class RayFleet:
             self._end(instance, hold)
             hold.gone = True
             reason = status.reason or "ended by somebody else"
+            failed_start = not status.preempted and status.requested_at >= self._began_at
             if running_at is None:
                 self._mailbox.put(
                     lambda at: InstanceRefused(
-                        occurred_at=at, instance=instance, reason=reason, failed_start=not status.preempted
+                        occurred_at=at, instance=instance, reason=reason, failed_start=failed_start
                     )
                 )
             else:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import sys
 
-_HEAD = "import socket, time; server = socket.create_server(('{host}', {port})); time.sleep(1000)"
-_NODE = "import subprocess, time; subprocess.Popen(['sleep', '1000'], start_new_session=True); time.sleep(1000)"
+from rubberband.cloud.local.instance import STARTED
+
+_JOINED = f"print({STARTED!r}, flush=True); "
+_HEAD = f"import socket, time; server = socket.create_server(('{{host}}', {{port}})); {_JOINED}time.sleep(1000)"
+_NODE = (
+    f"import subprocess, time; subprocess.Popen(['sleep', '1000'], start_new_session=True); {_JOINED}time.sleep(1000)"
+)
 
 
 def head_command(port: int, temp_dir: str, host: str = "127.0.0.1") -> tuple[str, ...]:

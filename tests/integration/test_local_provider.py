@@ -17,9 +17,11 @@ from typing import NoReturn
 
 import pytest
 
+from rubberband.cloud.cluster import HeadError
 from rubberband.cloud.local import LocalProvider, guarding, ray_node, sweep
-from rubberband.cloud.local.instance import load
+from rubberband.cloud.local.instance import STARTED, cores, last_words, load
 from rubberband.cloud.ray_head import RayHead
+from rubberband.cloud.steady import steady_clock
 from rubberband.errors import ProviderError
 from tests.integration import fake_nodes
 from tests.integration.conversation import eventually, nothing_left, processes_of
@@ -27,6 +29,7 @@ from tests.integration.conversation import eventually, nothing_left, processes_o
 DRIVER = """
 import sys, time
 from pathlib import Path
+from rubberband.cloud.cluster import HeadError
 from rubberband.cloud.local import LocalProvider, ray_node
 from tests.integration import fake_nodes
 ray_node.head_command, ray_node.instance_command = fake_nodes.head_command, fake_nodes.instance_command
@@ -328,8 +331,134 @@ def test_a_head_is_found_by_the_next_driver_and_holds_its_directory(tmp_path: Pa
 
 def test_a_guard_that_is_slow_to_go_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarding, "_RELEASE_S", 0.01)
-    guards = guarding.Guards("slow", tmp_path, tmp_path / "token", 30.0)
+    guards = guarding.Guards("slow", tmp_path, tmp_path / "token", 30.0, steady_clock(tmp_path))
     slow = subprocess.Popen(["sleep", "1000"])
     guards._processes.append(slow)
     guards.wait()
     assert slow.returncode == -signal.SIGKILL
+
+
+# How nodes start
+
+
+def _patient_nodes(monkeypatch: pytest.MonkeyPatch, door: Path) -> None:
+    """Nodes join once there is a file of their name in `door`."""
+    wait = (
+        "import pathlib, time\nwhile not pathlib.Path({file!r}).exists(): time.sleep(0.02)\nprint({said!r}, flush=1)\n"
+    )
+
+    def command(name: str, address: str, gpus: int, temp_dir: str) -> tuple[str, ...]:
+        script = wait.format(file=str(door / name), said=STARTED)
+        return (sys.executable, "-c", f"{script}time.sleep(1000)")
+
+    door.mkdir()
+    monkeypatch.setattr(ray_node, "instance_command", command)
+
+
+def _has_begun(path: Path) -> Callable[[], bool]:
+    return lambda: load(path).began_at is not None
+
+
+def _runs(path: Path) -> Callable[[], bool]:
+    return lambda: load(path).running_at is not None
+
+
+def test_an_instance_runs_from_when_its_node_has_joined(
+    open_provider: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _patient_nodes(monkeypatch, tmp_path / "door")
+    provider = open_provider()
+    for name in ("a", "b"):
+        provider.launch(name)
+        eventually(_has_begun(tmp_path / "instances" / f"{name}.json"))
+    assert [status.state for status in provider.describe()] == ["pending", "pending"]
+    joined_at = time.time()
+    (tmp_path / "door" / "a").touch()
+    eventually(lambda: provider.describe()[0].state == "running")
+    assert (provider.describe()[0].running_at or 0.0) >= joined_at
+    status = provider.release("b")
+    assert (status.state, status.running_at) == ("terminated", None), "it is not metered"
+
+
+def test_no_more_nodes_start_at_once_than_there_are_cores(
+    open_provider: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _patient_nodes(monkeypatch, tmp_path / "door")
+    provider, names = open_provider(), [f"i{number}" for number in range(cores() + 2)]
+    for name in names:
+        provider.launch(name)
+    begun: list[str] = []
+
+    def begin() -> None:
+        records = {name: load(tmp_path / "instances" / f"{name}.json") for name in names}
+        assert all(record.running_at is None for name, record in records.items() if name not in begun)
+        starting = [name for name, record in records.items() if record.began_at and not record.running_at]
+        assert len(starting) <= cores()
+        for name in starting[:1]:
+            begun.append(name)
+            (tmp_path / "door" / name).touch()
+            eventually(_runs(tmp_path / "instances" / f"{name}.json"))
+
+    while len(begun) < len(names):
+        begin()
+    assert all(status.state == "running" for status in provider.describe())
+
+
+def test_one_that_waits_for_its_turn_can_be_given_back(
+    open_provider: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _patient_nodes(monkeypatch, tmp_path / "door")
+    provider, names = open_provider(), [f"i{number}" for number in range(cores() + 1)]
+    for name in names:
+        provider.launch(name)
+    records = lambda: [load(tmp_path / "instances" / f"{name}.json") for name in names]  # noqa: E731
+    eventually(lambda: sum(record.began_at is not None for record in records()) == cores())
+    (waiting,) = [record.name for record in records() if record.began_at is None]
+    assert provider.release(waiting).running_at is None
+    assert nothing_left(tmp_path, waiting)
+
+
+_BROKEN = "import sys; print('Traceback (most recent call last):'); sys.exit('ImportError: libfoo.so.1: no such file')"
+
+
+def test_what_a_node_died_of_is_told_and_it_never_ran(
+    open_provider: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_node, "instance_command", lambda *_: (sys.executable, "-c", _BROKEN))
+    provider = open_provider()
+    provider.launch("a")
+    eventually(lambda: provider.describe()[0].state == "terminated")
+    (status,) = provider.describe()
+    log = tmp_path / "instances" / "a.log"
+    assert status.reason == f"ray start: ImportError: libfoo.so.1: no such file (exit status 1; see {log})"
+    assert status.running_at is None
+
+
+def test_what_a_head_died_of_is_told(open_provider: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_node, "head_command", lambda *_, **__: (sys.executable, "-c", _BROKEN))
+    with pytest.raises(HeadError, match=r"the Ray head did not start: ray start: ImportError: libfoo.*exit status 1"):
+        open_provider().launch("a")
+
+
+RAISED = "Exception: The current node timed out during startup. This could happen because some of the raylet failed"
+CHECKED = "[2026-01-02 03:04:05,678 C 10 10] (raylet) raylet.cc:12:  Check failed: no space left for the object store"
+FATAL = "[2026-01-02 03:04:05,678 E 10 10] (raylet) main.cc:9: Failed to connect to GCS at 10.0.0.1:6379"
+
+
+@pytest.mark.parametrize(
+    ("session", "told"),
+    [
+        ({}, f"ray start: {RAISED}"),
+        ({"raylet.out": "[2026-01-02 03:04:05,678 I 10 10] (raylet) main.cc:1: failed over"}, f"ray start: {RAISED}"),
+        ({"raylet.err": FATAL}, "raylet: Failed to connect to GCS at 10.0.0.1:6379"),
+        ({"raylet.err": f"{CHECKED}\n{FATAL}"}, "raylet: Check failed: no space left for the object store"),
+    ],
+)
+def test_the_line_that_tells_best_why_a_node_did_not_start(tmp_path: Path, session: dict[str, str], told: str) -> None:
+    logs = tmp_path / "session_latest" / "logs"
+    logs.mkdir(parents=True)
+    for name, text in session.items():
+        (logs / name).write_text(f"{text}\n")
+    log = tmp_path / "a.log"
+    log.write_text(f"Traceback (most recent call last):\n  File x\n{RAISED}\nsome more words\n")
+    assert last_words(log, str(tmp_path)) == told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,8 @@ from rubberband.executor.events import (
     InstanceReleased,
     InstanceRunning,
 )
-from rubberband.executor.ray.crew import Crew
+from rubberband.executor.ray.connection import Connection
+from rubberband.executor.ray.crew import Crew, CrewError
 from rubberband.executor.ray.fleet import RayFleet
 from rubberband.executor.ray.leases import Leases
 from rubberband.executor.ray.mailbox import Mailbox
@@ -62,6 +64,14 @@ class Breaking:
         return InstanceStatus(
             instance="a", experiment="test", state="terminated", requested_at=1.0, running_at=2.0, ended_at=3.0
         )
+
+    def last_words(self, instance: str) -> str:
+        """What its log says."""
+        return ""
+
+    def slowness(self, instance: str) -> float:
+        """As usual."""
+        return 1.0
 
     def renew_lease(self, until: float) -> None:
         """The driver lives."""
@@ -259,3 +269,61 @@ def test_the_lease_that_an_earlier_driver_gave_counts_until_this_one_has_cut_it(
     assert provider.markets == []
     posted[0].reaches, posted[1].reaches = 25.0, -math.inf
     eventually(lambda: provider.markets == ["on_demand"])
+
+
+class Failing(NoCrew):
+    """Workers that never get warm."""
+
+    def assemble(self, slowness: float = 1.0) -> None:
+        """In vain."""
+        raise CrewError(f"its Ray node did not offer 2 GPUs in {slowness:.0f} s")
+
+
+class Joined(Breaking):
+    """An instance that runs, and a head that this is connected to."""
+
+    def ensure_head(self) -> Head:
+        """One."""
+        return Head(address="", temp_dir=None, environment={})
+
+    def last_words(self, instance: str) -> str:
+        """What its log says."""
+        return "its boot script is at `setup: sleep 1000`"
+
+    def slowness(self, instance: str) -> float:
+        """Slow."""
+        return 7.0
+
+
+def test_what_an_instance_was_at_that_did_not_get_ready_is_told_first(
+    mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Connection, "open", lambda *_: None)
+    provider = Joined()
+    provider.status = replace(provider.status, state="running", running_at=2.0)
+    fleet = RayFleet(
+        cast(ClusterProvider, provider),
+        lambda *_: cast(Crew, Failing()),
+        mailbox,
+        leases=Leases(provider, lease_s=30.0, interval_s=0.02, clock=lambda: 10.0),
+        on_gone=lambda _: None,
+    )
+    with contextlib.closing(fleet):
+        fleet.launch("a")
+        events: list[Event] = []
+        eventually(lambda: bool(events.extend(mailbox.take(10.0))) or any(isinstance(e, InstanceLost) for e in events))
+    (lost,) = [event for event in events if isinstance(event, InstanceLost)]
+    assert lost.reason == "its boot script is at `setup: sleep 1000` (its Ray node did not offer 2 GPUs in 7 s)"
+
+
+@pytest.mark.parametrize(("asked_at", "failed"), [(20.0, True), (1.0, False)])
+def test_one_that_ended_before_it_ran_failed_to_start_unless_an_earlier_driver_asked_for_it(
+    fleet: RayFleet, provider: Breaking, mailbox: Mailbox, asked_at: float, failed: bool
+) -> None:
+    provider.status = replace(
+        provider.status, state="terminated", requested_at=asked_at, ended_at=30.0, reason="no disk"
+    )
+    fleet.launch("a")
+    events: list[Event] = []
+    eventually(lambda: bool(events.extend(mailbox.take(10.0)) or events))
+    assert events == [InstanceRefused(occurred_at=10.0, instance="a", reason="no disk", failed_start=failed)]

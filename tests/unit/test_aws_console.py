@@ -94,3 +94,19 @@ def test_a_type_that_cannot_tell_the_latest_tells_what_it_has() -> None:
         Fault(error=FakeError("UnsupportedOperation", "no", 400)) if call.params.get("Latest") else None
     )
     assert "No matching distribution" in console.why(account.session, machine, lease_over=False)
+
+
+@pytest.mark.parametrize(
+    ("shown", "told"),
+    [
+        ("", ""),
+        ("Linux boots\n", ""),
+        ("rubberband: 01:02:03 i-001 boots\n", "its boot script is at `i-001 boots`"),
+        (
+            "rubberband: 01:02:03 i-001 boots\nrubberband: 01:02:04 setup: sleep 1000\nwaits for the disk\n\n",
+            "its boot script is at `setup: sleep 1000`: waits for the disk",
+        ),
+    ],
+)
+def test_what_a_boot_script_is_at_that_takes_too_long(shown: str, told: str) -> None:
+    assert console.at_work_on(shown) == told
