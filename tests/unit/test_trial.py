@@ -196,6 +196,16 @@ def test_a_store_that_fails_is_a_checkpoint_failure(store):
     assert (failed.kind, failed.message) == ("checkpoint", "no space")
 
 
+def test_a_checkpoint_that_is_gone_or_torn_is_told_apart_from_one_that_cannot_be_read(store):
+    last = reports(run(Counting, store))[-1].checkpoint
+    further = {"from_iterations": 3, "until_iterations": 4, "checkpoint": last}
+    torn = replace(last, size_bytes=last.size_bytes + 1)
+    assert failure(run(Counting, store, **{**further, "checkpoint": torn})).lost
+    assert not failure(run(Counting, store, from_iterations=2, until_iterations=4, checkpoint=last)).lost
+    store.discard(last)
+    assert failure(run(Counting, store, **further)).lost
+
+
 def test_an_entry_point_that_does_not_load_is_a_failure(store):
     entrypoint = Entrypoint.parse("nowhere_at_all:Trial")
     warm_up(entrypoint, "cpu")
