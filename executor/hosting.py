@@ -115,9 +115,8 @@ def read_mark(folder: ExperimentFolder) -> Mark | None:
 
 
 def write_mark(lock: int, mark: Mark) -> None:
-    """Sign the lock file, whose descriptor is `lock`."""
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, TypeAdapter(Mark).dump_json(mark), 0)
+    """Sign the lock file, whose descriptor is `lock`. Who reads it finds the mark before or this one, never none."""
+    os.pwrite(lock, TypeAdapter(Mark).dump_json(mark).ljust(os.fstat(lock).st_size), 0)
 
 
 def is_hosted(folder: ExperimentFolder) -> bool:
