@@ -14,6 +14,7 @@ from rubberband.cloud.aws.network import delete_groups
 from rubberband.cloud.aws.pages import pages
 from rubberband.cloud.aws.resolving import in_one_line
 from rubberband.cloud.aws.token import delete_token
+from rubberband.cloud.steady import elapsed_s
 from rubberband.errors import ProviderError
 
 _LIVING = ("pending", "running", "stopping", "stopped")
@@ -65,7 +66,7 @@ def end_everything(
     owner: str,
     *,
     place: Place | None = None,
-    clock: Callable[[], float] = time.time,
+    clock: Callable[[], float] = elapsed_s,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Ended:
     """End all of the owner's instances, wait until they are gone, then delete the token and our security groups.

@@ -27,6 +27,7 @@ from rubberband.cloud.aws.pages import pages
 from rubberband.cloud.aws.preflight import refused_launch
 from rubberband.cloud.aws.resolving import in_one_line, security_group, what_to_install
 from rubberband.cloud.aws.user_data import head_script
+from rubberband.cloud.steady import elapsed_s
 from rubberband.errors import InputError, ProviderError
 from rubberband.resources import Resources
 
@@ -63,7 +64,7 @@ def ensure_head(
     *,
     folders: Sequence[str] = (),
     place: Place | None = None,
-    clock: Callable[[], float] = time.time,
+    clock: Callable[[], float] = elapsed_s,
     sleep: Callable[[float], None] = time.sleep,
 ) -> HeadInstance:
     """The head of the owner in the session's region, running; it is started unless there is one. Idempotent.
