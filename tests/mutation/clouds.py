@@ -202,7 +202,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/local/instance.py",
         old="            awake_since = now\n",
         new="            pass\n",
-        tests=(_GUARD,),
+        tests=("tests/unit/test_local_guard.py",),
     ),
     Mutant(
         name="slow-start-eats-the-lease",
@@ -242,10 +242,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/ray/warden.py",
         old="self.reaches = max(self.reaches, until)",
         new="self.reaches = min(self.reaches, until)",
-        tests=(
-            "tests/integration/test_ray_fleet.py",
-            "tests/integration/test_ray_remote.py",
-        ),
+        tests=("tests/unit/test_warden.py",),
     ),
     Mutant(
         name="virtual-minimum-free",

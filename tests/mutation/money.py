@@ -282,7 +282,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="sleep-is-a-hang",
         harm="after the machine slept, every trial is taken to hang",
         file="executor/controller.py",
-        old="attempts.note_progress(self.job, self.state, trial, ticked_at)",
+        old="attempts.note_progress(self.job, self.state, trial, at)",
         new="pass",
         tests=_CONTROLLER,
     ),
