@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-_SEARCH = ("tests/property/test_planner_search.py", "tests/unit/test_planner_search.py")
+_EVERY = "tests/property/test_planner_search.py"
+_SEARCH = ("tests/unit/test_planner_search.py", _EVERY)
 _MODEL = ("tests/unit/test_planner_model.py", "tests/property/test_planner_model.py")
 _REPLAN = ("tests/unit/test_replan.py", "tests/property/test_replan.py")
 _HELD = ("tests/property/test_planner_markets_and_held.py",)
@@ -25,7 +26,10 @@ MUTANTS: tuple[Mutant, ...] = (
         file="planner/labels.py",
         old="keep = net_usd < _cheapest_before(labels.at, cost_usd)",
         new="keep = cost_usd < _cheapest_before(labels.at, cost_usd)",
-        tests=(*_SEARCH, *_HELD),
+        tests=(
+            f"{_EVERY}::test_what_is_prepaid_is_worth_what_it_will_be_used_for",
+            f"{_EVERY}::test_a_plan_with_less_prepaid_is_not_taken_for_a_cheaper_one",
+        ),
     ),
     Mutant(
         name="net-taken-for-gross",
@@ -33,7 +37,10 @@ MUTANTS: tuple[Mutant, ...] = (
         file="planner/labels.py",
         old="keep = net_usd < _cheapest_before(labels.at, cost_usd)",
         new="keep = net_usd < _cheapest_before(labels.at, net_usd)",
-        tests=(*_SEARCH, *_HELD),
+        tests=(
+            f"{_EVERY}::test_what_is_prepaid_is_worth_what_it_will_be_used_for",
+            f"{_EVERY}::test_a_plan_with_less_prepaid_is_not_taken_for_a_cheaper_one",
+        ),
     ),
     # Further ones.
     Mutant(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-_LOOP = ("tests/unit/test_loop.py", "tests/integration/test_segment_gang.py")
+_LOOP = ("tests/unit/test_loop.py",)
+_GANG = ("tests/integration/test_segment_gang.py",)
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -57,11 +58,11 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="workers-draw-alike",
-        harm="every worker of a gang has the same dropout",
-        file="executor/training/loop.py",
-        old='reseed("train", segment.seed, iterations, segment.rank)',
-        new='reseed("train", segment.seed, iterations)',
-        tests=_LOOP,
+        harm="every worker of a gang draws the same noise",
+        file="executor/training/runner.py",
+        old='reseed("train", self._segment.seed, iterations, self._segment.rank)',
+        new='reseed("train", self._segment.seed, iterations)',
+        tests=("tests/unit/test_trial.py",),
     ),
     Mutant(
         name="gradients-not-weighted",
@@ -69,7 +70,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/training/loop.py",
         old="(loss * (self._segment.num_workers * weight / batch.size)).backward()",
         new="(loss * (1.0 / len(parts))).backward()",
-        tests=_LOOP,
+        tests=_GANG,
     ),
     Mutant(
         name="checkpoint-of-another-iteration",

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.cloud.local import instance
-from rubberband.cloud.local.instance import Record, save
+from rubberband.cloud.local.instance import Record, _Guard, save
 
 LEASE_S = 30.0
 
@@ -69,5 +68,6 @@ def test_a_driver_that_slept_with_its_machine_has_a_lease_of_time_to_put_the_end
     save(path, record, 1000.0)
     stop = Waiting(sleeps)
     node: subprocess.Popen[bytes] = Node()  # type: ignore[assignment]
-    assert instance._watch(node, path, record, lease, LEASE_S, stop, lambda: stop.now) == "lease expired"
+    guard = _Guard(path, record, lease, LEASE_S, stop, lambda: stop.now)
+    assert guard._watch(node) == "lease expired"
     assert stop.now == pytest.approx(ends_at, abs=2.0)

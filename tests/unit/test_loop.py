@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -293,3 +293,23 @@ def test_a_loss_that_is_not_finite_fails_by_its_metric(store):
             return None
 
     assert failure(train(Diverging, store)).kind == "not_a_number"
+
+
+class Drawing(Exact):
+    """Tells what it draws at random in training."""
+
+    drawn: ClassVar[list[float]] = []
+
+    def loss(self, model, batch):
+        self.drawn.append(float(torch.rand(())))
+        return super().loss(model, batch)
+
+
+def test_every_step_of_every_iteration_draws_anew_and_the_same_after_a_restore(store):
+    Drawing.drawn.clear()
+    told = reports(train(Drawing, store))
+    straight = list(Drawing.drawn)
+    assert len(set(straight)) == len(straight) > len(told) > 1
+    Drawing.drawn.clear()
+    reports(train(Drawing, store, from_iterations=1, checkpoint=told[0].checkpoint))
+    assert Drawing.drawn == straight[len(straight) // len(told) :]

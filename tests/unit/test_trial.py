@@ -299,3 +299,30 @@ rubberband.Trial, rubberband.TorchTrial, rubberband.report
 assert not {"torch", "ray"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(Path(__file__).parents[2])})
+
+
+class Drawing(rubberband.Trial):
+    """Tells what each of its workers draws."""
+
+    def setup(self, config, context):
+        self.rank = context.rank
+
+    def iterate(self):
+        calls.append((self.rank, random.random(), float(np.random.rand())))
+        return {"loss": 1.0}
+
+    def save(self):
+        return None
+
+    def load(self, state):
+        pass
+
+
+def test_workers_of_a_gang_draw_each_their_own_and_the_same_each_time(store: CheckpointStore) -> None:
+    for rank in (0, 1, 0, 1):
+        list(run_segment(Entrypoint.from_object(Drawing), replace(SEGMENT, rank=rank, num_workers=2), store))
+    each = len(calls) // 4
+    first, second = calls[:each], calls[each : 2 * each]
+    assert each == SEGMENT.until_iterations
+    assert calls[2 * each :] == first + second
+    assert len({draw for _, *draws in first + second for draw in draws}) == 4 * each
