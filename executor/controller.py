@@ -343,7 +343,7 @@ class Controller:
         state = self.state
         last = next((record for record in reversed(state.instances.values()) if record.reason), None)
         cut_short = last is not None and rules.cut_short(self.job, last)
-        if state.failed_starts and not cut_short:
+        if state.failed_starts and not cut_short and last is not None and last.failed_start:
             self._end_unstarted()
             return
         told = f"no instance to train on: {'max_cost leaves room for none' if last is None else last.reason}"

@@ -147,6 +147,18 @@ def test_want_of_capacity_and_what_the_provider_takes_away_do_not_count() -> Non
     assert story.state.failed_starts == 1
 
 
+def test_want_of_capacity_after_a_failed_start_is_told_as_what_it_is() -> None:
+    story = Story(dataclasses.replace(CAREFUL, launch_attempts=2))
+    story.tell(Started)
+    lose(story, "i-001")
+    story.tell(InstanceRefused, instance="i-002", reason="no capacity")
+    while (asked := next_tick(story)) == []:
+        pass
+    for name in asked:
+        story.tell(InstanceRefused, instance=name, reason="no capacity")
+    assert story.state.reason.startswith("no instance to train on: no capacity; ")
+
+
 def test_a_cap_that_is_reached_by_such_instances_says_so_first() -> None:
     story = begun(dataclasses.replace(CAREFUL, max_cost_usd=0.5, release_margin_s=3.0, iteration_timeout_s=1e6))
     story.tell(InstanceLost, instance="i-001", ended_at=story.at, reason="died")
