@@ -165,11 +165,14 @@ class PaidTime:
     """Slots without a trial: waiting for others at SYNC, held for a later stage, or a crash's gap."""
     minimum_gpu_s: float
     """Billed beyond the release, by the billing minimum."""
+    repeated_gpu_s: float = 0.0
+    """Training again what a checkpoint did not hold."""
 
     @property
     def total_gpu_s(self) -> float:
         """All GPU-seconds on the bill."""
-        return self.training_gpu_s + self.startup_gpu_s + self.provisioning_gpu_s + self.idle_gpu_s + self.minimum_gpu_s
+        trained_gpu_s = self.training_gpu_s + self.repeated_gpu_s
+        return trained_gpu_s + self.startup_gpu_s + self.provisioning_gpu_s + self.idle_gpu_s + self.minimum_gpu_s
 
     @property
     def training_share(self) -> float:
@@ -179,15 +182,22 @@ class PaidTime:
 
 def paid_time(job: Job, state: State, at: float) -> PaidTime:
     """Split the paid GPU-seconds up to `at` by what they went into."""
-    training = startup = 0.0
+    training = repeated = startup = 0.0
     for use in state.allocations:
         end = at if use.ended_at is None else use.ended_at
         first_step = end if use.training_at is None else use.training_at
         startup += len(use.gang) * (first_step - use.started_at)
-        training += len(use.gang) * (end - first_step)
+        first_new_step = first_step if use.repeated_until is None else use.repeated_until
+        repeated += len(use.gang) * (first_new_step - first_step)
+        training += len(use.gang) * (end - first_new_step)
     if job.offer.billing == "per_function":
         return PaidTime(
-            training_gpu_s=training, startup_gpu_s=startup, provisioning_gpu_s=0.0, idle_gpu_s=0.0, minimum_gpu_s=0.0
+            training_gpu_s=training,
+            startup_gpu_s=startup,
+            provisioning_gpu_s=0.0,
+            idle_gpu_s=0.0,
+            minimum_gpu_s=0.0,
+            repeated_gpu_s=repeated,
         )
     held = minimum = provisioning = 0.0
     for record in state.instances.values():
@@ -203,6 +213,7 @@ def paid_time(job: Job, state: State, at: float) -> PaidTime:
         training_gpu_s=training,
         startup_gpu_s=startup,
         provisioning_gpu_s=provisioning,
-        idle_gpu_s=max(0.0, held - training - startup - provisioning),
+        idle_gpu_s=max(0.0, held - training - repeated - startup - provisioning),
         minimum_gpu_s=minimum,
+        repeated_gpu_s=repeated,
     )

@@ -44,6 +44,12 @@ def note_started(job: Job, state: State, trial: TrialState, at: float) -> None:
     note_progress(job, state, trial, at)
 
 
+def note_repeated(job: Job, state: State, trial: TrialState, at: float) -> None:
+    """An iteration is done again that was reported before: that is progress, and nothing new."""
+    state.allocation(trial).repeated_until = at
+    note_progress(job, state, trial, at)
+
+
 def note_report(job: Job, state: State, trial: TrialState, event: Reported) -> list[Command]:
     """One more iteration is done: pause at the stage's end, and leave an instance that is taken away soon.
 
@@ -59,6 +65,7 @@ def note_report(job: Job, state: State, trial: TrialState, event: Reported) -> l
             metrics=event.metrics,
             stage=state.stages[-1].stage,
             batches=event.batches,
+            saved_iterations=event.saved_iterations,
         )
     )
     orders: list[Command] = [] if replaced is None else [DiscardCheckpoint(checkpoint=replaced)]

@@ -28,6 +28,7 @@ from rubberband.executor.events import (
     StopTrial,
     Tick,
     TrialFailed,
+    TrialRepeated,
     TrialReported,
     TrialStarted,
 )
@@ -140,7 +141,7 @@ class Controller:
 
     def _note(self, event: Event) -> None:
         match event:
-            case TrialStarted() | TrialReported() | TrialFailed() | CheckpointLost():
+            case TrialStarted() | TrialRepeated() | TrialReported() | TrialFailed() | CheckpointLost():
                 trial = self.state.trials[event.trial]
                 if trial.status is TrialStatus.RUNNING and trial.attempt == event.attempt:
                     self._note_trial(trial, event)
@@ -161,11 +162,13 @@ class Controller:
                 self._commands += rented.note(self.job, self.state, event)
 
     def _note_trial(
-        self, trial: TrialState, event: TrialStarted | TrialReported | TrialFailed | CheckpointLost
+        self, trial: TrialState, event: TrialStarted | TrialRepeated | TrialReported | TrialFailed | CheckpointLost
     ) -> None:
         match event:
             case TrialStarted():
                 attempts.note_started(self.job, self.state, trial, event.occurred_at)
+            case TrialRepeated():
+                attempts.note_repeated(self.job, self.state, trial, event.occurred_at)
             case TrialReported():
                 self.state.launches_left = self.job.launch_attempts
                 self._commands += attempts.note_report(self.job, self.state, trial, event)

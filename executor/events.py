@@ -18,6 +18,12 @@ FailureKind = Literal["raised", "not_a_number", "no_metric", "hung", "died", "ch
 """Why an attempt failed: the trial's code raised; its metric is NaN or infinite, or missing; no report in time; its
 process ended; its checkpoint could not be written or read back."""
 
+WITHOUT_CHECKPOINT = (
+    "reported without a checkpoint. Pass checkpoint= so that trials can be paused; without it they are trained from "
+    "zero after every stage"
+)
+"""What is said of a function, which is the subject of the sentence."""
+
 Outcome = Literal["done", "cancelled", "budget", "failed"]
 """How an experiment ended."""
 
@@ -145,6 +151,18 @@ class TrialReported(Event):
     """Which batches there are to choose among; None where the batch is fixed."""
     samples_per_iteration: int | None = None
     """Of an iteration at the initial batch size; None where the batch is fixed."""
+    saved_iterations: int | None = None
+    """Iterations that the checkpoint really holds, where those are fewer: a function passed none, or none of late. What
+    came after is trained again whenever the trial goes on. None: all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRepeated(Event):
+    """The trial has done an iteration again that it had reported before, since its checkpoint does not hold it."""
+
+    trial: int
+    attempt: int
+    iterations: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,6 +315,7 @@ class StartTrial(Command):
     """Train `trial` on `gang` from `checkpoint` (None: from the beginning) until it has done `until_iterations` in all.
 
     The backend answers with TrialStarted, then TrialReported after each iteration; after the last one the gang is free.
+    Iterations that the checkpoint does not hold come before that, as TrialRepeated.
     """
 
     trial: int

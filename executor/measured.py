@@ -20,7 +20,7 @@ from rubberband.executor.measured_batches import (
     noise_scale_of,
     present_noise_scale,
 )
-from rubberband.executor.state import Allocation, Job, State
+from rubberband.executor.state import Allocation, Job, State, TrialStatus
 from rubberband.offer import Offer
 from rubberband.profile import Profile
 from rubberband.units import format_duration, format_usd
@@ -37,6 +37,9 @@ SMALLEST_DELAY_S = 0.1
 """Likewise, of delays."""
 SMALLEST_TOLD_S = 1.0
 """A delay that differs by less is corrected without a word."""
+
+
+_GOING_ON = (TrialStatus.QUEUED, TrialStatus.RUNNING, TrialStatus.PAUSED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +80,15 @@ def measured(job: Job, state: State) -> Measured:
     overall = sum(speed.factor * speed.iterations for speed in speeds.values()) / iterations if iterations else 1.0
     startup_s = _startup_s(job, state)
     startup = _delay("a trial starts in", job.profile.trial_startup_s, startup_s)
-    findings = [noise_finding(job.profile, noise_scale), _pace(overall), startup]
+    repeated = unsaved_iterations(state)
+    findings = [noise_finding(job.profile, noise_scale), _pace(overall), startup, _repeated(repeated)]
     offer, changes = _delays(job.offer, state)
     basis = expected.profile(noise_scale)
     profile = replace(basis, seconds_per_iteration=_table(basis, speeds, overall), trial_startup_s=startup_s)
+    if repeated:
+        # A function trains on one GPU. The next stage is meant; each one after it is planned again in its turn.
+        repeated_s = repeated * profile.iteration_s(profile.smallest_gpus)
+        profile = replace(profile, trial_startup_s=startup_s + repeated_s)
     return Measured(
         profile=job.profile if profile == job.profile else profile,
         offer=offer,
@@ -113,7 +121,7 @@ def _iterations(state: State, use: Allocation) -> list[_Iteration]:
     if use.training_at is None:
         return []
     until = math.inf if use.ended_at is None else use.ended_at
-    began_at, found = use.training_at, list[_Iteration]()
+    began_at, found = use.repeated_until or use.training_at, list[_Iteration]()
     for report in state.trials[use.trial].reports:
         if not use.training_at < report.reported_at <= until:
             continue
@@ -148,6 +156,18 @@ def _startup_s(job: Job, state: State) -> float:
     if len(seen) < FEWEST_STARTS:
         return job.profile.trial_startup_s
     return _settled(job.profile.trial_startup_s, seen[-LATEST_STARTS:], 0.0)
+
+
+def unsaved_iterations(state: State) -> int:
+    """Iterations that a trial which goes on has to train again, since its checkpoint does not hold them; the most."""
+    latest = [trial.reports[-1] for trial in state.trials if trial.reports and trial.status in _GOING_ON]
+    return max([report.unsaved_iterations for report in latest], default=0)
+
+
+def _repeated(iterations: int) -> str:
+    if not iterations:
+        return ""
+    return f"trials train {iterations} iteration{'s' * (iterations > 1)} again, for want of a checkpoint"
 
 
 def _settled(expected_s: float, seen_s: Sequence[float], cv: float) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from rubberband.errors import ProviderError, RubberbandError
 from rubberband.executor.backend import Backend
-from rubberband.executor.events import Gang, Slot
+from rubberband.executor.events import WITHOUT_CHECKPOINT, Gang, Slot
 from rubberband.executor.profiling_session import Limits, Point, Session, Stopped
 from rubberband.offer import gang_sizes, slots
 from rubberband.profile import Profile
@@ -107,11 +107,15 @@ def measure(
         points=tuple(points),
         held_s=session.held_s(),
         stopped_by=stopped_by,
-        remarks=_remarks(session) if sweep else (),
+        remarks=(*_remarks(session), *(_batch_remarks(session) if sweep else ())),
     )
 
 
 def _remarks(session: Session) -> tuple[str, ...]:
+    return (f"the function {WITHOUT_CHECKPOINT}, which a plan does not count",) if session.is_unsaved else ()
+
+
+def _batch_remarks(session: Session) -> tuple[str, ...]:
     found = [] if session.batches.knows_noise_scale else [NO_NOISE_SCALE]
     if session.failed_sweeps:
         found.append(f"some batch sizes could not be tried on {session.failed_sweeps[-1]}")

@@ -29,6 +29,7 @@ from rubberband.executor.events import (
     StartTrial,
     StopTrial,
     TrialFailed,
+    TrialRepeated,
     TrialReported,
     TrialStarted,
 )
@@ -119,6 +120,8 @@ class Session:
         self.batches = BatchReports()
         self.failed_sweeps: list[str] = []
         """Why trials gave up trying batch sizes, a line each."""
+        self.is_unsaved = False
+        """Whether the latest report came without a checkpoint, as those before it."""
         self.provision_delay_s = 0.0
         self.init_delay_s = 0.0
 
@@ -245,6 +248,10 @@ class Session:
         match event:
             case TrialStarted() | TrialReported() if event.attempt == self._attempt and event.trial in instants:
                 instants[event.trial].append(event.occurred_at)
+            case TrialRepeated() if event.attempt == self._attempt and event.trial in instants:
+                ordered_at, started_at = instants[event.trial]
+                repeated_s = event.occurred_at - started_at  # is no part of the start-up
+                instants[event.trial] = [ordered_at + repeated_s, event.occurred_at]
             case TrialFailed() | CheckpointLost() if event.attempt == self._attempt and event.trial in instants:
                 del instants[event.trial]
                 if self._purpose == "sweep":
@@ -252,6 +259,7 @@ class Session:
                 else:
                     self._give_up(event)
         if isinstance(event, TrialReported):
+            self.is_unsaved = event.saved_iterations == 0
             self._keep(event.trial, event.checkpoint)
             self._note_times(event, instants.get(event.trial, []))
 

@@ -211,6 +211,8 @@ class Result:
     """In order."""
     resumable: bool = False
     """Whether a resume goes on with it; of what is not finished, should its driver be gone."""
+    unsaved_trials: int = 0
+    """Trials whose function never passed a checkpoint, and which are trained from zero after every stage."""
 
     @property
     def late(self) -> bool:
@@ -299,6 +301,7 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         setbacks=tuple(_setback(state, setback) for setback in state.setbacks),
         pauses=tuple(_pause(state, pause) for pause in state.pauses),
         resumable=state.phase is not Phase.FINISHED or rules.can_go_on(job, state),
+        unsaved_trials=sum(trial.reports[-1].saved_iterations == 0 for trial in state.trials if trial.reports),
     )
 
 

@@ -87,6 +87,13 @@ class Report:
     metrics: Mapping[str, float]
     stage: int
     batches: tuple[BatchUse, ...] = ()
+    saved_iterations: int | None = None
+    """That its checkpoint really holds; None: all of them."""
+
+    @property
+    def unsaved_iterations(self) -> int:
+        """Iterations that a trial which goes on from here trains again."""
+        return 0 if self.saved_iterations is None else self.iterations - self.saved_iterations
 
 
 @dataclass(slots=True, kw_only=True)
@@ -181,6 +188,8 @@ class Allocation:
     """The order to start; startup begins."""
     training_at: float | None = None
     """The first step."""
+    repeated_until: float | None = None
+    """When it had done again what its checkpoint did not hold; None where that held all."""
     ended_at: float | None = None
     preempted: bool = False
     """Whether it ended because the provider took an instance of the gang away, or was about to."""

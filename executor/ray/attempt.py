@@ -19,12 +19,13 @@ from rubberband.executor.events import (
     Slot,
     StartTrial,
     TrialFailed,
+    TrialRepeated,
     TrialReported,
     TrialStarted,
 )
 from rubberband.executor.ray.crew import Crew, Worker, last_line
 from rubberband.executor.ray.worker import SegmentItem
-from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport, SegmentStarted
+from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentRepeated, SegmentReport, SegmentStarted
 from rubberband.executor.trial_log import TrialLog
 
 _GRACE_S = 2.0
@@ -209,6 +210,9 @@ class Attempt:
             case SegmentStarted():
                 trial, attempt = self._start.trial, self._start.attempt
                 self._tell(lambda at: TrialStarted(occurred_at=at, trial=trial, attempt=attempt))
+            case SegmentRepeated():
+                trial, attempt, done = self._start.trial, self._start.attempt, item.iterations
+                self._tell(lambda at: TrialRepeated(occurred_at=at, trial=trial, attempt=attempt, iterations=done))
             case SegmentReport() if item.iterations >= self._start.until_iterations:
                 gathered.last = item
             case SegmentReport():
@@ -271,6 +275,7 @@ class Attempt:
                 batches=report.told.batches,
                 limits=report.told.limits,
                 samples_per_iteration=report.told.samples_per_iteration,
+                saved_iterations=report.saved_iterations,
             )
         )
 

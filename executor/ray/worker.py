@@ -16,7 +16,7 @@ from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.ray.code import Code, install
 from rubberband.executor.ray.log_pump import LogPump
 from rubberband.executor.ray.remote_logs import logs_folder
-from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport, SegmentStarted
+from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentRepeated, SegmentReport, SegmentStarted
 from rubberband.executor.trial_log import TrialLog
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Device = Literal["cpu", "cuda"]
 
-SegmentItem = SegmentStarted | SegmentReport | SegmentFailure
+SegmentItem = SegmentStarted | SegmentRepeated | SegmentReport | SegmentFailure
 """What a worker streams."""
 
 

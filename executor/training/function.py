@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
 from rubberband.errors import CheckpointError
+from rubberband.executor.events import WITHOUT_CHECKPOINT
 from rubberband.executor.training.failures import TrialFailure
 from rubberband.executor.training.metrics import clean_metrics
 from rubberband.executor.training.runner import pack, unpack
@@ -54,18 +56,19 @@ class FunctionRunner:
         content = unpack(payload, "function", self._segment.from_iterations)
         self._state, self._state_iterations = content["state"], content["state_iterations"]
         self._iteration = self._state_iterations
-        if self._state is None:
-            raise TrialFailure(
-                "checkpoint",
-                f"the function has done {self._segment.from_iterations} iterations but never passed a checkpoint, so "
-                f"it cannot go on; call rubberband.report(metrics, checkpoint=...) and start from "
-                f"rubberband.get_checkpoint()",
-            )
+
+    def catch_up(self) -> Iterator[int]:
+        """Train again what came after the function's last checkpoint; from zero where it never passed one."""
+        while self._iteration < self._segment.from_iterations:
+            self._next_report()
+            yield self._iteration
+
+    def saved_iterations(self, iterations: int) -> int:
+        """Those that the function's last checkpoint holds; 0 before the first."""
+        return self._state_iterations
 
     def iterate(self, iterations: int) -> Mapping[str, float]:
         """Let the function run until its next report."""
-        while self._iteration < iterations - 1:
-            self._next_report()
         return clean_metrics(self._next_report(), self._segment.metric)
 
     def batch_report(self) -> BatchReport:
@@ -99,6 +102,9 @@ class FunctionRunner:
             except Exception as error:
                 raise CheckpointError(f"the checkpoint cannot be pickled: {type(error).__name__}: {error}") from error
             self._state_iterations = self._iteration
+        elif self._iteration == 1 and self._segment.from_iterations == 0:
+            name = getattr(self._function, "__name__", "train")
+            print(f"rubberband: {name}() {WITHOUT_CHECKPOINT}", file=sys.stderr, flush=True)
         self._answers.put(metrics)
         self._go.get()
         if self._over:
@@ -129,7 +135,7 @@ class FunctionRunner:
 
     def _run(self) -> None:
         current_session.set(self)
-        reseed("train", self._segment.seed, self._segment.from_iterations, self._segment.rank)
+        reseed("train", self._segment.seed, self._state_iterations, self._segment.rank)
         error: BaseException | None = None
         try:
             self._function(dict(self._segment.config))

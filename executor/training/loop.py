@@ -19,7 +19,7 @@ import gc
 import io
 import math
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -183,6 +183,14 @@ class TorchRunner:
             self.__dict__.pop(name, None)
         if wrapped is not None and wrapped() is not None:
             gc.collect()
+
+    def catch_up(self) -> Iterator[int]:
+        """Nothing: a checkpoint holds all iterations."""
+        return iter(())
+
+    def saved_iterations(self, iterations: int) -> int:
+        """All of them."""
+        return iterations
 
     def batch_report(self) -> BatchReport:
         """Of the latest iteration."""

@@ -13,7 +13,7 @@ from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import describe
 from rubberband.executor.training.function import FunctionRunner
 from rubberband.executor.training.runner import Runner, TrialRunner
-from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport, SegmentStarted
+from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentRepeated, SegmentReport, SegmentStarted
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.trial import Trial
 
@@ -39,13 +39,14 @@ def warm_up(entrypoint: Entrypoint, device: Literal["cpu", "cuda"]) -> None:
 
 def run_segment(
     entrypoint: Entrypoint, segment: Segment, store: CheckpointStore
-) -> Generator[SegmentStarted | SegmentReport | SegmentFailure, None, None]:
+) -> Generator[SegmentStarted | SegmentRepeated | SegmentReport | SegmentFailure, None, None]:
     """Train as `segment` says, in this process; a backend calls it in every worker of the gang, and walks through it.
 
-    Rank 0 yields SegmentStarted, then a SegmentReport after each iteration, whose checkpoint is durable by then; the
-    other ranks yield nothing. Any rank ends with a SegmentFailure where something of the trial failed: exceptions of
-    user code, `SystemExit` included, are turned into one. KeyboardInterrupt passes. However it ends, closing the
-    iterator early included, the process group is destroyed and the process can run another segment.
+    Rank 0 yields SegmentStarted, a SegmentRepeated after each iteration that is done again, then a SegmentReport after
+    each new one, whose checkpoint is durable by then; the other ranks yield nothing. Any rank ends with a
+    SegmentFailure where something of the trial failed: exceptions of user code, `SystemExit` included, are turned into
+    one. KeyboardInterrupt passes. However it ends, closing the iterator early included, the process group is destroyed
+    and the process can run another segment.
     """
     resources: list[_Closable] = []
     failure: SegmentFailure | None = None
@@ -65,7 +66,7 @@ def run_segment(
 
 def _train(
     entrypoint: Entrypoint, segment: Segment, store: CheckpointStore, resources: list[_Closable]
-) -> Iterator[SegmentStarted | SegmentReport]:
+) -> Iterator[SegmentStarted | SegmentRepeated | SegmentReport]:
     runner = _make_runner(entrypoint, segment, resources)
     resources.append(runner)
     if segment.from_iterations > 0:
@@ -76,6 +77,8 @@ def _train(
         runner.restore(store.load(segment.checkpoint))
     if segment.rank == 0:
         yield SegmentStarted()
+    for done in runner.catch_up():
+        yield SegmentRepeated(iterations=done)
     for iterations in range(segment.from_iterations + 1, segment.until_iterations + 1):
         metrics = runner.iterate(iterations)
         is_last = iterations == segment.until_iterations
@@ -85,7 +88,14 @@ def _train(
         if is_last:
             # Before the last report, after which a backend may close this iterator without walking to its end.
             runner.part()
-        yield SegmentReport(iterations=iterations, metrics=metrics, checkpoint=checkpoint, told=runner.batch_report())
+        saved = runner.saved_iterations(iterations)
+        yield SegmentReport(
+            iterations=iterations,
+            metrics=metrics,
+            checkpoint=checkpoint,
+            told=runner.batch_report(),
+            saved_iterations=saved if saved < iterations else None,
+        )
     if segment.rank > 0:
         runner.part()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from rubberband.errors import CheckpointError
@@ -21,6 +21,14 @@ class Runner(Protocol):
 
     def restore(self, payload: bytes) -> None:
         """Go on from what `dump` gave, on any number of workers. Called before the first iteration, or not at all."""
+        ...
+
+    def catch_up(self) -> Iterator[int]:
+        """Do again, before the first iteration, what the checkpoint does not hold; gives what is done after each."""
+        ...
+
+    def saved_iterations(self, iterations: int) -> int:
+        """Of so many iterations, those that the next checkpoint holds."""
         ...
 
     def iterate(self, iterations: int) -> Mapping[str, float]:
@@ -69,6 +77,14 @@ class TrialRunner:
     def restore(self, payload: bytes) -> None:
         """Hand the saved state to the trial."""
         self._trial.load(unpack(payload, "trial", self._segment.from_iterations)["state"])
+
+    def catch_up(self) -> Iterator[int]:
+        """Nothing: a checkpoint holds all iterations."""
+        return iter(())
+
+    def saved_iterations(self, iterations: int) -> int:
+        """All of them."""
+        return iterations
 
     def iterate(self, iterations: int) -> Mapping[str, float]:
         """Call the trial's `iterate`."""

@@ -49,6 +49,13 @@ class SegmentStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentRepeated:
+    """An iteration is done again that had been reported, since the checkpoint does not hold it (rank 0)."""
+
+    iterations: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
     """What is told of the batches of an iteration; empty where they are fixed."""
 
@@ -68,6 +75,8 @@ class SegmentReport:
     metrics: Mapping[str, float]
     checkpoint: CheckpointRef
     told: BatchReport = BatchReport()
+    saved_iterations: int | None = None
+    """Iterations that the checkpoint really holds, where those are fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,6 +83,10 @@ def report(metrics: Mapping[str, float], *, checkpoint: Any = None) -> None:
 
     `checkpoint` is any picklable object from which the function can go on (see `get_checkpoint`). A trial that is
     promoted goes on from it; iterations reported after the last checkpoint are repeated then, and not counted again.
+    A function that never passes one is trained from zero after every stage, and whenever it must go on elsewhere: that
+    works, with a warning at its first report, and costs time that no estimate knows of.
+
+    `metrics` are at most 1,000 numbers, with names of at most 200 characters; the experiment's metric is one of them.
     When no further iteration is wanted the call does not return: it ends the function by an exception that is no
     `Exception`, so that `finally` blocks and context managers run.
 

@@ -8,6 +8,7 @@ from rubberband.executor import rules
 from rubberband.executor.accounting import bill_usd
 from rubberband.executor.controller import Controller
 from rubberband.executor.events import (
+    WITHOUT_CHECKPOINT,
     DriverResumed,
     DriverStopped,
     Event,
@@ -18,6 +19,7 @@ from rubberband.executor.events import (
     InstanceReleased,
     LimitsChanged,
     Tick,
+    TrialReported,
 )
 from rubberband.executor.forecast import forecast
 from rubberband.executor.ranking import best_trial
@@ -57,6 +59,7 @@ class Narrator:
         self._begun = False
         self._failures = [0] * job.stages[0].trials
         self._setbacks = 0
+        self._warned = False
         self._instances: set[str] = set()
         self._live: set[str] = set()
         """Held or on their way when the last event had been told."""
@@ -86,6 +89,9 @@ class Narrator:
         said += self._instance(event, state)
         said += self._failed(state)
         said += self._went_back(state)
+        if isinstance(event, TrialReported) and event.saved_iterations == 0 and not self._warned:
+            self._warned = True
+            said.append(f"trial {event.trial}: the function {WITHOUT_CHECKPOINT}")
         said += self._synced(state)
         said += self._decided(state)
         said += self._scaled(state)
@@ -110,6 +116,7 @@ class Narrator:
         now = state.now
         self._failures = [trial.failures for trial in state.trials]
         self._setbacks = len(state.setbacks)
+        self._warned = any(trial.reports and trial.reports[0].saved_iterations == 0 for trial in state.trials)
         self._instances = {record.instance for record in state.instances.values() if record.requested_at < now}
         self._live = {record.instance for record in state.live()} & self._instances
         self._stages_begun = sum(stage.started_at < now for stage in state.stages)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rubberband.executor.events import WITHOUT_CHECKPOINT
 from rubberband.executor.result import InstanceResult, Result, StageResult, TrialResult
 from rubberband.units import format_bytes, format_duration
 from rubberband.views.batch_words import batch_line
@@ -49,6 +50,8 @@ def headlines(result: Result) -> list[str]:
     best = result.best
     lines = [f"{result.name}: {_outcome(result)}"]
     lines += [printable(result.start_failures)] if tells_start_failures(result) else []
+    if result.unsaved_trials:
+        lines.append(f"in {counted(result.unsaved_trials, 'trial')} the function {WITHOUT_CHECKPOINT}")
     if best is None:
         return [*lines, "best: no trial has reported yet" if result.outcome == "unfinished" else "best: none"]
     others = " ".join(f"{printable(k)}={number(v)}" for k, v in sorted(best.metrics.items()) if k != result.metric)
@@ -232,6 +235,7 @@ def paid_time(result: Result) -> Table:
     paid = result.paid
     parts = {
         "training": paid.training_gpu_s,
+        **({"trained again": paid.repeated_gpu_s} if paid.repeated_gpu_s else {}),
         "start-up of trials": paid.startup_gpu_s,
         "instances starting up": paid.provisioning_gpu_s,
         "idle": paid.idle_gpu_s,
@@ -256,6 +260,7 @@ def paid_time(result: Result) -> Table:
         notes=(
             "Idle: GPUs held without a trial, such as while others finish. Billing minimum: billed beyond the release.",
             "USD: the whole bill, shared out in proportion to the GPU-seconds.",
+            *(["Trained again: iterations that no checkpoint held."] if paid.repeated_gpu_s else []),
         ),
     )
 

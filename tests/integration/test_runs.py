@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rubberband.executor.events import WITHOUT_CHECKPOINT
 from rubberband.executor.invariants import validate
 from rubberband.executor.result import Result
 from tests.integration.command_line import PATIENCE_S, CommandLine, interrupt
@@ -98,6 +99,28 @@ def test_after_kill_9_a_resume_finishes_with_the_same_winner_and_trains_nothing_
     assert all(cut.actual_jct_s - 1.0 <= (i.ended_s or 0.0) <= gone_s for i in lost)
     assert result.actual_cost_usd == pytest.approx(sum(instance.cost_usd for instance in result.instances))
     assert command_line.nothing_left()
+
+
+@pytest.mark.long
+def test_a_function_without_a_checkpoint_is_trained_from_zero_also_after_kill_9(command_line: CommandLine) -> None:
+    driver = command_line.start("run", "sleepy.yaml", "-s", "entrypoint=sleepy:forgetful", "-s", "resources.lease=8s")
+    command_line.wait_for(driver, lambda result: sum(acknowledged(result).values()) >= 20)
+    driver.kill()
+    _, errors = driver.communicate()
+    assert errors.count(WITHOUT_CHECKPOINT) == 1
+    command_line("resume", "sleepy")
+    result = command_line.result()
+    assert (result.outcome, result.unsaved_trials) == ("done", 4)
+    assert result.paid.repeated_gpu_s > 0.0
+    assert sum(trial.failures for trial in result.trials) == 0
+    for trial in result.trials:
+        scores = [(iterations, metrics["score"]) for _, iterations, metrics in trial.curve]
+        expected = [(done, pytest.approx(trial.configuration["x"] * done)) for done in range(1, trial.iterations + 1)]
+        assert scores == expected
+    assert result.best is not None
+    assert iterations_trained(command_line, result.best.trial)[1] >= 2
+    assert f"forgetful() {WITHOUT_CHECKPOINT}" in command_line("logs", "sleepy", "0")[0]
+    assert WITHOUT_CHECKPOINT in command_line("report", "sleepy")[0]
 
 
 def test_a_resume_within_the_lease_adopts_the_instances(command_line: CommandLine) -> None:

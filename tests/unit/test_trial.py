@@ -18,9 +18,10 @@ import pytest
 import rubberband
 from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.events import WITHOUT_CHECKPOINT
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment, warm_up
-from rubberband.executor.training.segment import SegmentFailure, SegmentReport, SegmentStarted
+from rubberband.executor.training.segment import SegmentFailure, SegmentRepeated, SegmentReport, SegmentStarted
 from tests import segments
 
 SEGMENT = replace(segments.SEGMENT, until_iterations=3)
@@ -238,26 +239,34 @@ def test_a_function_goes_on_from_its_checkpoint_and_repeats_what_came_after(stor
     config = {"every": every}
     first = reports(run(learn, store, config=config))
     calls.clear()
-    resumed = reports(
-        run(learn, store, config=config, from_iterations=3, until_iterations=5, checkpoint=first[-1].checkpoint)
-    )
+    _, *items = run(learn, store, config=config, from_iterations=3, until_iterations=5, checkpoint=first[-1].checkpoint)
+    resumed = items[3 - start :]
+    assert items[: 3 - start] == [SegmentRepeated(iterations=3)] * (3 - start)
     assert [(report.iterations, report.metrics["loss"]) for report in resumed] == [(4, 1 / 4), (5, 1 / 5)]
     assert calls == [("start", start), ("end", 5)]
-    again = reports(
-        run(learn, store, config=config, from_iterations=5, until_iterations=6, checkpoint=resumed[-1].checkpoint)
+    *_, again = run(
+        learn, store, config=config, from_iterations=5, until_iterations=6, checkpoint=resumed[-1].checkpoint
     )
-    assert again[0].metrics["loss"] == 1 / 6
+    assert again.metrics["loss"] == 1 / 6
 
 
-def test_a_function_without_a_checkpoint_cannot_go_on(store):
-    config = {"every": 0}
-    last = reports(run(learn, store, config=config))[-1]
-    failed = failure(
-        run(learn, store, config=config, from_iterations=3, until_iterations=4, checkpoint=last.checkpoint)
-    )
-    assert failed.kind == "checkpoint"
-    assert "never passed a checkpoint" in failed.message
-    assert "report(metrics, checkpoint=...)" in failed.message
+def test_a_function_without_a_checkpoint_is_trained_from_zero_and_says_so_once(store, capsys):
+    def draws(config: dict[str, Any]) -> None:
+        while True:
+            rubberband.report({"loss": random.random()})
+
+    whole = reports(run(draws, store, until_iterations=5))
+    assert capsys.readouterr().err == f"rubberband: draws() {WITHOUT_CHECKPOINT}\n"
+    assert [report.saved_iterations for report in whole] == [0] * 5
+    _, *items = run(draws, store, from_iterations=3, until_iterations=5, checkpoint=whole[2].checkpoint)
+    assert items[:3] == [SegmentRepeated(iterations=1), SegmentRepeated(iterations=2), SegmentRepeated(iterations=3)]
+    assert [report.metrics for report in items[3:]] == [report.metrics for report in whole[3:]]
+    assert capsys.readouterr().err == ""
+
+
+def test_what_the_last_checkpoint_holds_is_told(store):
+    first = reports(run(learn, store, config={"every": 2}))
+    assert [report.saved_iterations for report in first] == [0, None, 2]
 
 
 def test_a_function_that_returns_early_fails(store):

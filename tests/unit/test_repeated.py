@@ -1,0 +1,120 @@
+"""Functions that report without a checkpoint: what they train again is progress, counts once, and is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rubberband.executor.accounting import paid_time
+from rubberband.executor.codec import decode_event
+from rubberband.executor.events import (
+    WITHOUT_CHECKPOINT,
+    Command,
+    StartTrial,
+    TrialRepeated,
+    TrialReported,
+    TrialStarted,
+)
+from rubberband.executor.measured import measured
+from rubberband.executor.result import Result, summarise
+from rubberband.executor.rules import SHORTEST_HANG_S
+from rubberband.views.narration import Narrator
+from rubberband.views.report_text import render
+from tests.unit.stories import Story, begun, checkpoint
+from tests.unit.test_journal import JOB
+
+SETUP = {"configurations": [{}] * 4}
+
+
+def reported(story: Story, trial: int, saved_iterations: int | None = 0) -> dict[str, object]:
+    state = story.state.trials[trial]
+    return {
+        "trial": trial,
+        "attempt": state.attempt,
+        "iterations": state.iterations + 1,
+        "metrics": {"score": trial / 10},
+        "checkpoint": checkpoint(trial, state.iterations + 1),
+        "saved_iterations": saved_iterations,
+    }
+
+
+def report(story: Story, trial: int) -> list[Command]:
+    return story.tell(TrialReported, **reported(story, trial))
+
+
+def start(story: Story, trial: int) -> None:
+    story.tell(TrialStarted, trial=trial, attempt=story.state.trials[trial].attempt)
+
+
+def repeat(story: Story, trial: int, iterations: int, after_s: float) -> None:
+    story.at += after_s - 1.0
+    story.tell(TrialRepeated, trial=trial, attempt=story.state.trials[trial].attempt, iterations=iterations)
+
+
+def in_stage_1() -> tuple[Story, list[Command]]:
+    """Trials 2 and 3 are promoted after their first iteration, without a checkpoint."""
+    story = begun()
+    return story, [command for trial in range(4) for command in report(story, trial)]
+
+
+def result(story: Story) -> Result:
+    return summarise(JOB, story.state, SETUP, story.at)
+
+
+def test_what_is_trained_again_is_progress_and_counts_once() -> None:
+    story, commands = in_stage_1()
+    starts = {command.trial: command for command in commands if isinstance(command, StartTrial)}
+    assert (starts[3].from_iterations, starts[3].until_iterations) == (1, 3)
+    start(story, 3)
+    due_at = story.state.trials[3].due_at
+    repeat(story, 3, 1, after_s=SHORTEST_HANG_S - 1.0)
+    assert story.state.trials[3].due_at == due_at + SHORTEST_HANG_S - 1.0
+    report(story, 3)
+    assert [found.iterations for found in story.state.trials[3].reports] == [1, 2]
+
+
+def test_what_is_trained_again_is_paid_for_as_that_and_the_report_says_why() -> None:
+    story, _ = in_stage_1()
+    start(story, 3)
+    repeat(story, 3, 1, after_s=20.0)
+    before = paid_time(JOB, story.state, story.at)
+    report(story, 3)
+    paid = paid_time(JOB, story.state, story.at)
+    assert (before.repeated_gpu_s, paid.repeated_gpu_s) == (20.0, 20.0)
+    assert paid.training_gpu_s - before.training_gpu_s == 1.0
+    told = render(result(story))
+    assert "trained again" in told
+    assert f"in 4 trials the function {WITHOUT_CHECKPOINT}" in told
+
+
+def test_a_replan_counts_what_is_trained_again_and_takes_nothing_for_slowness() -> None:
+    job = replace(JOB, profile=replace(JOB.profile, seconds_per_iteration={1: 1.0}, trial_startup_s=1.0))
+    story, _ = in_stage_1()
+    for trial in (2, 3):
+        start(story, trial)
+    for iterations in (1, 2):
+        for trial in (2, 3):
+            story.tell(TrialRepeated, trial=trial, attempt=2, iterations=iterations)
+    found = measured(job, story.state)
+    assert found.findings.startswith("trials train 1 iteration again, for want of a checkpoint, an instance runs after")
+    assert found.profile == replace(job.profile, trial_startup_s=2.0)
+
+
+def test_it_is_told_once_at_the_first_report_and_never_of_trials_that_pass_checkpoints() -> None:
+    for saved_iterations, warnings in ((0, 1), (None, 0)):
+        story, narrator, said = begun(), Narrator(JOB), list[str]()
+        for trial in range(4):
+            event = TrialReported(occurred_at=story.at + 1.0, **reported(story, trial, saved_iterations))  # type: ignore[arg-type]
+            story.controller.handle(event)
+            said += narrator.lines(event, story.controller)
+        assert sum(WITHOUT_CHECKPOINT in line for line in said) == warnings
+        assert result(story).unsaved_trials == 4 * warnings
+
+
+def test_reports_of_journals_that_know_nothing_of_it_were_saved() -> None:
+    old = (
+        '{"occurred_at":3.0,"trial":2,"attempt":1,"iterations":1,"metrics":{"score":1.0},'
+        '"checkpoint":{"url":"u","digest":"d","size_bytes":1}}'
+    )
+    event = decode_event("TrialReported", old)
+    assert isinstance(event, TrialReported)
+    assert event.saved_iterations is None
