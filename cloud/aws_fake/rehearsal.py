@@ -71,6 +71,9 @@ def _endpoints(server: FakeServer, machine: str) -> dict[str, str]:
     return {
         "AWS_ENDPOINT_URL": server.url,
         "AWS_EC2_METADATA_SERVICE_ENDPOINT": server.metadata_url(machine),
+        # One try of a second is too short where all machines share this one's cores.
+        "AWS_METADATA_SERVICE_NUM_ATTEMPTS": "10",
+        "AWS_METADATA_SERVICE_TIMEOUT": "5",
     }
 
 

@@ -45,6 +45,15 @@ def test_absent_is_believed_after_two_looks_and_the_window(world: World) -> None
     assert gone.reason == "EC2 does not show it any more"
 
 
+def test_what_a_boot_script_is_at_is_told_of_an_instance_that_is_not_ready(world: World) -> None:
+    driver = world.driver()
+    assert driver.last_words("a") == ""
+    driver.launch("a")
+    world.sleep(60.0)
+    world.fake.world.console = lambda _: "rubberband: 01:02:03 setup: sleep 1000\nwaits for the disk\n"
+    assert driver.last_words("a") == "its boot script is at `setup: sleep 1000`: waits for the disk"
+
+
 def test_a_reclaimed_instance_that_has_lost_its_tags_is_still_known_as_such(world: World) -> None:
     world.driver().launch("a", "spot")
     world.sleep(300.0)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from rubberband.api.dashboard.experiment_words import sentence
 from rubberband.api.dashboard.listing import row
 from rubberband.api.store.records import ExperimentState, Submission, Summary
 from rubberband.api.summaries import outcome_of
+from rubberband.cli import app
 from rubberband.cloud.virtual import Fate
 from rubberband.executor import accounting
 from rubberband.executor.events import (
@@ -29,6 +33,7 @@ from rubberband.executor.virtual import Faults
 from rubberband.views.report_html import render_html
 from rubberband.views.report_text import render
 from rubberband.views.status import headline
+from tests.journalled_runs import recorded, words
 from tests.unit.stories import Story, begun, kinds
 from tests.unit.test_journal import JOB
 from tests.unit.test_launch_attempts import a_job
@@ -248,6 +253,17 @@ def test_the_cause_is_the_first_thing_that_every_view_tells() -> None:
     )
     assert row(submission, story.at).reason.startswith(cause)
     assert sentence(submission, result).startswith(f"Failed: {cause}")
+
+
+def test_status_and_ps_begin_with_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    never = {f"i-{number:03d}": Fate(init_s=1e9) for number in range(1, 20)}
+    recorded(words(name="never"), faults=Faults(fates=never)).put(tmp_path)
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
+    (listed,) = json.loads(CliRunner().invoke(app, ["ps", "-o", "json"]).output)["experiments"]
+    cause = "instances fail to start: lease expired (7 of 7 in a row); "
+    assert listed["reason"].startswith(cause)
+    assert cause[:40] in CliRunner().invoke(app, ["ps"]).output
+    assert CliRunner().invoke(app, ["status", "never"]).output.startswith(f"never: failed: {cause}")
 
 
 def test_what_keeps_a_run_from_going_on_is_told_while_it_runs() -> None:
