@@ -69,12 +69,16 @@ class Row:
     began: bool
 
 
+_ON_ITS_WAY = frozenset({ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.DONE})
+"""States that say enough; what starts may wait for its checkpoint store."""
+
+
 def row(submission: Submission, now: float) -> Row:
     """How an experiment stands at `now` (Unix time)."""
     summary = submission.summary
     slack, mood = _slack(submission, now)
     cap_usd = _cap_usd(submission)
-    telling = submission.state not in ACTIVE and submission.state is not ExperimentState.DONE
+    telling = submission.state not in _ON_ITS_WAY
     return Row(
         name=submission.name,
         state=submission.state.value,

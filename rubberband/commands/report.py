@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rubberband.executor.result import Result
 
 _MOST_OF_BEST = 100
-_NOT_DONE = ("failed", "budget", "refused", "unreadable")
+_NOT_DONE = ("starting", "interrupted", "failed", "budget", "refused", "unreadable")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The experiment's name.", show_default=False)]
 
@@ -145,7 +145,7 @@ class Listed:
     cost_usd: float = 0.0
     best: str = ""
     reason: str = ""
-    """Why it ended before it was done, or cannot be read."""
+    """Why it ended before it was done, what it waits for, or why it cannot be read."""
 
 
 def _listed(folder: ExperimentFolder) -> Listed:

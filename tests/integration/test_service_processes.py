@@ -14,6 +14,7 @@ import pytest
 
 from rubberband import hosted
 from rubberband.api.dashboard.experiment_words import sentence
+from rubberband.api.dashboard.listing import row as listed
 from rubberband.api.problems import Problem
 from rubberband.api.runs import Runs
 from rubberband.api.store.records import ExperimentState
@@ -111,6 +112,7 @@ def test_a_store_that_is_mounted_late_after_a_reboot_is_waited_for(tmp_path: Pat
         os.kill(mark.pid, signal.SIGKILL)
         pid = until(lambda: waiting(2))
         assert str(folder.checkpoints) in sentence(house.row("one"), runs.result("one"))
+        assert str(folder.checkpoints) in listed(house.row("one"), 0.0).reason
     os.kill(pid, signal.SIGKILL)  # a reboot before it was mounted
     with house.open(SLOW) as runs:
         until(lambda: waiting(3))
