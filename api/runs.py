@@ -54,6 +54,7 @@ class Runs:
             journals=settings.store,
             code=settings.code,
             entrypoints=settings.entrypoints,
+            most_usd=settings.limits.max_cost_usd,
             max_running=settings.limits.max_running,
             gate=Gate(settings, store),
         )

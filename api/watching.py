@@ -55,6 +55,7 @@ class Watcher:
         journals: str | None,
         code: Sequence[Path],
         entrypoints: Sequence[str],
+        most_usd: float | None = None,
         max_running: int,
         gate: Gate,
     ) -> None:
@@ -63,6 +64,7 @@ class Watcher:
         self._store, self._processes, self._wake = store, processes, wake
         self._home, self._journals, self._max_running = home, journals, max_running
         self._code, self._entrypoints = tuple(str(path) for path in code), tuple(entrypoints)
+        self._most_usd = most_usd
         self._rows: dict[str, Submission] = {}
         """Those that wait, run, or cannot be read."""
         self._queue: list[str] = []
@@ -322,6 +324,7 @@ class Watcher:
             policy=row.policy,
             code=self._code,
             entrypoints=self._entrypoints,
+            most_usd=self._most_usd,
             waits=self._gate.auto_resume,
             store=self._journals,
         )

@@ -42,6 +42,8 @@ class Order:
     """Folders in which the entry point is found."""
     entrypoints: tuple[str, ...] = ()
     """What may be run: `module:attribute`, or `module:*` for what the module itself defines."""
+    most_usd: float | None = None
+    """The highest max_cost that may be advised."""
     waits: bool = False
     """Whether it waits for a checkpoint store that is away, and goes on once that is back."""
     store: str | None = None

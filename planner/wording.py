@@ -49,6 +49,11 @@ def advice(remedy: Remedy) -> str:
     return f"{told} ({settings(remedy)}: {format_duration(remedy.jct_s)}, {format_usd(remedy.cost_usd)})"
 
 
+def none_within(most_usd: float | None) -> str:
+    """There is no remedy of what may be spent."""
+    return f"no remedy was found within {format_usd(most_usd or 0.0)}, the most here"
+
+
 def line(remedy: Remedy) -> str:
     """A remedy in a line of a list: `-s constraints.deadline=26m5s: 26m5s, 13.71 USD; 6m5s later`."""
     told = f"{settings(remedy)}: {format_duration(remedy.jct_s)}, {format_usd(remedy.cost_usd)}"

@@ -19,7 +19,7 @@ from rubberband.planner.assumptions import Assumption, Basis, Name, assumptions
 from rubberband.planner.estimate import Case, Estimate, best_job, estimate, estimate_plan
 from rubberband.planner.families import Policy
 from rubberband.planner.solver import Objective
-from rubberband.planner.wording import advice
+from rubberband.planner.wording import advice, none_within
 from rubberband.profile import Profile
 from rubberband.profile_file import InlineProfile
 from rubberband.remedies import Reached, find_remedies, reached
@@ -112,9 +112,10 @@ def _with_remedies(
         return cases(changed, profiles, now, table=terms.table, room=terms.room)
 
     remedies = find_remedies(experiment, cases_of, attempt, clock=clock, most_usd=most_usd, nearest=best.nearest)
-    if not remedies:
+    if not remedies and most_usd is None:
         return best
-    return replace(best, remedies=remedies, reason=f"{best.obstacle}; {advice(remedies[0])}")
+    told = advice(remedies[0]) if remedies else none_within(most_usd)
+    return replace(best, remedies=remedies, reason=f"{best.obstacle}; {told}")
 
 
 def case_of_plan(cases: Sequence[Case], brackets: Sequence[Sequence[Stage]]) -> Case:

@@ -107,6 +107,7 @@ def _begun(folder: ExperimentFolder, order: Order) -> Result:
         folder,
         search_path=order.code,
         policy=order.policy,
+        most_usd=order.most_usd,
         announce=_say,
         view=_plain_view,
     )

@@ -23,7 +23,7 @@ from rubberband.planner.estimate import Case, Estimate, estimate
 from rubberband.planner.families import Policy
 from rubberband.planner.lanes import JobPlan
 from rubberband.planner.solver import Objective
-from rubberband.planner.wording import advice, usd_up
+from rubberband.planner.wording import advice, none_within, usd_up
 from rubberband.profile import Profile
 from rubberband.remedies import CasesOf, Reached, find_remedies, reached
 from rubberband.units import format_duration, format_usd
@@ -46,11 +46,12 @@ def plan_job(
     spent: Spent | None = None,
     table: Table | None = None,
     room: Room | None = None,
+    most_usd: float | None = None,
 ) -> Job:
     """Plan an experiment that starts now, on the best of its instance types, and say all that its controller must know.
 
     `profiles` is one for all types, or type -> profile; `table` and `room` are those of `rubberband.cases.cases`.
-    Raises InfeasibleError if no plan meets the constraints.
+    Raises InfeasibleError if no plan meets the constraints, with remedies none of which costs more than `most_usd`.
     """
     used, began_at = spent or Spent(), time.time()
 
@@ -76,7 +77,7 @@ def plan_job(
     try:
         answer = _affordable(planned, options, reserve, experiment.constraints.objective)
     except InfeasibleError as error:
-        raise _advised(error, experiment, cases_of, planned, reserve, used) from None
+        raise _advised(error, experiment, cases_of, planned, reserve, used, most_usd) from None
     assert answer.job is not None, "what is affordable has a plan"
     case = next(case for case in options if case.offer.instance_type == answer.offer.instance_type)
     return _job(experiment, case, answer.job, policy, dearest_usd_per_hour)
@@ -89,6 +90,7 @@ def _advised(
     planned: Planner,
     reserve: Reserve,
     used: Spent,
+    most_usd: float | None,
 ) -> InfeasibleError:
     """The error with what would make a run possible, its reserve included."""
 
@@ -107,12 +109,12 @@ def _advised(
             needs_usd=plain.needs_usd + reserve_usd + used.cost_usd,
         )
 
-    remedies = find_remedies(experiment, cases_of, attempt, clock=time.perf_counter)
-    if not remedies:
+    remedies = find_remedies(experiment, cases_of, attempt, clock=time.perf_counter, most_usd=most_usd)
+    if not remedies and most_usd is None:
         return error
     return InfeasibleError(
         error.obstacle,
-        advice=advice(remedies[0]),
+        advice=advice(remedies[0]) if remedies else none_within(most_usd),
         remedies=remedies,
         shortest_jct_s=error.shortest_jct_s,
         cheapest_usd=error.cheapest_usd,

@@ -63,13 +63,14 @@ def run_experiment(
     search_path: Sequence[str | os.PathLike[str]] = (),
     profile_path: Path | None = None,
     policy: Policy = "optimal",
+    most_usd: float | None = None,
     announce: Announce = lambda line: None,
     view: View = lambda *_: (),
 ) -> Result:
     """Plan an experiment (measuring its profile first if it has none) and run it to its end.
 
-    A profile that is measured is kept at `profile_path`. `announce` is told, in a line, what is done before the run
-    begins. Raises what `tune` raises.
+    A profile that is measured is kept at `profile_path`. Where there is no plan, no advice passes `most_usd`.
+    `announce` is told, in a line, what is done before the run begins. Raises what `tune` raises.
     """
     began_s = elapsed_s()
     experiment.require_runnable()
@@ -90,7 +91,7 @@ def run_experiment(
             announce(f"the profile is kept in {_keep(measured, profile_path, folder)}")
             profiles = measured.profile
             spent = Spent(seconds=elapsed_s() - began_s, cost_usd=measured.cost_usd)
-        job = plan_job(experiment, profiles, policy, spent=spent, table=terms.table, room=terms.room)
+        job = plan_job(experiment, profiles, policy, spent=spent, table=terms.table, room=terms.room, most_usd=most_usd)
         for note in batch_notes(experiment, job.profile.goodput):
             announce(note)
         announce(_plan_line(job))

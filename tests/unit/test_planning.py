@@ -68,6 +68,16 @@ def test_what_is_planned_anew_can_be_paid_to_its_end_as_well() -> None:
     assert finish.outcome == "done"
 
 
+def test_no_advice_passes_what_may_be_spent() -> None:
+    tight = experiment({"max_cost": 0.5}, **FREE)
+    with pytest.raises(InfeasibleError) as free:
+        plan_job(tight, PROFILE)
+    needed_usd = free.value.remedies[0].cost_usd
+    with pytest.raises(InfeasibleError, match="no remedy was found within") as refused:
+        plan_job(tight, PROFILE, most_usd=needed_usd / 2)
+    assert refused.value.remedies == ()
+
+
 def test_times_out_of_reach_are_told_as_before() -> None:
     with pytest.raises(InfeasibleError, match="raise the deadline to"):
         planned({"max_cost": 50, "deadline": "5s"})
