@@ -111,6 +111,44 @@ def test_the_plan_follows_the_slider(browser: Any, address: str) -> None:
         expect(slider).to_be_focused()
 
 
+@pytest.mark.parametrize(("phone", "dark"), [(False, False), (False, True), (True, False), (True, True)])
+def test_what_makes_a_plan_possible_is_a_button_away(browser: Any, address: str, phone: bool, dark: bool) -> None:
+    narrow = SCALING.replace("max_instances: 6", "max_instances: 2")
+    with visiting(browser, address, phone=phone, dark=dark) as visit:
+        page = preview(visit, narrow.replace("max_cost: 5", "max_cost: 0.3"))
+        both = page.get_by_role("button", name="Up to 4 instances and raise the budget to 0.65 USD")
+        expect(both).to_contain_text("1m9s, 0.6467 USD")
+        assert visit.overflow_px() <= 0
+        visit.shot(f"plan-remedies-{'phone' if phone else 'desk'}-{'dark' if dark else 'light'}")
+        both.focus()
+        page.keyboard.press("Enter")
+        planned(page)
+        expect(page.get_by_label("Budget (USD)")).to_have_value("0.65")
+        expect(page.get_by_label("Budget (USD)")).to_be_focused()
+        expect(page.locator("#more")).to_have_text("Set here: up to 4 instances.")
+        visit.shot(f"plan-remedied-{'phone' if phone else 'desk'}-{'dark' if dark else 'light'}")
+        page.get_by_role("button", name="As in the file").click()
+        expect(both).to_be_visible()
+        expect(page.locator("#more")).to_be_hidden()
+
+
+def test_a_remedy_that_concedes_nothing_comes_first_and_is_submitted(browser: Any, address: str) -> None:
+    with visiting(browser, address) as visit:
+        page = preview(visit, SCALING.replace("max_instances: 6", "max_instances: 2"))
+        expect(page.locator("#fixes button")).to_have_text(
+            [re.compile("^Up to 4 instances"), re.compile("^Move the deadline to 1m21s")]
+        )
+        page.locator("#fixes button").first.click()
+        planned(page)
+        expect(page.get_by_role("button", name="As in the file")).to_be_focused()
+        sent: list[str] = []
+        page.on("request", lambda request: sent.append(request.url) if "/v1/experiments" in request.url else None)
+        page.get_by_role("button", name="Submit…").click()
+        page.get_by_role("button", name="Start it").click()
+        expect(page.locator("h1")).to_contain_text("scaling")
+        assert "set=resources.max_instances%3D4" in sent[0]
+
+
 def test_a_typed_deadline_moves_the_slider_and_a_wrong_one_is_told_there(browser: Any, address: str) -> None:
     with visiting(browser, address) as visit:
         page = preview(visit)

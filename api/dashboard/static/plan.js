@@ -5,6 +5,7 @@ import { reach, sure_s } from "./plan_figures.js";
 import { Frontier } from "./plan_frontier.js";
 import { frontier, preview } from "./plan_ask.js";
 import { Live } from "./plan_live.js";
+import { over_the_file } from "./plan_remedies.js";
 import { show_all, show_none, show_plan } from "./plan_result.js";
 import { Submitter } from "./plan_submit.js";
 import { duration, exactly, seconds_of } from "./plan_words.js";
@@ -14,7 +15,8 @@ const MOST_STEPS = 300;
 const UNITS_S = [0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200];
 const chart = new Frontier(byId("frontier"));
 
-let set = { deadline: null, budget: null };
+const as_in_file = () => ({ deadline: null, budget: null, more: {} });
+let set = as_in_file();
 let shown = { question: null, answer: null };
 let limits = { deadline_s: null, max_cost_usd: null };
 let range_s = null;
@@ -39,7 +41,7 @@ function begin() {
     byId("file").focus();
     return;
   }
-  set = { deadline: null, budget: null };
+  set = as_in_file();
   range_s = null;
   curve = null;
   byId("preview").textContent = "Planning…";
@@ -129,7 +131,9 @@ function take(read) {
 const words_of = (at_s) => (set.deadline !== null && seconds_of(set.deadline) === at_s ? set.deadline : exactly(at_s));
 
 function place() {
-  show(byId("reset"), set.deadline !== null || set.budget !== null);
+  show(byId("reset"), !same(set, as_in_file()));
+  byId("more").textContent = over_the_file(set.more);
+  show(byId("more"), Object.keys(set.more).length > 0);
   slider.disabled = !range_s;
   if (!range_s) return;
   const [from_s, to_s] = range_s;
@@ -150,12 +154,12 @@ function unit_of([from_s, to_s]) {
 }
 
 async function fetchCurve(asked) {
-  const key = JSON.stringify([asked.text, asked.policy]);
+  const key = JSON.stringify([asked.text, asked.policy, asked.more]);
   if (curveAsked?.key === key) return;
   curveAsked?.stop.abort();
   const stop = new AbortController();
   curveAsked = { key, stop };
-  const answer = await frontier({ ...asked, deadline: null, budget: null }, stop.signal);
+  const answer = await frontier(asked, stop.signal);
   if (stop.signal.aborted || curveAsked.key !== key) return;
   if (!answer.ok || answer.body.frontier.length === 0) {
     curveAsked = null;
@@ -175,13 +179,13 @@ function replan() {
   live.want(question());
 }
 
-function fix(limit, value) {
-  if (limit === "both") set = { ...value };
-  else set = { ...set, [limit]: value };
-  if (limit !== "budget") deadline.value = set.deadline;
-  if (limit !== "deadline") budget.value = set.budget;
+// What a remedy changes: limits go into their fields, the rest stands beside them.
+function fix({ deadline: later = null, budget: larger = null, more = {} }) {
+  set = { deadline: later ?? set.deadline, budget: larger ?? set.budget, more: { ...set.more, ...more } };
+  if (later !== null) deadline.value = later;
+  if (larger !== null) budget.value = larger;
   replan();
-  (limit === "budget" ? budget : deadline).focus();
+  (later !== null ? deadline : larger !== null ? budget : byId("reset")).focus();
 }
 
 function outdate() {
@@ -214,7 +218,7 @@ budget.addEventListener("input", () => {
   replan();
 });
 byId("reset").addEventListener("click", () => {
-  set = { deadline: null, budget: null };
+  set = as_in_file();
   slider.focus();
   replan();
 });

@@ -1,10 +1,12 @@
 // Questions to the service about the pasted file. Answers are never thrown: { ok, status, body, ms }.
 
-// { text, policy, deadline, budget, name }: the latter are what is set over the file's; null leaves them.
+// { text, policy, deadline, budget, more, name }: the latter are what is set over the file's; null leaves them.
+// `more` holds other keys and their values.
 export function sets_of(question) {
   const sets = [];
   if (question.deadline !== null) sets.push(`constraints.deadline=${question.deadline || "null"}`);
   if (question.budget !== null) sets.push(`constraints.max_cost=${question.budget || "null"}`);
+  for (const [key, value] of Object.entries(question.more ?? {})) sets.push(`${key}=${value}`);
   if (question.name) sets.push(`name=${question.name}`);
   return sets;
 }
@@ -15,8 +17,8 @@ export function preview(question, signal) {
 
 // All of cost against deadline, whatever the limits.
 export function frontier(question, signal) {
-  const none = ["constraints.deadline=null", "constraints.max_cost=null"];
-  return ask("/v1/plans", question, [["policy", question.policy], ["frontier", "true"], ...named(none)], { signal });
+  const free = sets_of({ ...question, deadline: "", budget: "" });
+  return ask("/v1/plans", question, [["policy", question.policy], ["frontier", "true"], ...named(free)], { signal });
 }
 
 export function preflight(question, signal) {

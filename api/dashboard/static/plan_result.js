@@ -2,7 +2,8 @@
 import { draw } from "./charts.js";
 import { byId, make, show, table } from "./dom.js";
 import { allocation_figure } from "./plan_figures.js";
-import { counted, deadline_above, difference, duration, percent, usd, usd_above } from "./plan_words.js";
+import { nearest, told } from "./plan_remedies.js";
+import { counted, difference, duration, percent, usd } from "./plan_words.js";
 
 const POLICIES = {
   optimal: "elastic, the cheapest plan",
@@ -42,11 +43,11 @@ export function show_none(estimate, problem, curve, fix) {
   show(byId("body"), Boolean(curve));
   for (const section of byId("body").children) show(section, section.contains(byId("frontier")) && Boolean(curve));
   headline("No plan meets these limits", ["failed", "not within the limits"], []);
-  const remedies = fixes(estimate?.constraints, problem.nearest, curve);
+  const remedies = problem.remedies?.length ? problem.remedies.map(told) : nearest(estimate?.constraints, problem.nearest, curve);
   byId("fixes").replaceChildren(
-    make("p", {}, sentence(problem.detail)),
-    make("p", { class: "buttons" }, ...remedies.map(([label, limit, value]) =>
-      make("button", { type: "button", onclick: () => fix(limit, value) }, label))),
+    make("p", {}, sentence((remedies.length && estimate?.obstacle) || problem.detail)),
+    make("p", { class: "buttons" }, ...remedies.map(({ label, brings, changes }) =>
+      make("button", { type: "button", onclick: () => fix(changes) }, label, brings ? make("small", {}, ` ${brings}`) : null))),
   );
   show(byId("fixes"));
 }
@@ -91,29 +92,6 @@ function saving(estimate) {
   if (!fixed || estimate.policy === "static") return "";
   const share = 1 - estimate.prediction.cost_usd.mean / fixed.prediction.cost_usd.mean;
   return share >= 0.005 ? `elasticity saves ${percent(share)}` : "";
-}
-
-// [label, which limit, its new value], from the curve if it is known, else from the nearest plans.
-function fixes(limits, nearest, curve) {
-  const points = curve?.frontier ?? [];
-  const deadline_s = limits?.deadline_s ?? Infinity;
-  const budget = limits?.max_cost_usd ?? Infinity;
-  const affordable = points.filter((point) => point.cost_usd <= budget + 1e-9);
-  const timely = points.filter((point) => point.jct_s <= deadline_s + 1e-6);
-  const found = [];
-  if (affordable.length) found.push(["deadline", affordable[0].jct_s]);
-  if (timely.length) found.push(["budget", timely.at(-1).cost_usd]);
-  if (!found.length && points.length) found.push(["both", points[0]]);
-  if (!found.length && nearest) {
-    if (nearest.jct_s > deadline_s) found.push(["deadline", nearest.jct_s]);
-    if (nearest.cost_usd > budget) found.push(["budget", nearest.cost_usd]);
-  }
-  return found.map(([limit, value]) => {
-    if (limit === "deadline") return [`Move the deadline to ${deadline_above(value)}`, limit, deadline_above(value)];
-    if (limit === "budget") return [`Raise the budget to ${usd_above(value)} USD`, limit, usd_above(value)];
-    const both = { deadline: deadline_above(value.jct_s), budget: usd_above(value.cost_usd) };
-    return [`Deadline ${both.deadline}, budget ${both.budget} USD`, limit, both];
-  });
 }
 
 function cards(estimate) {
