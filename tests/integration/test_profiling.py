@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from rubberband.adaptive import AdaptiveBatch, BatchLimits, GoodputProfile, Thro
 from rubberband.cloud.local import LocalProvider
 from rubberband.errors import ProviderError, RubberbandError
 from rubberband.executor.checkpoints import open_store
-from rubberband.executor.events import Event, TrialStarted
+from rubberband.executor.events import WITHOUT_CHECKPOINT, Event, TrialRepeated, TrialReported, TrialStarted
 from rubberband.executor.profiling import gpu_counts, measure
 from rubberband.executor.profiling_session import Limits, Point
 from rubberband.executor.ray.backend import RayBackend
@@ -164,6 +165,31 @@ class Sleepy(VirtualBackend):
 def test_a_machine_that_slept_takes_no_trial_to_hang() -> None:
     measured = measure(Sleepy("profiling", OFFER, PROFILE, metric="loss"), gpus_per_instance=2)
     assert [(point.gpus, point.copies) for point in measured.points] == [(1, 2)]
+
+
+class Forgetful(VirtualBackend):
+    """Trials pass no checkpoint: of the start-up of whatever goes on, 2 s are training again."""
+
+    def next_events(self, wake_at: float | None) -> Sequence[Event]:
+        return [told for event in super().next_events(wake_at) for told in self._told(event)]
+
+    def _told(self, event: Event) -> Sequence[Event]:
+        if isinstance(event, TrialReported):
+            return [replace(event, saved_iterations=0)]
+        if isinstance(event, TrialStarted) and event.attempt > 1:
+            repeated = TrialRepeated(
+                occurred_at=event.occurred_at, trial=event.trial, attempt=event.attempt, iterations=1
+            )
+            return [replace(event, occurred_at=event.occurred_at - 2.0), repeated]
+        return [event]
+
+
+def test_what_is_trained_again_for_want_of_a_checkpoint_is_no_start_up_and_is_told() -> None:
+    measured = measure(Forgetful("profiling", OFFER, PROFILE, metric="loss"), gpus_per_instance=2)
+    assert measured.profile.trial_startup_s == pytest.approx(3.0 - 2.0)
+    assert measured.profile.seconds_per_iteration[1] == pytest.approx(PROFILE.seconds_per_iteration[1])
+    assert measured.remarks == (f"the function {WITHOUT_CHECKPOINT}, which a plan does not count",)
+    assert measure(virtual(), gpus_per_instance=2).remarks == ()
 
 
 def test_copies_are_no_more_than_the_trials_there_are() -> None:
