@@ -15,7 +15,7 @@ import pytest
 from rubberband.api.observing import FRESH_S, Observed
 from rubberband.cloud import steady
 from rubberband.cloud.local import instance
-from rubberband.cloud.local.instance import Record, load, release_marker, save
+from rubberband.cloud.local.instance import STARTED, Record, load, release_marker, save
 from rubberband.cloud.steady import steady_clock, time_of
 from rubberband.executor import session
 from tests.journalled_runs import recorded
@@ -62,15 +62,17 @@ def test_an_instance_counts_its_lease_and_its_time_by_that_clock(tmp_path: Path,
         name="i-001",
         experiment="steps",
         directory=str(tmp_path),
-        command=("sleep", "1000"),
+        command=("sh", "-c", f"echo {STARTED}; exec sleep 1000"),
         temp_dir=str(tmp_path / "ray"),
         devices=(),
         address="",
         requested_at=clock(),
     )
     save(path, record, clock())
-    with subprocess.Popen([sys.executable, "-c", _stepped(by_s), str(path), str(lease), "600", repr(clock.booted_at)]):
-        while (found := load(path)).running_at is None:
+    facts = [str(path), str(lease), "600", repr(clock.booted_at), str(tmp_path)]
+    with subprocess.Popen([sys.executable, "-c", _stepped(by_s), *facts]) as guard:
+        while load(path).running_at is None:
+            assert guard.poll() is None
             time.sleep(0.01)
         release_marker(path).write_text("")
     found = load(path)
