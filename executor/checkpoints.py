@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 MARK = "rubberband-store"
 """The file that holds the mark; it is not hidden, so that copying `*` brings it along."""
 _LONGEST_MARK = 64
+_LONGEST_PROBE_BYTES = 2**26
 
 
 class CheckpointStore(Protocol):
@@ -128,22 +129,23 @@ def reopen_store(url: str, mark: str, known: Sequence[CheckpointRef]) -> Checkpo
         store.write_mark(mark or uuid.uuid4().hex)
         found = store.read_mark()
     store = store.with_mark(found)
-    probe(store)
+    probe(store, size_bytes=max((ref.size_bytes for ref in known), default=0))
     return store
 
 
 def probe(store: CheckpointStore, trial: int = 0, size_bytes: int = 0) -> None:
-    """Raise StoreAwayError unless it is the store that it was, and takes a checkpoint of that size."""
+    """Raise StoreAwayError unless it is the store that it was, and takes a checkpoint of that size (64 MiB at most)."""
     found = store.read_mark()
     if store.mark and found != store.mark:
         raise _other(store.url, store.mark, found, "")
     try:
-        store.discard(store.save(trial, 0, bytes(size_bytes)))
+        store.discard(store.save(trial, 0, bytes(min(size_bytes, _LONGEST_PROBE_BYTES))))
     except StoreAwayError:
         raise
     except CheckpointError as error:
+        why = error.__cause__.strerror if isinstance(error.__cause__, OSError) else None
         raise StoreAwayError(
-            f"the checkpoint store {store.url} takes no checkpoints: {error}; make room or give access"
+            f"the checkpoint store {store.url} takes no checkpoints ({why or error}); make room or give access"
         ) from error
 
 

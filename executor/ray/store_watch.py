@@ -8,7 +8,6 @@ from rubberband.executor.checkpoints import CheckpointStore, probe
 from rubberband.executor.events import CheckpointLost, Event, TrialFailed, TrialReported
 
 _SHORTEST_PROBE_BYTES = 2**16
-_LONGEST_PROBE_BYTES = 2**26
 
 
 class StoreWatch:
@@ -25,6 +24,6 @@ class StoreWatch:
         """
         for event in events:
             if isinstance(event, TrialReported):
-                self._probe_bytes = min(max(self._probe_bytes, event.checkpoint.size_bytes), _LONGEST_PROBE_BYTES)
+                self._probe_bytes = max(self._probe_bytes, event.checkpoint.size_bytes)
             elif isinstance(event, CheckpointLost) or (isinstance(event, TrialFailed) and event.kind == "checkpoint"):
                 probe(self._store, event.trial, self._probe_bytes)
