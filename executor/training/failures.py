@@ -9,6 +9,9 @@ from rubberband.errors import CheckpointError, CheckpointLostError
 from rubberband.executor.events import FailureKind
 from rubberband.executor.training.segment import SegmentFailure
 
+MOST_DETAILS = 20_000
+"""Characters of a trace-back that the journal keeps."""
+
 
 class TrialFailure(Exception):
     """A failure that training itself found, with its kind; the message is a whole line for the user."""
@@ -24,7 +27,7 @@ class GangBroken(Exception):
 
 def describe(error: BaseException, *, in_gang: bool) -> SegmentFailure:
     """What the backend is told of an exception; `in_gang`: whether the workers depend on each other's collectives."""
-    details = printable("".join(traceback.format_exception(error)))
+    details = _kept(printable("".join(traceback.format_exception(error))))
     if isinstance(error, TrialFailure):
         return SegmentFailure(kind=error.kind, message=printable(str(error)), details=details, secondary=False)
     if isinstance(error, CheckpointError):
@@ -50,6 +53,15 @@ def _remedy(error: BaseException) -> str:
 def printable(text: str) -> str:
     """`text` as UTF-8 can hold it: file names that are none come as lone surrogates, which no journal takes."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _kept(details: str) -> str:
+    """The beginning and the end of a trace-back: what is raised may carry a whole data set in its words."""
+    left_out = len(details) - MOST_DETAILS
+    if left_out <= 0:
+        return details
+    half = MOST_DETAILS // 2
+    return f"{details[:half]}\n[{left_out:,} characters are left out here]\n{details[-half:]}"
 
 
 def one_line(error: BaseException) -> str:

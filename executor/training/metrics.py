@@ -16,6 +16,8 @@ MAX_METRICS = 1000
 """In a report."""
 MAX_NAME_LENGTH = 200
 """Of a metric, in characters."""
+MOST_TOLD = 20
+"""Metrics that an error names."""
 
 
 def clean_metrics(reported: Any, metric: str) -> dict[str, float]:
@@ -95,7 +97,8 @@ def to_float(value: Any) -> float | None:
 
 
 def _missing(metric: str, reported: list[str]) -> str:
-    names = ", ".join(repr(name) for name in sorted(reported)) or "no metrics"
+    names = ", ".join(repr(name) for name in sorted(reported)[:MOST_TOLD]) or "no metrics"
+    names += f" and {len(reported) - MOST_TOLD:,} more" if len(reported) > MOST_TOLD else ""
     nearest = difflib.get_close_matches(metric, reported, n=1, cutoff=0.5)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     return f"the metric {metric!r} is missing; the trial reported {names}{hint}"

@@ -20,6 +20,7 @@ from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.events import WITHOUT_CHECKPOINT
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.failures import MOST_DETAILS
 from rubberband.executor.training.run import run_segment, warm_up
 from rubberband.executor.training.segment import SegmentFailure, SegmentRepeated, SegmentReport, SegmentStarted
 from tests import segments
@@ -116,6 +117,14 @@ def test_whatever_a_trial_raises_is_a_failure(store, error, message):
     assert calls[-1] == "close"
 
 
+def test_of_a_long_trace_back_the_beginning_and_the_end_are_kept(store):
+    details = failure(run(Counting, store, config={"raise": ValueError("x" * 10**6 + " the end")})).details
+    assert len(details) < MOST_DETAILS + 100
+    assert "in iterate" in details
+    assert "characters are left out here" in details
+    assert details.endswith(" the end\n")
+
+
 def test_a_keyboard_interrupt_passes(store):
     with pytest.raises(KeyboardInterrupt):
         run(Counting, store, config={"raise": KeyboardInterrupt()})
@@ -138,6 +147,7 @@ def test_a_segment_that_is_not_walked_to_its_end_closes_the_trial(store):
             "'loss' is missing; the trial reported 'accuracy', 'los'; did you mean",
         ),
         ({}, "no_metric", "the trial reported no metrics"),
+        ({f"layer {number}": 1.0 for number in range(100)}, "no_metric", "'layer 25', 'layer 26' and 80 more"),
         (None, "no_metric", "the trial reported nothing where a mapping"),
         ({"loss": "low"}, "no_metric", "'loss' is a value of type str, which is not a number"),
         ({"loss": np.zeros(2)}, "no_metric", "type ndarray"),
