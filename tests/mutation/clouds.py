@@ -16,7 +16,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/aws/launching.py",
         old="return sorted(found, key=lambda choice: choice.price_usd_per_hour)",
         new="return sorted(found, key=lambda choice: -choice.price_usd_per_hour)",
-        tests=_LAUNCHING,
+        tests=("tests/unit/test_aws_launching.py",),
     ),
     Mutant(
         name="intent-directory-not-synced",
@@ -24,7 +24,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/aws/intents.py",
         old="        os.fsync(descriptor)\n    finally:",
         new="        pass\n    finally:",
-        tests=_LAUNCHING,
+        tests=("tests/unit/test_aws_launching.py",),
     ),
     Mutant(
         name="doubt-forgotten-after-a-throttle",
@@ -32,7 +32,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/aws/launching.py",
         old='doubtful = attempt.doubtful or meaning == "unknown"',
         new='doubtful = meaning == "unknown"',
-        tests=_FAULTS,
+        tests=("tests/unit/test_aws_launching.py",),
     ),
     # Further ones.
     Mutant(
@@ -41,7 +41,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/aws/errors.py",
         old='    if isinstance(error, lost):\n        return "unknown"',
         new='    if isinstance(error, lost):\n        return "capacity"',
-        tests=("tests/unit/test_aws_errors.py", *_FAULTS),
+        tests=("tests/unit/test_aws_errors.py",),
     ),
     Mutant(
         name="throttled-is-final",
@@ -49,7 +49,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/aws/errors.py",
         old='(_THROTTLED, "throttled"),',
         new='(_THROTTLED, "refused"),',
-        tests=("tests/unit/test_aws_errors.py", *_LAUNCHING),
+        tests=("tests/unit/test_aws_errors.py",),
     ),
     Mutant(
         name="server-errors-are-refusals",
@@ -57,7 +57,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/aws/errors.py",
         old='return "unknown" if status >= 500 else "refused"',
         new='return "refused"',
-        tests=("tests/unit/test_aws_errors.py", *_LAUNCHING),
+        tests=("tests/unit/test_aws_errors.py",),
     ),
     Mutant(
         name="quota-tries-every-zone",
@@ -65,7 +65,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/aws/launching.py",
         old="hopeless.add(choice.instance_type)",
         new="pass",
-        tests=_LAUNCHING,
+        tests=("tests/unit/test_aws_launching.py",),
     ),
     Mutant(
         name="wrong-machine-is-kept",
@@ -73,7 +73,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/aws/launching.py",
         old="        if wrong:\n            self._fleet.end(",
         new="        if False:\n            self._fleet.end(",
-        tests=_LAUNCHING,
+        tests=("tests/unit/test_aws_launching.py",),
     ),
     Mutant(
         name="lease-longer-than-the-budget",
@@ -81,7 +81,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/aws/launching.py",
         old="lease_s = float(math.floor(_LEASE_SHARE * order.reach_s() - _BOOT_S))",
         new="lease_s = float(math.floor(order.reach_s() + _BOOT_S))",
-        tests=_FAULTS,
+        tests=("tests/unit/test_aws_launching.py",),
     ),
     Mutant(
         name="new-token-for-each-try",
@@ -97,7 +97,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/aws/intents.py",
         old="                self._save(intent)\n            except",
         new="                pass\n            except",
-        tests=_FAULTS,
+        tests=("tests/unit/test_aws_launching.py",),
     ),
     Mutant(
         name="ended-lives-again",
@@ -105,7 +105,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/aws/intents.py",
         old="changed = intent if intent.ended_at is not None else change(intent)",
         new="changed = change(intent)",
-        tests=(*_FAULTS, "tests/unit/test_aws_sweeping.py"),
+        tests=("tests/unit/test_aws_sweeping.py",),
     ),
     Mutant(
         name="strays-live-on",
@@ -113,7 +113,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/aws/fleet.py",
         old="            self.ec2.terminate_instances(InstanceIds=[identity])\n",
         new="            pass\n",
-        tests=_FAULTS,
+        tests=("tests/unit/test_aws_launching.py",),
     ),
     Mutant(
         name="one-look-is-believed",
@@ -121,7 +121,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/aws/fleet.py",
         old="if not believed or at - last.asked_at < VISIBILITY_S:",
         new="if False:",
-        tests=_FAULTS,
+        tests=("tests/unit/test_aws_provider.py",),
     ),
     Mutant(
         name="billed-from-the-look",
@@ -129,7 +129,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/aws/fleet.py",
         old="return max(intent.requested_at, min(at, max(launched_at, pending_at)))",
         new="return at",
-        tests=_FAULTS,
+        tests=("tests/unit/test_aws_random_faults.py::test_what_is_shown_costs_at_least_what_is_billed",),
     ),
     Mutant(
         name="stopped-is-kept",
@@ -137,7 +137,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/aws/fleet.py",
         old='self.end_soon(name, "it was stopped, and an instance of rubberband is used once")',
         new="pass",
-        tests=_FAULTS,
+        tests=("tests/unit/test_aws_provider.py",),
     ),
     Mutant(
         name="release-forgets-the-unanswered",
@@ -145,7 +145,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/aws/fleet.py",
         old='if last.outcome == "unknown" and self.settle(name) is None:',
         new='if last.outcome == "unknown":',
-        tests=_FAULTS,
+        tests=("tests/unit/test_aws_crash_points.py::test_no_orphan_and_no_double_launch_at_some_crash_points",),
     ),
     Mutant(
         name="sweep-ends-the-living",
@@ -177,7 +177,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/aws/quota.py",
         old="            if on == market and ",
         new="            if ",
-        tests=("tests/unit/test_prices_quota.py", "tests/unit/test_aws_preflight.py"),
+        tests=("tests/unit/test_prices_quota.py",),
     ),
     Mutant(
         name="oldest-spot-price",
@@ -194,7 +194,9 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/local/instance.py",
         old="if now > max(_lease_ends_at(self.record, self._lease), self._awake_since + self._lease_s):",
         new="if False:",
-        tests=(_GUARD,),
+        tests=(
+            "tests/integration/test_local_provider.py::test_an_expired_lease_ends_everything_that_a_killed_driver_left",
+        ),
     ),
     Mutant(
         name="sleep-ends-the-instances",
@@ -210,7 +212,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/local/instance.py",
         old="return record.running_at + first_lease_s",
         new="return until",
-        tests=(_GUARD,),
+        tests=("tests/integration/test_local_provider.py::test_the_first_lease_counts_from_when_it_began_to_run",),
     ),
     Mutant(
         name="processes-left-behind",
@@ -218,7 +220,9 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/local/instance.py",
         old="                os.kill(process.pid, signal.SIGKILL)\n",
         new="                pass\n",
-        tests=(_GUARD,),
+        tests=(
+            "tests/integration/test_local_provider.py::test_every_process_carries_the_tags_and_none_survives_close",
+        ),
     ),
     Mutant(
         name="two-instances-share-a-gpu",
@@ -226,7 +230,9 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/local/provider.py",
         old="free = [device for device in self._devices if device not in taken]",
         new="free = [*self._devices]",
-        tests=(_GUARD,),
+        tests=(
+            "tests/integration/test_local_provider.py::test_real_gpus_are_handed_out_without_overlap_and_taken_back",
+        ),
     ),
     Mutant(
         name="node-token-readable",
@@ -234,7 +240,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/local/ray_node.py",
         old='if not key.startswith("RAY_") and key != "RUBBERBAND_STORE"',
         new='if not key.startswith("RAY_")',
-        tests=("tests/unit/test_journal_stores.py",),
+        tests=("tests/unit/test_journal_stores.py::test_the_environment_names_the_store_and_trials_do_not_see_it",),
     ),
     Mutant(
         name="warden-believes-what-it-sent",
@@ -250,7 +256,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/virtual.py",
         old="billed_s = max(held_s, self._offer.minimum_billed_s)",
         new="billed_s = held_s",
-        tests=("tests/unit/test_virtual_cloud.py", "tests/property/test_chaos.py"),
+        tests=("tests/unit/test_virtual_cloud.py",),
     ),
     Mutant(
         name="virtual-lease-from-the-request",
@@ -258,6 +264,6 @@ MUTANTS: tuple[Mutant, ...] = (
         file="cloud/virtual.py",
         old="own_lease_until=runs_at + (max(0.0, self.lease_until - now)",
         new="own_lease_until=now + (max(0.0, self.lease_until - now)",
-        tests=("tests/unit/test_virtual_cloud.py", "tests/property/test_chaos.py"),
+        tests=("tests/unit/test_virtual_cloud.py",),
     ),
 )

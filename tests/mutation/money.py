@@ -23,7 +23,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/accounting.py",
         old="purse.settled_usd += sum(",
         new="purse.settled_usd += 0.0 * sum(",
-        tests=_PURSE,
+        tests=("tests/unit/test_purse.py",),
     ),
     Mutant(
         name="gone-not-settled",
@@ -31,7 +31,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/accounting.py",
         old="settled_usd += state.settled_usd",
         new="settled_usd += 0.0",
-        tests=_PURSE,
+        tests=("tests/unit/test_purse.py",),
     ),
     Mutant(
         name="cached-stop-ignores-coming",
@@ -39,7 +39,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/purse.py",
         old="if self._stops_at is not None and (not self.coming or now < self._stops_at - SHORTEST_REACH_S):",
         new="if self._stops_at is not None:",
-        tests=_PURSE,
+        tests=("tests/unit/test_purse.py",),
     ),
     Mutant(
         name="initialising-not-affordable",
@@ -55,7 +55,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/accounting.py",
         old="(_bound_s(job, record) if record.ready_at is None else 0.0)",
         new="0.0",
-        tests=_PURSE,
+        tests=("tests/unit/test_purse.py",),
     ),
     Mutant(
         name="hold-until-of-the-last-order",
@@ -87,7 +87,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/reserve.py",
         old="self._margin_s = margin_s + SLACK_S if margin_s else 0.0",
         new="self._margin_s = SLACK_S if margin_s else 0.0",
-        tests=("tests/unit/test_controller_replan.py", "tests/unit/test_planning.py"),
+        tests=("tests/unit/test_planning.py",),
     ),
     # Money.
     Mutant(
@@ -96,7 +96,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/accounting.py",
         old="billed_s = max(held_s(record, at), offer.minimum_billed_s)",
         new="billed_s = held_s(record, at)",
-        tests=("tests/unit/test_controller_cloud.py", _CHAOS),
+        tests=("tests/unit/test_controller_cloud.py",),
     ),
     Mutant(
         name="purchase-price-ignored",
@@ -104,7 +104,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/accounting.py",
         old="if record.price_usd_per_hour is not None:",
         new="if record.price_usd_per_hour is not None and record.market == 'on_demand':",
-        tests=("tests/unit/test_controller_cloud.py", _CHAOS),
+        tests=("tests/unit/test_controller_cloud.py",),
     ),
     Mutant(
         name="head-bills-the-pause",
@@ -120,7 +120,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/purse.py",
         old="left_usd -= line.reserved_usd_per_s * (line.bound_until - paid_until)",
         new="left_usd -= 0.0 * (line.bound_until - paid_until)",
-        tests=(*_CONTROLLER, _CHAOS),
+        tests=("tests/unit/test_controller_leases.py",),
     ),
     Mutant(
         name="coming-data-is-free",
@@ -128,7 +128,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/purse.py",
         old="* coming.bound_s + coming.data_usd",
         new="* coming.bound_s",
-        tests=_PURSE,
+        tests=("tests/unit/test_purse.py",),
     ),
     Mutant(
         name="dearest-not-reserved",
@@ -136,7 +136,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/state.py",
         old="return max(self.offer.price_usd_per_hour, self.dearest_usd_per_hour or 0.0)",
         new="return self.offer.price_usd_per_hour",
-        tests=("tests/unit/test_controller_cloud.py", _CHAOS),
+        tests=("tests/unit/test_controller_cloud.py",),
     ),
     Mutant(
         name="no-release-margin",
@@ -144,7 +144,9 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/rules.py",
         old="return max(state.now, reached_at - job.release_margin_s / 2.0)",
         new="return max(state.now, reached_at)",
-        tests=(*_CONTROLLER, _CHAOS),
+        tests=(
+            "tests/property/test_chaos.py::test_in_any_weather_no_run_costs_more_than_its_cap_or_leaves_anything_behind",
+        ),
     ),
     Mutant(
         name="cap-lowered-by-a-request",
@@ -160,7 +162,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/rules.py",
         old="job.offer.max_instances - len(state.live()) - len(state.leaving())",
         new="job.offer.max_instances - len(state.live())",
-        tests=(*_CONTROLLER, _CHAOS),
+        tests=("tests/unit/test_controller_cloud.py",),
     ),
     Mutant(
         name="oldest-kept",
@@ -168,7 +170,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/rented.py",
         old="unbilled_first = sorted(ours, key=lambda record: record.running_at is not None)",
         new="unbilled_first = sorted(ours, key=lambda record: record.running_at is not None)[::-1]",
-        tests=_CONTROLLER,
+        tests=("tests/unit/test_controller.py",),
     ),
     Mutant(
         name="surplus-kept-after-sync",
@@ -176,7 +178,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/rented.py",
         old="surplus = max(0, len(ours) - chosen.instances)",
         new="surplus = 0",
-        tests=_CONTROLLER,
+        tests=("tests/unit/test_controller.py",),
     ),
     Mutant(
         name="spent-all-not-noticed",
@@ -184,7 +186,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/rules.py",
         old="if spent_usd <= job.max_cost_usd + MONEY_SLACK_USD and not ticked:",
         new="if not ticked:",
-        tests=_CONTROLLER,
+        tests=("tests/unit/test_controller.py",),
     ),
     # Trials.
     Mutant(
@@ -193,7 +195,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/controller.py",
         old="if trial.status is TrialStatus.RUNNING and trial.attempt == event.attempt:",
         new="if trial.status is TrialStatus.RUNNING:",
-        tests=_CONTROLLER,
+        tests=("tests/unit/test_controller.py",),
     ),
     Mutant(
         name="resume-from-scratch",
@@ -201,7 +203,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/attempts.py",
         old="        checkpoint=trial.checkpoint,\n",
         new="        checkpoint=None,\n",
-        tests=_CONTROLLER,
+        tests=("tests/unit/test_controller.py",),
     ),
     Mutant(
         name="lost-instance-fails-its-trial",
@@ -212,7 +214,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "for trial in hit:\n        trial.failures += 1\n"
             "    return [stop(job, state, trial, preempted=preempted) for trial in hit]"
         ),
-        tests=(*_CONTROLLER, _CHAOS),
+        tests=("tests/unit/test_controller.py",),
     ),
     Mutant(
         name="one-failure-too-many",
@@ -220,7 +222,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/attempts.py",
         old="trial.failures > job.max_failures",
         new="trial.failures > job.max_failures + 1",
-        tests=_CONTROLLER,
+        tests=("tests/unit/test_controller.py",),
     ),
     Mutant(
         name="not-a-number-is-retried",
@@ -228,7 +230,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/attempts.py",
         old='frozenset({"not_a_number", "no_metric"})',
         new='frozenset({"no_metric"})',
-        tests=_CONTROLLER,
+        tests=("tests/unit/test_controller.py",),
     ),
     Mutant(
         name="worst-are-promoted",
@@ -236,7 +238,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/ranking.py",
         old='-value if mode == "max" else value',
         new='value if mode == "max" else -value',
-        tests=_CONTROLLER,
+        tests=("tests/unit/test_controller.py",),
     ),
     Mutant(
         name="failed-trials-rank",
@@ -244,7 +246,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/controller.py",
         old="[trial for trial in contenders if trial.status is not TrialStatus.FAILED], self.job.metric, self.job.mode",
         new="contenders, self.job.metric, self.job.mode",
-        tests=_CONTROLLER,
+        tests=("tests/unit/test_controller.py",),
     ),
     Mutant(
         name="best-of-the-failed",
@@ -276,7 +278,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/rules.py",
         old="gang_sizes(job.offer.gpus, job.profile.smallest_gpus, planned)",
         new="gang_sizes(job.offer.gpus, 1, planned)",
-        tests=_CONTROLLER,
+        tests=("tests/unit/test_controller.py",),
     ),
     Mutant(
         name="sleep-is-a-hang",
@@ -284,7 +286,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/controller.py",
         old="attempts.note_progress(self.job, self.state, trial, at)",
         new="pass",
-        tests=_CONTROLLER,
+        tests=("tests/unit/test_controller.py",),
     ),
     Mutant(
         name="resume-adopts-the-dead",
@@ -292,7 +294,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/recovery.py",
         old='lost.append((record, event.occurred_at, "unknown to the provider", False))',
         new="pass",
-        tests=(*_CONTROLLER, "tests/property/test_crash_points.py"),
+        tests=("tests/unit/test_controller_leases.py",),
     ),
     Mutant(
         name="resume-keeps-the-released",
@@ -300,7 +302,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/recovery.py",
         old="return [ReleaseInstance(instance=record.instance)]",
         new="return []",
-        tests=(*_CONTROLLER, "tests/property/test_crash_points.py"),
+        tests=("tests/unit/test_controller_leases.py",),
     ),
     Mutant(
         name="first-lease-forgotten-at-resume",
@@ -308,7 +310,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/recovery.py",
         old="market=record.market, first_lease_s=record.first_lease_s)",
         new="market=record.market)",
-        tests=("tests/unit/test_controller_leases.py", "tests/property/test_crash_points.py", _CHAOS),
+        tests=("tests/unit/test_controller_leases.py",),
     ),
     # Planning again, forecasts, what was measured.
     Mutant(
@@ -317,7 +319,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/replanning.py",
         old="spent_usd=standing.spent_usd,\n        current",
         new="spent_usd=0.0,\n        current",
-        tests=_REPLAN,
+        tests=("tests/unit/test_controller_replan.py",),
     ),
     Mutant(
         name="replan-forgets-the-time",
@@ -325,7 +327,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/replanning.py",
         old="spent_s=standing.spent_s,\n        spent_usd",
         new="spent_s=0.0,\n        spent_usd",
-        tests=_REPLAN,
+        tests=("tests/unit/test_controller_replan.py",),
     ),
     Mutant(
         name="replan-buys-what-is-held",
@@ -333,7 +335,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/replanning.py",
         old="running = [record for record in state.live() if record.running_at is not None]\n    cohorts",
         new="running = [record for record in state.live() if record.running_at is None]\n    cohorts",
-        tests=_REPLAN,
+        tests=("tests/unit/test_controller_replan.py",),
     ),
     Mutant(
         name="forecast-forgets-the-head",
@@ -341,7 +343,9 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/forecast.py",
         old="+ job.offer.head_cost_usd(left_s),",
         new=",",
-        tests=("tests/property/test_forecast.py",),
+        tests=(
+            "tests/property/test_forecast.py::test_whenever_it_is_asked_the_forecast_of_an_undisturbed_run_is_the_prediction",
+        ),
     ),
     Mutant(
         name="forecast-of-idle-slots",
@@ -349,7 +353,9 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/forecast.py",
         old="heapq.heappush(free_in, heapq.heappop(free_in) + _trial_left_s(job, state, trial))",
         new="heapq.heappush(free_in, _trial_left_s(job, state, trial))",
-        tests=("tests/property/test_forecast.py",),
+        tests=(
+            "tests/property/test_forecast.py::test_whenever_it_is_asked_the_forecast_of_an_undisturbed_run_is_the_prediction",
+        ),
     ),
     Mutant(
         name="sleep-counts-as-slow",
@@ -396,7 +402,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "    for event in events:\n        orders = controller.handle(event)\n"
             "        if not orders:\n            journal.append([event])\n"
         ),
-        tests=("tests/property/test_crash_points.py", "tests/unit/test_session.py"),
+        tests=("tests/property/test_crash_points.py::test_at_some_points",),
     ),
     Mutant(
         name="journal-fence-off",
@@ -404,7 +410,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/journal.py",
         old="connection.execute(sql.insert(_events), rows)",
         new="connection.execute(self._database.if_absent(_events).on_conflict_do_nothing(), rows)",
-        tests=("tests/unit/test_journal.py", "tests/unit/test_journal_stores.py"),
+        tests=("tests/unit/test_journal.py",),
     ),
     Mutant(
         name="journal-fence-off-after-a-lost-connection",
@@ -412,7 +418,9 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/journal.py",
         old="connection.execute(ours.order_by(_events.c.seq)).mappings()] != rows:",
         new="connection.execute(ours.order_by(_events.c.seq)).mappings()] == []:",
-        tests=(f"{_RACES}::test_a_driver_whose_connection_is_lost_writes_what_is_not_there_yet",),
+        tests=(
+            "tests/integration/test_store_races.py::test_a_driver_whose_connection_is_lost_writes_what_is_not_there_yet",
+        ),
     ),
     Mutant(
         name="journal-not-durable",
@@ -420,7 +428,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/database.py",
         old='"FULL" if durable else "NORMAL"',
         new='"NORMAL" if durable else "NORMAL"',
-        tests=("tests/unit/test_journal_stores.py",),
+        tests=("tests/unit/test_journal_stores.py::test_what_is_durable_is_on_the_disk_before_it_counts",),
     ),
     Mutant(
         name="checkpoint-directory-not-synced",
@@ -444,7 +452,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/attempts.py",
         old="replaced, at = trial.before, event.occurred_at",
         new="replaced, at = event.checkpoint, event.occurred_at",
-        tests=("tests/unit/test_controller_checkpoints.py", _CONTROLLER[0], _CHAOS),
+        tests=("tests/unit/test_controller_checkpoints.py",),
     ),
     Mutant(
         name="only-one-checkpoint-kept",
@@ -452,7 +460,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/attempts.py",
         old="replaced, at = trial.before, event.occurred_at",
         new="replaced, at = trial.checkpoint, event.occurred_at",
-        tests=(_CONTROLLER[0], "tests/unit/test_controller_checkpoints.py", _CHAOS),
+        tests=("tests/unit/test_controller.py",),
     ),
     Mutant(
         name="lost-iterations-count",
@@ -460,6 +468,8 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/attempts.py",
         old="iterations = 0 if trial.before is None else trial.iterations - 1",
         new="iterations = trial.iterations - 1",
-        tests=(_CONTROLLER[0], "tests/unit/test_controller_checkpoints.py", _CHAOS),
+        tests=(
+            "tests/property/test_chaos.py::test_in_any_weather_no_run_costs_more_than_its_cap_or_leaves_anything_behind",
+        ),
     ),
 )

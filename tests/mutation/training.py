@@ -30,7 +30,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/training/loop.py",
         old='"sampler": (self._sampler.epoch, self._sampler.position),',
         new='"sampler": (self._sampler.epoch, 0),',
-        tests=_LOOP,
+        tests=("tests/unit/test_loop.py::test_restoring_after_every_iteration_equals_a_straight_run_bit_for_bit",),
     ),
     Mutant(
         name="optimizer-not-restored",
@@ -38,7 +38,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/training/loop.py",
         old='self._optimizer.load_state_dict(content["optimizer"])',
         new='content["optimizer"]',
-        tests=_LOOP,
+        tests=("tests/unit/test_loop.py::test_restoring_after_every_iteration_equals_a_straight_run_bit_for_bit",),
     ),
     Mutant(
         name="schedule-not-restored",
@@ -46,7 +46,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/training/loop.py",
         old='self._scheduler.load_state_dict(content["scheduler"])',
         new='content["scheduler"]',
-        tests=_LOOP,
+        tests=("tests/unit/test_loop.py::test_restoring_after_every_iteration_equals_a_straight_run_bit_for_bit",),
     ),
     Mutant(
         name="random-state-not-by-iteration",
@@ -70,7 +70,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/training/loop.py",
         old="(loss * (self._segment.num_workers * weight / batch.size)).backward()",
         new="(loss * (1.0 / len(parts))).backward()",
-        tests=_GANG,
+        tests=("tests/unit/test_loop.py::test_accumulation_changes_nothing",),
     ),
     Mutant(
         name="checkpoint-of-another-iteration",
@@ -78,7 +78,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/training/runner.py",
         old='if content["iterations"] != iterations:',
         new="if False:",
-        tests=("tests/unit/test_trial.py", *_LOOP),
+        tests=("tests/unit/test_loop.py::test_a_checkpoint_of_other_iterations_is_refused",),
     ),
     Mutant(
         name="trained-on-evaluation-mode",
@@ -86,7 +86,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/training/loop.py",
         old="        self._wrapped.train()\n",
         new="",
-        tests=_LOOP,
+        tests=("tests/unit/test_loop.py::test_restoring_after_every_iteration_equals_a_straight_run_bit_for_bit",),
     ),
     Mutant(
         name="nan-metric-passes",
