@@ -59,7 +59,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="planner/model.py",
         old="oldest_first = sorted(held, key=lambda cohort: -cohort.held_s)",
         new="oldest_first = sorted(held, key=lambda cohort: cohort.held_s)",
-        tests=(*_MODEL, *_HELD, *_REPLAN),
+        tests=("tests/unit/test_planner_model.py",),
     ),
     Mutant(
         name="market-change-for-free",
@@ -75,7 +75,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="planner/model.py",
         old="return steady_s * (1.0 + rate * lost_s)",
         new="return steady_s",
-        tests=(*_MODEL, *_HELD),
+        tests=("tests/unit/test_planner_model.py",),
     ),
     Mutant(
         name="fast-cost-forgets-init",
@@ -107,7 +107,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="planner/labels.py",
         old="older = np.cumsum(young, axis=1) - young",
         new="older = np.cumsum(young[:, ::-1], axis=1)[:, ::-1] - young",
-        tests=(*_SEARCH, *_HELD),
+        tests=("tests/property/test_planner_labels.py",),
     ),
     Mutant(
         name="ties-by-cost-alone",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rubberband.errors import InputError
-from rubberband.offer import Offer
+from rubberband.offer import Offer, Spot
 from rubberband.plan import Cohort, Plan, Stage, StagePlan
 from rubberband.planner.model import least_instances, predict
 from rubberband.profile import Profile
@@ -146,3 +146,14 @@ def test_of_what_is_held_those_billed_longest_are_given_back_and_paid_time_is_us
     for iterations, cost_usd in ((1, 0.0), (2, 10 * RATE)):
         rest = predict(*job((1, iterations, 1, 1)), profile, offer(), held)
         assert rest.cost_usd == pytest.approx(cost_usd)
+
+
+def test_on_spot_a_trial_takes_as_much_longer_as_its_interruptions_cost():
+    spot = Spot(price_usd_per_hour=0.9, interruptions_per_hour=3.6, restart_s=45.0)
+    stages, plan = job((1, 2, 1, 1))
+    on_spot = Plan(stages=(StagePlan(instances=1, gpus_per_trial=1, market="spot"),))
+    steady_s, lost_s = 2.0 + 2 * 110.0, 45.0 + 110.0 / 2.0
+    assert predict(stages, on_spot, PROFILE, offer(spot=spot)).jct_s == pytest.approx(
+        25.0 + steady_s * (1.0 + 0.001 * lost_s)
+    )
+    assert predict(stages, plan, PROFILE, offer(spot=spot)).jct_s == pytest.approx(25.0 + steady_s)
