@@ -176,4 +176,5 @@ def job_of(markets: str, cap: Cap) -> Job:
         release_margin_s=30.0,
         replan=False,
         lease_s=LEASE_S,
+        start_attempts=3,
     )

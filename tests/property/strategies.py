@@ -68,4 +68,5 @@ def jobs(draw: st.DrawFn) -> Job:
         metric="score",
         mode="max",
         replan=False,
+        start_attempts=draw(st.sampled_from([None, 3])),
     )
