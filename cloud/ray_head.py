@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from rubberband.cloud.cluster import Head, HeadError
@@ -80,16 +81,18 @@ class RayHead:
             path = self._living()
             return None if path is None else self._as_head(guard.load(path))
 
-    def ensure(self) -> Head:
+    def ensure(self, *, wanted: Callable[[], bool] = lambda: True) -> Head:
         """The living head, which is started if there is none; returns once it answers.
 
-        Raises HeadError if it does not start.
+        Raises HeadError if it does not start, ProviderError once it is not `wanted` any more.
         """
         with self._mutex:
             path = self._living() or self._start()
         while (record := observe(path)).ended_at is None:  # it gives up by itself, once it has had time enough
             if ray_node.answers(record.address):
                 return self._as_head(record)
+            if not wanted():
+                raise ProviderError("it was released while the Ray head started")
             time.sleep(0.05)
         raise HeadError(f"the Ray head did not start: {record.reason}")
 

@@ -51,6 +51,8 @@ class LocalProvider:
         self._max_instances = max_instances
         self._devices = tuple(devices)
         self._mutex = threading.RLock()
+        self._unwanted: set[str] = set()
+        """Instances that were given back, some of them while they were asked for."""
         self._head = ray_head.RayHead(
             experiment, directory, token_path=token_path, lease_s=lease_s, not_before=not_before
         )
@@ -111,7 +113,7 @@ class LocalProvider:
         path = self._path(instance)
         if path.exists() and observe(path).pid is not None:
             return
-        address = self.ensure_head().address
+        address = self._head.ensure(wanted=lambda: instance not in self._unwanted).address
         with self._mutex:
             if not path.exists():
                 self._instances.mkdir(exist_ok=True)
@@ -141,6 +143,7 @@ class LocalProvider:
         Raises ProviderError if no such instance was ever launched.
         """
         path = self._path(instance)
+        self._unwanted.add(instance)
         if not path.exists():
             raise ProviderError(f"instance {instance} was never launched in {self._instances}; nothing to release")
         return _status(end(path, ""))

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -438,6 +439,27 @@ def test_what_a_head_died_of_is_told(open_provider: Open, monkeypatch: pytest.Mo
     monkeypatch.setattr(ray_node, "head_command", lambda *_, **__: (sys.executable, "-c", _BROKEN))
     with pytest.raises(HeadError, match=r"the Ray head did not start: ray start: ImportError: libfoo.*exit status 1"):
         open_provider().launch("a")
+
+
+def test_one_whose_head_does_not_answer_can_be_given_back(
+    open_provider: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_node, "head_command", lambda *_, **__: ("sleep", "1000"))
+    provider, told = open_provider(), list[ProviderError]()
+
+    def launch() -> None:
+        try:
+            provider.launch("a")
+        except ProviderError as error:
+            told.append(error)
+
+    asking = threading.Thread(target=launch)
+    asking.start()
+    eventually(lambda: any(load(path).began_at for path in tmp_path.glob("heads/*.json")))
+    with pytest.raises(ProviderError, match="never launched"):
+        provider.release("a")
+    asking.join()
+    assert [str(error) for error in told] == ["it was released while the Ray head started"]
 
 
 RAISED = "Exception: The current node timed out during startup. This could happen because some of the raylet failed"
