@@ -6,7 +6,6 @@ from tests.mutation.mutant import Mutant
 
 _LAUNCHING = ("tests/unit/test_aws_launching.py", "tests/unit/test_aws_provider.py")
 _FAULTS = (*_LAUNCHING, "tests/unit/test_aws_crash_points.py", "tests/unit/test_aws_random_faults.py")
-_GUARD = "tests/integration/test_local_provider.py"
 
 MUTANTS: tuple[Mutant, ...] = (
     # Named in the issue.

@@ -4,17 +4,6 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-_CONTROLLER = (
-    "tests/unit/test_controller.py",
-    "tests/unit/test_controller_cloud.py",
-    "tests/unit/test_controller_leases.py",
-    "tests/unit/test_controller_limits.py",
-)
-_PURSE = ("tests/unit/test_purse.py", *_CONTROLLER)
-_RACES = "tests/integration/test_store_races.py"
-_CHAOS = "tests/property/test_chaos.py"
-_REPLAN = ("tests/unit/test_controller_replan.py", "tests/property/test_virtual_runs.py")
-
 MUTANTS: tuple[Mutant, ...] = (
     # Named in the issue.
     Mutant(

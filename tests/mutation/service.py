@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-_TOKENS = "tests/unit/test_security_tokens.py"
-_BODY = "tests/unit/test_experiment_body.py"
-_EVENTS = "tests/unit/test_api_events.py"
 _CLIENT = "tests/unit/test_client.py"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -98,7 +95,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/experiment_body.py",
         old="isinstance(named, str) and allows_code(named, settings.entrypoints)",
         new="isinstance(named, str)",
-        tests=(_BODY,),
+        tests=("tests/unit/test_experiment_body.py::test_what_the_operator_does_not_allow_is_previewed_and_not_run",),
     ),
     Mutant(
         name="any-lr-rule-may-run",
@@ -106,7 +103,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/experiment_body.py",
         old="scaling not in LR_SCALINGS and not allows_code(scaling, settings.entrypoints)",
         new="False",
-        tests=(_BODY,),
+        tests=("tests/unit/test_experiment_body.py::test_what_the_operator_does_not_allow_is_previewed_and_not_run",),
     ),
     Mutant(
         name="checkpoints-climb-out",
@@ -114,7 +111,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/experiment_body.py",
         old='and ".." not in url.split("/")',
         new="",
-        tests=(_BODY,),
+        tests=("tests/unit/test_experiment_body.py::test_what_the_operator_does_not_allow_is_previewed_and_not_run",),
     ),
     Mutant(
         name="files-of-the-server-are-read",
@@ -122,7 +119,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/experiment_body.py",
         old="        if isinstance(value, str):\n            remedy",
         new="        if False:\n            remedy",
-        tests=(_BODY,),
+        tests=("tests/unit/test_experiment_body.py::test_no_request_names_a_file_of_the_server",),
     ),
     Mutant(
         name="no-cost-is-any-cost",
@@ -130,7 +127,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/experiment_body.py",
         old='    if asked is None:\n        raise _refused("constraints.max_cost"',
         new='    if False:\n        raise _refused("constraints.max_cost"',
-        tests=(_BODY,),
+        tests=("tests/unit/test_experiment_body.py::test_spending_is_limited_by_true_prices",),
     ),
     Mutant(
         name="prices-by-the-client",
@@ -138,7 +135,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/experiment_body.py",
         old='if resources.provider == "aws" and settings.limits.max_cost_usd is not None:',
         new="if False:",
-        tests=(_BODY,),
+        tests=("tests/unit/test_experiment_body.py::test_spending_is_limited_by_true_prices",),
     ),
     Mutant(
         name="wrong-tokens-without-an-end",
@@ -146,7 +143,9 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/security/authentication.py",
         old="wait_s = self._failures.take(address_key(address))",
         new="wait_s = 0.0",
-        tests=("tests/unit/test_security_limits.py", "tests/integration/test_auth_matrix.py"),
+        tests=(
+            "tests/integration/test_auth_matrix.py::test_wrong_tokens_are_slowed_and_lock_no_right_one_of_their_address_out",
+        ),
     ),
     Mutant(
         name="an-address-of-ipv6-for-each-try",
@@ -170,7 +169,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/routes/events.py",
         old="while not feed.closed and await may_read():",
         new="while not feed.closed:",
-        tests=(_EVENTS,),
+        tests=("tests/unit/test_api_events.py::test_a_stream_ends_with_what_it_was_opened_with",),
         hangs=True,
     ),
     # What is told.
@@ -180,7 +179,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/feed.py",
         old="[line for line in since if experiment in (None, line.experiment)]",
         new="since",
-        tests=(_EVENTS,),
+        tests=("tests/unit/test_api_events.py::test_streams_that_are_behind_read_what_is_remembered_no_longer",),
     ),
     Mutant(
         name="event-lost-at-a-page",
@@ -188,7 +187,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/feed.py",
         old="upto if len(texts) == len(lines) else lines[len(texts) - 1].id",
         new="upto",
-        tests=(_EVENTS,),
+        tests=("tests/unit/test_api_events.py::test_streams_that_are_behind_read_what_is_remembered_no_longer",),
     ),
     Mutant(
         name="resume-of-a-stream-from-the-end",
@@ -196,7 +195,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/routes/events.py",
         old="begin = after if last_event_id is None else _id(last_event_id)",
         new='begin = after if last_event_id is None else "latest"',
-        tests=(_EVENTS,),
+        tests=("tests/unit/test_api_events.py::test_who_asks_for_what_is_kept_no_longer_is_told_so",),
         hangs=True,
     ),
     Mutant(
@@ -205,7 +204,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/routes/events.py",
         old="begin < (gone := store.last_pruned_id(experiment)):",
         new="begin < -1 * (gone := store.last_pruned_id(experiment)):",
-        tests=(_EVENTS,),
+        tests=("tests/unit/test_api_events.py::test_who_asks_for_what_is_kept_no_longer_is_told_so",),
     ),
     Mutant(
         name="one-caller-takes-all-turns",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from tests.mutation.mutant import Mutant
 
 _LOOP = ("tests/unit/test_loop.py",)
-_GANG = ("tests/integration/test_segment_gang.py",)
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(

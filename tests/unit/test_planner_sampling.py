@@ -5,7 +5,13 @@ import heapq
 import numpy as np
 import pytest
 
-from rubberband.planner.sampling import makespan
+from rubberband.chance import Law, Spread
+from rubberband.offer import Offer
+from rubberband.plan import Plan, Stage, StagePlan
+from rubberband.planner.risk import odds
+from rubberband.planner.sampling import Samples, makespan, sample
+from rubberband.planner.solver import Box
+from rubberband.profile import Profile
 
 
 def scheduled(trials_s, num_slots):
@@ -44,3 +50,41 @@ def test_trials_that_vary_little_are_scheduled_the_same(trials: int, num_slots: 
     trials_s = 5.0 + 10.0 * np.exp(cv * np.random.default_rng(3).standard_normal((trials, 300)))
     expected = [scheduled(trials_s[:, row], num_slots) for row in range(300)]
     assert makespan(trials_s, num_slots) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_cluster_is_ready_when_its_slowest_instance_is() -> None:
+    offer = Offer(
+        instance_type="test",
+        gpus=1,
+        price_usd_per_hour=1.0,
+        max_instances=8,
+        init_delay_s=100.0,
+        init_spread=Spread(cv=0.5),
+    )
+    profile = Profile(seconds_per_iteration={1: 10.0})
+    ready_s = []
+    for instances in (1, 2, 8):
+        plan = Plan(stages=(StagePlan(instances=instances, gpus_per_trial=1),))
+        ready_s.append(sample([Stage(trials=8, iterations=1)], plan, profile, offer).steps[0].provisioning_s)
+    assert ready_s[0] == pytest.approx(100.0, rel=0.02)
+    assert ready_s[0] * 1.2 < ready_s[1] < ready_s[2] / 1.2
+
+
+def test_both_limits_are_kept_only_where_each_of_them_is() -> None:
+    samples = Samples(jct_s=np.array([1.0, 2.0, 3.0, 4.0]), cost_usd=np.array([4.0, 1.0, 3.0, 1.0]), walks=())
+    found = odds(samples, Box(time_s=2.5, cost_usd=2.0))
+    assert (found.p_deadline, found.p_budget, found.p_both) == (0.5, 0.5, 0.25)
+
+
+@pytest.mark.parametrize("law", ["lognormal", "normal"])
+def test_times_that_vary_are_on_average_those_that_were_profiled_and_the_same_each_time(law: Law) -> None:
+    delays = {"init_delay_s": 50.0, "init_spread": Spread(cv=0.5), "provision_spread": Spread(cv=0.5)}
+    offer = Offer(
+        instance_type="test", gpus=1, price_usd_per_hour=1.0, max_instances=1, provision_delay_s=50.0, **delays
+    )
+    profile = Profile(seconds_per_iteration={1: 100.0}, trial_cv=0.4, law=law)
+    plan = Plan(stages=(StagePlan(instances=1, gpus_per_trial=1),))
+    first, again = (sample([Stage(trials=1, iterations=1)], plan, profile, offer) for _ in range(2))
+    assert first.jct_s.mean() == pytest.approx(200.0, rel=0.02)
+    assert first.jct_s.std() > 30.0
+    assert (first.jct_s == again.jct_s).all()
