@@ -43,8 +43,6 @@ class TrialResult:
     """(seconds from the start, iterations, metrics) of every report."""
     batches: tuple[BatchStretch, ...] = ()
     """Its batch sizes, in order; empty where the batch is fixed."""
-    checkpoint_before: CheckpointRef | None = None
-    """That of one iteration less, if it is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,7 +333,6 @@ def _trial(state: State, trial: int, configuration: Mapping[str, Any]) -> TrialR
         checkpoint=record.checkpoint,
         curve=tuple((r.reported_at - state.started_at, r.iterations, r.metrics) for r in record.reports),
         batches=batch_history(record.reports, state.started_at),
-        checkpoint_before=record.before,
     )
 
 

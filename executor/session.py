@@ -19,7 +19,7 @@ from rubberband.cloud.steady import time_of
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import StoreAwayError
 from rubberband.executor.backend import Backend
-from rubberband.executor.checkpoints import CheckpointStore, make_store, reopen_store
+from rubberband.executor.checkpoints import CheckpointStore, make_store, open_store, reopen_store
 from rubberband.executor.controller import Controller
 from rubberband.executor.desk import asked_limits
 from rubberband.executor.driver import Observer, drive
@@ -224,8 +224,8 @@ def make_backend(
         setup,
         job.offer,
         job.metric,
-        store,
         known_points,
+        store=store,
         dearest_usd_per_hour=job.dearest_usd_per_hour,
         not_before=last_event_at or 0.0,
     )
@@ -236,14 +236,15 @@ def make_ray_backend(
     setup: Setup,
     offer: Offer,
     metric: str,
-    store: CheckpointStore,
     known_points: Sequence[BatchPoint] = (),
     *,
+    store: CheckpointStore | None = None,
     dearest_usd_per_hour: float | None = None,
     not_before: float = 0.0,
 ) -> Backend:
     """A backend of real instances; `known_points` is what a profile knows of the trials' steps.
 
+    `store` keeps the checkpoints; None: that of `setup`, made where there is none, for what nobody goes on with.
     `dearest_usd_per_hour` is what an instance of another type may cost that stands in for one of the offer's. The
     backend's clock goes on from `not_before` at least. Raises
     InputError for what cannot be rented or sent to instances, before anything is.
@@ -261,7 +262,7 @@ def make_ray_backend(
         configurations=setup.configurations,
         seeds=setup.seeds,
         metric=metric,
-        store=store,
+        store=store or open_store(setup.checkpoints),
         gpus_per_instance=offer.gpus,
         device=provider.device,
         batch=setup.batch,

@@ -19,7 +19,6 @@ from rubberband.cases import POOR_FIT
 from rubberband.cloud.catalogue import Table, offer
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.executor.backend import Backend
-from rubberband.executor.checkpoints import open_store
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.profiling import measure
 from rubberband.executor.profiling_session import Limits, Point
@@ -166,8 +165,7 @@ def measure_profile(
         _end_leftovers(scratch, setup, rented)
         for old in (scratch.instances, scratch.checkpoints, scratch.logs):
             shutil.rmtree(old, ignore_errors=True)
-        store = open_store(setup.checkpoints)
-        backend = make_ray_backend(scratch, setup, rented, experiment.search.metric, store)
+        backend = make_ray_backend(scratch, setup, rented, experiment.search.metric)
         stack.callback(_close, backend, scratch)
         found = measure(
             backend,
