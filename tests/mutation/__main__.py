@@ -163,7 +163,9 @@ def _judge(mutant: Mutant, tree: Path) -> Judged:
     finally:
         _write(path, text)
     lines = found.stdout.splitlines()
-    failed = next((line for line in lines if line.startswith(("FAILED ", "ERROR "))), lines[-1] if lines else "")
+    failed = next(
+        (line for line in lines if line.startswith(("FAILED tests", "ERROR tests"))), lines[-1] if lines else ""
+    )
     if found.returncode == 1:
         return judged("caught", failed.partition(" - ")[0])
     return judged("missed" if found.returncode == 0 else "broken", "" if found.returncode == 0 else failed)

@@ -159,7 +159,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="planner/lanes.py",
         old="if total > self.offer.max_instances - reserve:",
         new="if total > self.offer.max_instances + reserve + 1:",
-        tests=("tests/property/test_planner_lanes.py",),
+        tests=("tests/property/test_planner_lanes.py::test_no_division_that_can_be_tried_is_cheaper",),
     ),
     Mutant(
         name="lanes-end-with-the-first",
@@ -167,7 +167,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="planner/lanes.py",
         old="jct_s = max(prediction.jct_s for prediction in predictions)",
         new="jct_s = min(prediction.jct_s for prediction in predictions)",
-        tests=("tests/property/test_planner_lanes.py",),
+        tests=("tests/property/test_planner_lanes.py::test_no_division_that_can_be_tried_is_cheaper",),
     ),
     Mutant(
         name="a-head-for-each-lane",
@@ -175,7 +175,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="planner/lanes.py",
         old="fixed = replace(offer, head_price_usd_per_hour=0.0, ",
         new="fixed = replace(offer, ",
-        tests=("tests/property/test_planner_lanes.py",),
+        tests=("tests/property/test_planner_lanes.py::test_no_division_that_can_be_tried_is_cheaper",),
     ),
     Mutant(
         name="replan-without-hysteresis",

@@ -18,7 +18,7 @@ from rubberband.api.store.records import ExperimentState
 from rubberband.cli import app
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.hosting import Order
-from rubberband.executor.inbox import Inbox
+from rubberband.executor.inbox import DriverRequest, Inbox
 from rubberband.experiment import Experiment
 from rubberband.tuning import run_experiment
 from tests.unit.service_runs import DONE, House, count_of, cut_off, experiment, extend, template
@@ -54,6 +54,19 @@ def test_what_was_run_by_hand_waits_in_the_queue_as_what_was_submitted_and_had_b
     assert [asked.kind for asked in Inbox(ExperimentFolder(home=house.home, name="template").inbox).pending()] == [
         "extend"
     ]
+
+
+def test_a_resume_takes_back_what_was_asked_to_end_before(house: House) -> None:
+    """As by who cancelled it at the moment at which it was cut off; what was granted stays."""
+    cut_off(template(house.home), at=3)
+    house.settings = Settings(home=house.home, limits=Limits(max_running=0))
+    inbox = Inbox(ExperimentFolder(home=house.home, name="template").inbox)
+    inbox.put(DriverRequest(id="c-1", kind="cancel", asked_at=1.0))
+    inbox.put(DriverRequest(id="r-1", kind="extend", asked_at=2.0, max_cost_usd=100.0))
+    with house.open() as runs:
+        house.wait("template", INTERRUPTED)
+        assert runs.resume("template").state is QUEUED
+    assert [asked.id for asked in inbox.pending()] == ["r-1"]
 
 
 @pytest.mark.parametrize("name", ["-", "--x"])
