@@ -56,7 +56,7 @@ class Ec2CommandLine(CommandLine):
         self.aws = aws
         self.home = Path(aws.environment["RUBBERBAND_HOME"])
         search = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        self._environment = {**aws.environment, "PYTHONPATH": search}
+        self.environment = {**aws.environment, "PYTHONPATH": search}
         (folder / "digits.yaml").write_text((ROOT / "examples" / "digits.yaml").read_text())
         (folder / "talking.py").write_text(TALKING)
 
