@@ -181,8 +181,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="replan-without-hysteresis",
         harm="at every SYNC instances are exchanged for a saving of cents",
         file="planner/replan.py",
-        old="SMALLEST_GAIN = 0.01\n",
-        new="SMALLEST_GAIN = -1.0\n",
+        old="return present.cost_usd - other.cost_usd >= max(SMALLEST_GAIN * present.cost_usd, SMALLEST_GAIN_USD)",
+        new="return present.cost_usd > other.cost_usd",
         tests=_REPLAN,
     ),
     Mutant(
