@@ -83,14 +83,6 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_aws_launching.py",),
     ),
     Mutant(
-        name="new-token-for-each-try",
-        harm="a repeated request buys a second instance",
-        file="cloud/aws/launching.py",
-        old='if intent.last.outcome == "accepted":\n            return True',
-        new='if intent.last.outcome != "refused":\n            return intent.last.outcome == "accepted"',
-        tests=_FAULTS,
-    ),
-    Mutant(
         name="intent-not-written-first",
         harm="a driver that dies in the middle of a launch leaves an instance that nobody knows",
         file="cloud/aws/intents.py",
