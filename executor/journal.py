@@ -226,21 +226,20 @@ def _is_damage(error: sqlite3.Error) -> bool:
 
 
 def _require_file(database: Database) -> None:
-    """Raise JournalError for a file that SQLite would take for a new one, and write to."""
+    """Raise JournalError for a file that SQLite would take for a new one, and write to.
+
+    It is not opened: a process that closes a file lets go of all locks that it has on it, those of SQLite too, and
+    another process would then take away the log that this one follows (SQLite, How To Corrupt, 2.2).
+    """
     path = database.path
     if path is None:
         return
     try:
-        with open(path, "rb") as file:
-            begin = file.read(len(_MAGIC))
+        size_bytes = os.stat(path).st_size
     except OSError as error:
         raise JournalError(error.strerror or str(error)) from None
-    if begin != _MAGIC:
-        raise DamagedJournalError("it is no database" if begin else "it is empty")
-
-
-_MAGIC = b"SQLite format 3\0"
-"""All SQLite files begin so."""
+    if size_bytes == 0:
+        raise DamagedJournalError("it is empty")
 
 
 def journalled(url: str, name: str | None = None) -> list[str]:

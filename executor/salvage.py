@@ -6,8 +6,8 @@ Nothing is written: a SQLite file is read from a copy. Events after a gap are le
 from __future__ import annotations
 
 import json
-import shutil
 import sqlite3
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -59,8 +59,7 @@ def salvage(folder: ExperimentFolder) -> Salvaged | None:
 def _from_file(folder: ExperimentFolder) -> Iterator[Header | Event]:
     with tempfile.TemporaryDirectory(prefix="rubberband-") as place:
         for suffix in ("", "-wal"):
-            with suppress(FileNotFoundError):
-                shutil.copyfile(f"{folder.journal}{suffix}", f"{place}/journal.db{suffix}")
+            _copy(f"{folder.journal}{suffix}", f"{place}/journal.db{suffix}")
         with closing(sqlite3.connect(f"{place}/journal.db")) as file:
             file.execute("PRAGMA writable_schema=ON")  # SQLite then opens a file that is shorter than it should be
             created_at, job, setup = file.execute("SELECT created_at, job, setup FROM experiments").fetchone()
@@ -70,6 +69,11 @@ def _from_file(folder: ExperimentFolder) -> Iterator[Header | Event]:
                 if seq != expected:
                     return
                 yield decode_event(kind, body)
+
+
+def _copy(path: str, to: str) -> None:
+    """Copy what is there, in another process: one that closes a file lets go of the locks that SQLite has on it."""
+    subprocess.run(["cp", "--", path, to], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
 
 def _from_store(folder: ExperimentFolder) -> Iterator[Header | Event]:

@@ -134,7 +134,8 @@ def test_what_makes_a_plan_possible_is_a_button_away(browser: Any, address: str,
 
 def test_a_remedy_that_concedes_nothing_comes_first_and_is_submitted(browser: Any, address: str) -> None:
     with visiting(browser, address) as visit:
-        page = preview(visit, SCALING.replace("max_instances: 6", "max_instances: 2"))
+        narrow = SCALING.replace("max_instances: 6", "max_instances: 2")
+        page = preview(visit, narrow.replace("name: scaling", "name: remedied"))
         expect(page.locator("#fixes button")).to_have_text(
             [re.compile("^Up to 4 instances"), re.compile("^Move the deadline to 1m21s")]
         )
@@ -145,7 +146,7 @@ def test_a_remedy_that_concedes_nothing_comes_first_and_is_submitted(browser: An
         page.on("request", lambda request: sent.append(request.url) if "/v1/experiments" in request.url else None)
         page.get_by_role("button", name="Submit…").click()
         page.get_by_role("button", name="Start it").click()
-        expect(page.locator("h1")).to_contain_text("scaling")
+        expect(page.locator("h1")).to_contain_text("remedied")
         assert "set=resources.max_instances%3D4" in sent[0]
 
 

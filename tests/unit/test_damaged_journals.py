@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -151,3 +153,21 @@ def test_a_service_shows_what_is_left_and_is_well(whole: bytes, folder: Experime
         assert folder.journal.read_bytes() == before
         folder.journal.write_bytes(whole)
         until(lambda: (row := store.submission("one")) and row.state is DONE)
+
+
+def test_who_looks_keeps_the_log_that_others_in_its_process_follow(folder: ExperimentFolder, whole: bytes) -> None:
+    folder.journal.write_bytes(whole)
+    with closing(Journal(folder.journal_url, "one")) as followed:
+        count = len(list(followed.events()))
+        Journal(folder.journal_url, "one").close()
+        assert salvage(folder) is not None
+        for place in (count, count + 1):  # by drivers that end: the last to close takes the log away
+            code = (
+                "import sqlite3, sys; file = sqlite3.connect(sys.argv[1]); "
+                "file.execute('INSERT INTO events (experiment, seq, occurred_at, kind, body) SELECT experiment, ?, "
+                "occurred_at, kind, body FROM events WHERE seq = ?', (int(sys.argv[2]), int(sys.argv[2]) - 1)); "
+                "file.commit(); file.close()"
+            )
+            subprocess.run([sys.executable, "-c", code, str(folder.journal), str(place)], check=True)
+            assert len(list(followed.events())) == place + 1
+        assert Path(f"{folder.journal}-wal").exists()

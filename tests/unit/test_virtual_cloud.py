@@ -204,7 +204,7 @@ def test_what_never_runs_is_refused_and_what_never_becomes_warm_is_given_up() ->
     stillborn = backend(fate=Fate(stillborn_after_s=12.0))
     stillborn.execute(LaunchInstance(instance="a"))
     assert events_until(stillborn, 100.0) == [
-        InstanceRefused(occurred_at=12.0, instance="a", reason="it did not start")
+        InstanceRefused(occurred_at=12.0, instance="a", reason="it did not start", failed_start=True)
     ]
     cold = backend(fate=Fate(init_s=math.inf))
     cold.execute(LaunchInstance(instance="a"))
