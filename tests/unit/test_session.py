@@ -350,5 +350,5 @@ def test_a_disk_that_fills_up_ends_a_run_in_one_line_and_a_resume_goes_on(folder
 
 def test_a_journal_that_is_none_is_one_clear_line(folder: ExperimentFolder) -> None:
     folder.journal.write_bytes(b"no journal " * 1000)
-    with pytest.raises(JournalError, match=r"damaged .it is no database.: none of its events"):
+    with pytest.raises(JournalError, match=r"damaged .file is not a database.: none of its events"):
         session.run(folder)
