@@ -189,7 +189,8 @@ def test_a_run_from_the_head_that_up_started(command_line: Ec2CommandLine) -> No
 def test_a_rehearsal_in_bad_weather_as_a_user_types_it(tmp_path: Path) -> None:
     (tmp_path / "digits.yaml").write_text((ROOT / "examples" / "digits.yaml").read_text())
     weather = ("--faults", "0.15", "--interrupt-every", "15", "--notice", "20", "--invisible", "5")
-    changes = words(*ON_EC2, *SPOT, "constraints.objective=min_cost", "constraints.confidence=0.5")
+    limits = ("constraints.deadline=30m", "constraints.objective=min_cost", "constraints.confidence=0.5")
+    changes = words(*ON_EC2, *SPOT, *limits)
     command = (sys.executable, "-m", "rubberband.cli", "run", "digits.yaml", *changes)
     told = ran(
         {**os.environ, "PYTHONPATH": str(ROOT)},
