@@ -13,7 +13,7 @@ import numpy as np
 from rubberband.plan import Market, Stage
 from rubberband.planner.model import interruptions
 from rubberband.planner.sampling import Draws, makespan
-from rubberband.planner.table import Floats, Ints, mean_runs_s
+from rubberband.planner.table import Floats, Ints, distinct, mean_runs_s
 
 _ROWS = 200
 _FEW_TRIALS = 64
@@ -96,7 +96,7 @@ def _slots_to_sample(trials: int) -> Floats:
     if trials <= _FEW_TRIALS:
         return np.arange(1.0, trials + 1.0)
     edges = np.ceil(trials / np.arange(1.0, _WAVES + 1.0))
-    return np.unique(np.concatenate([edges, edges - 1.0, np.round(np.geomspace(1.0, edges[-1], _WAVES))]))
+    return distinct(np.concatenate([edges, edges - 1.0, np.round(np.geomspace(1.0, edges[-1], _WAVES))]))
 
 
 def late_growth(draws: Draws, started: int) -> tuple[float, float, float]:

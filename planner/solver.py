@@ -21,7 +21,7 @@ from rubberband.planner.labels import (
     start,
     undominated,
 )
-from rubberband.planner.table import Bools, Floats, Ints, Table
+from rubberband.planner.table import Bools, Floats, Ints, Table, distinct
 
 Objective = Literal["min_cost", "min_time"]
 OBJECTIVES: tuple[Objective, Objective] = ("min_time", "min_cost")
@@ -278,7 +278,7 @@ def _bracket(table: Table, box: Box, objective: Objective, constant: bool) -> tu
         peak = int(np.searchsorted(weights, rows.time_weight[int(value.argmax())]))
         low, high = weights[max(0, peak - 1)], weights[min(len(weights) - 1, peak + 1)]
         near = np.concatenate([np.linspace(low, high, 7), [weights[peak]]])
-        weights = np.unique(np.concatenate([near, high * np.array([0.0, 0.25, 0.5, 2.0, 4.0, 16.0])]))
+        weights = distinct(np.concatenate([near, high * np.array([0.0, 0.25, 0.5, 2.0, 4.0, 16.0])]))
     solved = relax(table, make_rows(table, weights, with_time=True), constant=constant)
     best = _achieved(table, solved, box, objective)
     lowest = max(0.0, float(_dual(solved.rows, solved.root, box, objective).max()))

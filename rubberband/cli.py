@@ -1,40 +1,78 @@
-"""The command line: `rubberband COMMAND ...`. Every command is a module of rubberband.commands, registered here.
+"""The command line: `rubberband COMMAND ...`. Every command is a function of rubberband.commands, listed here.
 
-Those modules import at their top only what starts fast; the rest is imported when a command runs. stdout carries data
-alone; errors are one line on stderr. Exit codes: 0 done, 1 failed, 2 wrong usage or input, 3 infeasible, 4 finished
-after its deadline, 130 interrupted.
+The module of a command is imported when it is called, or its help is asked for; and what starts slowly only when it
+runs. stdout carries data alone; errors are one line on stderr. Exit codes: 0 done, 1 failed, 2 wrong usage or input, 3
+infeasible, 4 finished after its deadline, 130 interrupted.
 """
 
 from __future__ import annotations
 
+import importlib
 import signal
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
 import rubberband
-from rubberband.commands import (
-    down,
-    estimate,
-    plan,
-    prices,
-    profile,
-    report,
-    run,
-    serve,
-    status,
-    steer,
-    submit,
-    sweep,
-    token,
-    up,
-)
 from rubberband.errors import InfeasibleError, RubberbandError
 from rubberband.interrupts import AtOnce
 
+_COMMANDS = {
+    "estimate": ("estimate", "Predict what an experiment takes and costs, and spend nothing."),
+    "plan": ("plan", "Estimate an experiment with live prices and quotas."),
+    "prices": ("prices", "Show what EC2's instance types have and cost."),
+    "profile": ("profile", "Measure the profile that planning needs."),
+    "run": ("run", "Plan an experiment, run it, and report."),
+    "resume": ("run", "Go on with an experiment that was cut off."),
+    "report": ("report", "Print an experiment's result."),
+    "serve": ("serve", "Serve plan previews, submissions and the dashboard."),
+    "submit": ("submit", "Submit an experiment to a service, which plans it and runs it."),
+    "ps": ("report", "List the experiments on this machine, or those of a service."),
+    "status": ("status", "Show how an experiment stands."),
+    "logs": ("report", "Print what the trials printed, and why some failed."),
+    "cancel": ("steer", "Ask a running experiment for a clean end."),
+    "extend": ("steer", "Give an experiment a later deadline or a larger budget."),
+    "sweep": ("sweep", "End what dead drivers left running, here and on EC2."),
+    "up": ("up", "Start the head on EC2, or find it."),
+    "down": ("down", "End everything on EC2: workers, head, and what belongs to them."),
+    "token": ("token", "Make, list and revoke the tokens of the service."),
+}
+"""Command -> the module of rubberband.commands that has it, and the first sentence of its help."""
+
+
+class Promised(typer.core.TyperCommand):
+    """A command by its name and the first sentence of its help; the command itself is imported to be called."""
+
+    def made(self) -> Any:
+        """The command itself, of the click that this typer has."""
+        assert self.name is not None
+        module, _ = _COMMANDS[self.name]
+        found = getattr(importlib.import_module(f"rubberband.commands.{module}"), self.name)
+        if not isinstance(found, typer.Typer):
+            alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+            alone.command(self.name)(found)
+            found = alone
+        return typer.main.get_command(found)
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Parse the arguments as the command itself does, which is then the context's command."""
+        return self.made().make_context(info_name, args, parent, **extra)
+
+
+class Commands(typer.core.TyperGroup):
+    """The commands, none of which is imported yet."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for name, (_, help_text) in _COMMANDS.items():
+            self.add_command(Promised(name, help=help_text))
+
+
 app = typer.Typer(
     name="rubberband",
+    cls=Commands,
     help="Hyperparameter tuning in the cloud, by a deadline and within a budget.",
     no_args_is_help=True,
     add_completion=False,
@@ -42,27 +80,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for _command in (
-    estimate.estimate,
-    plan.plan,
-    prices.prices,
-    profile.profile,
-    run.run,
-    run.resume,
-    report.report,
-    serve.serve,
-    submit.submit,
-    report.ps,
-    status.status,
-    report.logs,
-    steer.cancel,
-    steer.extend,
-    sweep.sweep,
-    up.up,
-    down.down,
-):
-    app.command(_command.__name__)(_command)
-app.add_typer(token.token, name="token")
 
 
 def main() -> None:

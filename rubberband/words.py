@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from itertools import pairwise
 from typing import Annotated, Any
 
 from pydantic import (
@@ -17,12 +18,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     PlainSerializer,
     PlainValidator,
     ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
 from rubberband.errors import InputError
 from rubberband.units import format_instant, nearest, parse_bytes, parse_deadline, parse_duration, shown
@@ -46,9 +49,21 @@ class WordError(InputError):
 
 
 class Words(BaseModel):
-    """A mapping that a user wrote, read strictly."""
+    """A mapping that a user wrote, read strictly.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    A docstring below a field describes it in the JSON Schema. Sources are read for them only when a schema is asked
+    for, and validators are built when they are first used: a command that reads one file waits for neither.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        found = handler(schema)
+        properties = handler.resolve_ref_schema(found)["properties"]
+        for name, description in _docstrings(cls).items():
+            properties[cls.model_fields[name].alias or name].setdefault("description", description)
+        return found
 
     @model_validator(mode="before")
     @classmethod
@@ -66,6 +81,24 @@ class Words(BaseModel):
     @classmethod
     def _example_key(cls) -> str:
         return next(field.alias or name for name, field in cls.model_fields.items())
+
+
+def _docstrings(model: type[Words]) -> dict[str, str]:
+    """Field -> the docstring below it in the source of its model; none where no sources are installed."""
+    import ast
+    import inspect
+
+    try:
+        (tree,) = ast.parse(inspect.getsource(model)).body
+    except OSError:
+        return {}
+    assert isinstance(tree, ast.ClassDef), "models stand at the top of their modules"
+    found = {}
+    for above, below in pairwise(tree.body):
+        match above, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = inspect.cleandoc(text)
+    return found
 
 
 def fault(reason: str, *, at: str | int | Path | None = None) -> PydanticCustomError:

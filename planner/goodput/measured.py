@@ -69,8 +69,8 @@ class Measured:
         """(7,) Which parameters the points say something of; the others keep to their priors."""
         seen = [False] * 4
         for at in (0, 2):
-            sizes = np.unique(self.syncs[self.syncs[:, at] > 0.0, at + 1])
-            seen[at : at + 2] = [len(sizes) > 0, len(sizes) > 1]
+            sizes = self.syncs[self.syncs[:, at] > 0.0, at + 1]
+            seen[at : at + 2] = [len(sizes) > 0, bool(np.any(sizes != sizes[:1]))]
         return np.asarray([True, not self.one_size, *seen, any(seen)])
 
     def scaled(self, parameters: Throughput) -> Floats:

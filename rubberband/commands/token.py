@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from rubberband.api.store.records import TokenRecord
 
 token = typer.Typer(
-    name="token", help="Make, list and revoke the tokens of the service.", no_args_is_help=True, add_completion=False
+    name="token",
+    help="Make, list and revoke the tokens of the service.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
 )
 
 

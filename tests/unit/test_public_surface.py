@@ -9,7 +9,7 @@ import pytest
 import typer
 
 import rubberband
-from rubberband.cli import app
+from rubberband.cli import Promised, app
 
 NAMES = [
     "AsyncClient",
@@ -148,8 +148,15 @@ def test_commands_and_flags() -> None:
     assert dict(_commands(typer.main.get_command(app))) == COMMANDS
 
 
+def test_the_list_of_commands_says_of_each_what_its_own_help_says() -> None:
+    for name, promised in typer.main.get_command(app).commands.items():
+        itself = promised.made()
+        assert (itself.name, itself.get_short_help_str(1000)) == (name, promised.get_short_help_str(1000))
+
+
 def _commands(group: Any, above: str = "") -> Iterator[tuple[str, set[str]]]:
-    for name, command in group.commands.items():
+    for name, promised in group.commands.items():
+        command = promised.made() if isinstance(promised, Promised) else promised
         if hasattr(command, "commands"):
             yield from _commands(command, f"{above}{name} ")
         else:
