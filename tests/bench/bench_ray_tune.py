@@ -1,0 +1,280 @@
+"""RubberBand and the schedulers of Ray Tune on the same search, side by side: prints a table, asserts nothing.
+
+    python tests/bench/bench_ray_tune.py [--runs 3] [--only NAME ...] [--keep FILE] [--limit 600] [-o text|json]
+    python tests/bench/bench_ray_tune.py --table FILE
+
+The search is examples/scaling.yaml: 16 trials that sleep as long as its profile says. Ray Tune has a fixed cluster as
+wide as RubberBand's plan is at its widest. All get the same configurations, the same successive halving and local
+instances of the same price, and one meter holds for all: time is from the command to its end, when all is given back;
+an instance is billed from when its node has joined to its end, by the experiment's price and minimum; of the time so
+paid, iterations train. Contenders take turns. FILE has a line of JSON for each run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT)]
+
+from rubberband.cloud.local.instance import load, tagged  # noqa: E402
+from rubberband.cloud.local.records import end_all  # noqa: E402
+from rubberband.executor.folder import ExperimentFolder  # noqa: E402
+from rubberband.executor.state import Job  # noqa: E402
+from rubberband.experiment import Experiment  # noqa: E402
+from rubberband.files import load_experiment  # noqa: E402
+from rubberband.offer import Offer  # noqa: E402
+from rubberband.planning import plan_job  # noqa: E402
+from rubberband.profile import Profile  # noqa: E402
+
+EXAMPLE = ROOT / "examples" / "scaling.yaml"
+OURS = "rubberband"
+TITLES = {
+    OURS: "RubberBand",
+    "hyperband-one": "HyperBandScheduler, one bracket, 1 GPU per trial",
+    "hyperband": "HyperBandScheduler, default brackets, 1 GPU per trial",
+    "asha": "ASHAScheduler, 1 GPU per trial",
+    "resource-changing": "ResourceChangingScheduler on ASHA, 1 to 8 GPUs per trial",
+    "hyperband-one-wide": "HyperBandScheduler, one bracket, 4 GPUs per trial",
+    "asha-wide": "ASHAScheduler, 4 GPUs per trial",
+}
+"""Contender -> its name in the table. What is set for each is in ray_tune_peers.py."""
+_OUTCOMES = {0: "done", 4: "late"}
+"""Exit code -> outcome; only RubberBand knows of the deadline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Iteration:
+    """One iteration of one trial."""
+
+    trial: int
+    iteration: int
+    """Of the trial, from 1."""
+    gpus: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What one contender took, once."""
+
+    contender: str
+    outcome: str
+    """`done`, `late` (done, after the deadline), or why it did not finish."""
+    time_s: float
+    cost_usd: float
+    training_share: float
+    """Of the GPU-seconds paid for; 0 if there were none."""
+    iterations: int
+    best_loss: float | None
+    """The least that any trial reported; None if none did."""
+    ran_at: str
+    machine: str
+    versions: str
+
+
+def planned() -> tuple[Experiment, Job]:
+    """The example, and RubberBand's plan for it."""
+    experiment = load_experiment(EXAMPLE)
+    profiles = experiment.loaded_profiles()
+    assert profiles is not None, "the example has its profile inline"
+    return experiment, plan_job(experiment, profiles)
+
+
+def metered(
+    contender: str,
+    outcome: str,
+    time_s: float,
+    held_s: Sequence[float],
+    done: Iterable[Iteration],
+    *,
+    offer: Offer,
+    profile: Profile,
+) -> Run:
+    """Measure a run by how long each instance was held and which iterations were done; one done again counts once."""
+    first = {(each.trial, each.iteration): each for each in reversed(list(done))}
+    trained_gpu_s = sum(each.gpus * profile.iteration_s(each.gpus) for each in first.values())
+    paid_gpu_s = offer.gpus * sum(max(seconds, offer.minimum_billed_s) for seconds in held_s)
+    return Run(
+        contender=contender,
+        outcome=outcome,
+        time_s=time_s,
+        cost_usd=sum(offer.instance_cost_usd(seconds) for seconds in held_s),
+        training_share=trained_gpu_s / paid_gpu_s if paid_gpu_s else 0.0,
+        iterations=len(first),
+        best_loss=min((each.loss for each in first.values()), default=None),
+        ran_at=time.strftime("%Y-%m-%d", time.gmtime()),
+        machine=f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, Python {platform.python_version()}",
+        versions=f"rubberband-tune {version('rubberband-tune')}, Ray {version('ray')}",
+    )
+
+
+def reported(report: Mapping[str, Any]) -> list[Iteration]:
+    """The iterations in RubberBand's report (`-o json`): a trial had as many GPUs as were busy with it."""
+    stretches = Counter((busy["trial"], busy["start_s"], busy["end_s"]) for busy in report["busy"])
+    found = []
+    for trial in report["trials"]:
+        for at_s, iteration, metrics in trial["curve"]:
+            gpus = next(
+                gpus
+                for (busy_with, start_s, end_s), gpus in stretches.items()
+                if busy_with == trial["trial"] and start_s < at_s <= end_s
+            )
+            found.append(
+                Iteration(trial=trial["trial"], iteration=iteration, gpus=gpus, loss=metrics[report["metric"]])
+            )
+    return found
+
+
+def held_s(cluster: Path) -> list[float]:
+    """How long each instance of the local provider at `cluster` ran, by its record."""
+    records = [load(path) for path in (cluster / "instances").glob("*.json")]
+    return [
+        record.ended_at - record.running_at
+        for record in records
+        if record.running_at is not None and record.ended_at is not None
+    ]
+
+
+def run(contender: str, job: Job, limit_s: float) -> Run:
+    """Run a contender in a process and a home of its own, and end whatever it leaves."""
+    with tempfile.TemporaryDirectory(prefix="ray-tune-", dir="/tmp", ignore_cleanup_errors=True) as place:
+        folder = Path(place)
+        is_ours = contender == OURS
+        cluster = ExperimentFolder(home=folder, name=job.name).instances if is_ours else folder / "cluster"
+        if is_ours:
+            command = ["-m", "rubberband.cli", "run", str(EXAMPLE)]
+        else:
+            command = ["-m", "tests.bench.ray_tune_peers", contender, str(folder), str(limit_s)]
+        outcome, time_s = _finished(command, folder, limit_s)
+        for kind in ("instances", "heads"):
+            end_all(cluster / kind)
+        left = tagged(str(cluster))
+        assert not left, f"{contender} left {len(left)} processes behind"
+        done = reported(_report(job.name, folder)) if is_ours else _logged(folder / "iterations.jsonl")
+        return metered(contender, outcome, time_s, held_s(cluster), done, offer=job.offer, profile=job.profile)
+
+
+def _environment(home: Path) -> dict[str, str]:
+    inherited = {key: value for key, value in os.environ.items() if key != "RUBBERBAND_STORE"}
+    return {**inherited, "RUBBERBAND_HOME": str(home), "PYTHONPATH": str(ROOT)}
+
+
+def _finished(command: Sequence[str], folder: Path, limit_s: float) -> tuple[str, float]:
+    """How the command ended, and after how many seconds."""
+    log = folder / "log"
+    began_s = time.monotonic()
+    with open(log, "w") as said:
+        process = subprocess.Popen(
+            [sys.executable, *command], cwd=ROOT, env=_environment(folder), stdout=said, stderr=said
+        )
+        try:
+            status = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return f"not finished within {limit_s:.0f} s", limit_s
+        finally:
+            process.kill()
+            process.wait()
+    time_s = time.monotonic() - began_s
+    if status not in _OUTCOMES:
+        print(log.read_text()[-4000:], file=sys.stderr)
+    return _OUTCOMES.get(status, f"failed with exit code {status}"), time_s
+
+
+def _report(name: str, home: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "rubberband.cli", "report", name, "-o", "json"]
+    report = subprocess.run(command, cwd=ROOT, env=_environment(home), stdout=subprocess.PIPE, check=False)
+    found: dict[str, Any] = json.loads(report.stdout)
+    return found
+
+
+def _logged(path: Path) -> list[Iteration]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [Iteration(**json.loads(line)) for line in lines]
+
+
+def kept(path: Path) -> list[Run]:
+    """The runs of a file that `--keep` wrote."""
+    return [Run(**json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def table(runs: Sequence[Run]) -> str:
+    """A Markdown table: a row for each contender that ran, with medians of its runs, and extremes where they differ."""
+    rows = [["", "runs", "time (s)", "cost (USD)", "paid time that trains", "iterations", "best loss"]]
+    for contender, title in TITLES.items():
+        mine = [each for each in runs if each.contender == contender]
+        if not mine:
+            continue
+        others = Counter(each.outcome for each in mine if each.outcome != "done")
+        notes = [f"{outcome} in {count} of {len(mine)}" for outcome, count in sorted(others.items())]
+        rows.append(
+            [
+                f"{title} ({'; '.join(notes)})" if notes else title,
+                str(len(mine)),
+                _spread([each.time_s for each in mine], "{:.1f}"),
+                _spread([each.cost_usd for each in mine], "{:.2f}"),
+                _spread([100.0 * each.training_share for each in mine], "{:.0f}") + " %",
+                _spread([each.iterations for each in mine], "{:.0f}"),
+                _spread([each.best_loss for each in mine if each.best_loss is not None], "{:.3f}"),
+            ]
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    rows.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
+    return "\n".join(f"| {' | '.join(map(_padded, row, widths, range(len(row))))} |" for row in rows)
+
+
+def _padded(cell: str, width: int, column: int) -> str:
+    return cell.rjust(width) if column else cell.ljust(width)
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    """The median, and from where to where the values go if that shows."""
+    if not values:
+        return "-"
+    middle, least, most = (form.format(value) for value in (statistics.median(values), min(values), max(values)))
+    return middle if least == most else f"{middle} ({least} to {most})"
+
+
+def main() -> None:
+    """Run what is asked for, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=3, help="of every contender, in turn")
+    parser.add_argument("--only", action="append", choices=TITLES, help="a contender; may be given several times")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="append each run to FILE, a line of JSON each")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="run nothing: print the table of what FILE has")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds after which a contender is ended")
+    parser.add_argument("-o", choices=["text", "json"], default="text", help="what to print")
+    asked = parser.parse_args()
+    runs = kept(asked.table) if asked.table else []
+    if not asked.table:
+        _, job = planned()
+        for turn in range(1, asked.runs + 1):
+            for contender in asked.only or TITLES:
+                print(f"run {turn} of {asked.runs}: {contender}", file=sys.stderr, flush=True)
+                runs.append(run(contender, job, asked.limit))
+                if asked.keep:
+                    with open(asked.keep, "a") as file:
+                        file.write(json.dumps(asdict(runs[-1])) + "\n")
+    if asked.o == "json":
+        print(json.dumps([asdict(each) for each in runs], indent=2))
+    else:
+        print(table(runs))
+        print("\n".join(sorted({f"{each.ran_at}; {each.machine}; {each.versions}" for each in runs})))
+
+
+if __name__ == "__main__":
+    main()
