@@ -13,15 +13,17 @@ from typing import Any
 
 import rubberband
 
+# Read while an instance starts, which imports this file: a trial's first start-up would have to wait for it.
+_PROFILE = rubberband.load_experiment(Path(__file__).with_name("scaling.yaml")).loaded_profile()
+
 
 class ScalingTrial(rubberband.Trial):
     """Configuration: `floor` (the loss that is reached in the end) and `decay` (how slowly, as a power of 1/t)."""
 
     def setup(self, config: Mapping[str, Any], context: rubberband.TrialContext) -> None:
         """Look up e(g) for this gang's size; every worker of the gang sleeps the same."""
-        profile = rubberband.load_experiment(Path(__file__).with_name("scaling.yaml")).loaded_profile()
-        assert profile is not None
-        self._iteration_s = profile.iteration_s(context.num_workers)
+        assert _PROFILE is not None
+        self._iteration_s = _PROFILE.iteration_s(context.num_workers)
         self._config = config
         self._iterations = 0
 
