@@ -13,8 +13,8 @@ FINAL_FAILURES: frozenset[FailureKind] = frozenset({"not_a_number", "no_metric"}
 
 def start(job: Job, state: State, trial: TrialState, gang: Gang) -> StartTrial:
     """Order a queued trial to train on `gang`, until the current stage's end."""
-    state.put(trial, TrialStatus.RUNNING)
     trial.gang = gang
+    state.put(trial, TrialStatus.RUNNING)
     trial.attempt += 1
     trial.allocation = len(state.allocations)
     state.allocations.append(
@@ -35,7 +35,7 @@ def start(job: Job, state: State, trial: TrialState, gang: Gang) -> StartTrial:
 def note_progress(job: Job, state: State, trial: TrialState, at: float) -> None:
     """The trial did something: it is not taken to hang for a while."""
     trial.progress_at = at
-    trial.due_at = rules.due_at(job, state, trial)
+    state.runners.note_due(trial, rules.due_at(job, state, trial))
 
 
 def note_started(job: Job, state: State, trial: TrialState, at: float) -> None:
@@ -94,6 +94,7 @@ def stop(job: Job, state: State, trial: TrialState, *, at: float | None = None, 
 def note_failure(job: Job, state: State, trial: TrialState, kind: FailureKind, message: str) -> None:
     """The attempt ended in a failure of the trial's own: try again, or give the trial up."""
     free(job, state, trial)
+    state.failed.append(trial.trial)
     trial.failures += 1
     trial.failure = (kind, message)
     final = kind in FINAL_FAILURES or trial.failures > job.max_failures
@@ -123,4 +124,4 @@ def let_go(trial: TrialState) -> list[Command]:
 
 def _function_changed(job: Job, state: State) -> None:
     if job.offer.billing == "per_function":
-        state.rent_changed()
+        state.purse = None

@@ -232,7 +232,7 @@ class Controller:
         if self.state.phase not in (Phase.SCALING, Phase.TRAINING, Phase.PLANNING):
             return
         now = self.state.now
-        for trial in [trial for trial in self.state.running() if trial.due_at <= now]:
+        for trial in self.state.runners.due(now):
             self._commands.append(StopTrial(trial=trial.trial, attempt=trial.attempt))
             self._fail(trial, "hung", f"no report for {trial.due_at - trial.progress_at:.0f} s")
         if self.state.just_woke:  # what is told next may have cost less than it would have by now
@@ -288,12 +288,12 @@ class Controller:
 
     def _train(self) -> None:
         state = self.state
-        if state.queued():
+        if state.waiters:
             for trial, gang in rules.starts(self.job, state).items():
                 self._commands.append(attempts.start(self.job, state, state.trials[trial], gang))
-        if state.running():
+        if state.runners:
             return
-        if not state.queued():
+        if not state.waiters:
             self._sync()
         elif not rules.awaited(self.job, state):
             self._end_stranded()
@@ -372,7 +372,7 @@ class Controller:
         """Release what is held; when nothing is left, finish."""
         state = self.state
         self._commands += rented.release(self.job, state, [*state.live(), *state.leaving()])
-        if any(record.status is InstanceStatus.RELEASING for record in state.instances.values()):
+        if any(record.status is InstanceStatus.RELEASING for record in state.current()):
             return
         state.phase, state.ended_at = Phase.FINISHED, state.now
         self._commands.append(self._finish())

@@ -9,8 +9,8 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -93,7 +93,7 @@ class Database:
     @contextmanager
     def _begin(self, durable: bool) -> Iterator[sql.Connection]:
         with self._connect() as connection:
-            connection = connection.execution_options(rubberband_writes="FULL" if durable else "NORMAL")
+            connection = connection.execution_options(rubberband_writes=durable)
             with connection.begin():
                 if not durable and not self.is_sqlite:
                     connection.exec_driver_sql("SET LOCAL synchronous_commit TO off")
@@ -109,7 +109,26 @@ class Database:
                     raise
                 time.sleep(_RETRY_S)
 
-    def write(self, work: Callable[[sql.Connection, bool], None]) -> None:
+    def insert(self, table: sql.Table, rows: Sequence[Mapping[str, Any]], *, durable: bool = True) -> None:
+        """Add rows to a table of a SQLite file, as `writing` would, but at a tenth of its cost."""
+        names = list(rows[0])
+        statement = f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+        assert self._one_writer is not None, "it is a SQLite file"
+        try:
+            with self._one_writer, closing(self.engine.raw_connection()) as connection:
+                cursor = connection.cursor()
+                _begin_immediate(cursor.execute, connection.info, durable)
+                try:
+                    cursor.executemany(statement, [tuple(row.values()) for row in rows])
+                    cursor.execute("COMMIT")
+                except BaseException:
+                    connection.rollback()
+                    raise
+        except sqlite3.Error as error:
+            told = DBAPIError.instance(statement, None, error, sqlite3.Error)
+            raise JournalError(f"{self._what} cannot be written: {self._told(told)}; {self._remedy}") from told
+
+    def write(self, work: Callable[[sql.Connection, bool], None], *, durable: bool = True) -> None:
         """Have `work` write in a transaction, and again where the connection was lost, as long as patience lasts.
 
         Nobody knows whether what was lost had been committed: `work` is told by True that it may be there already.
@@ -119,7 +138,7 @@ class Database:
         again = False
         while True:
             try:
-                with self.writing() as connection:
+                with self.writing(durable=durable) as connection:
                     work(connection, again)
                 return
             except JournalError as error:
@@ -263,10 +282,18 @@ def _log_ahead(cursor: sqlite3.Cursor) -> None:
 
 def _begin_writing(connection: sql.Connection) -> None:
     """A writer is the only one from its start, so that what it reads stays true until it writes."""
-    synchronous = connection.get_execution_options().get("rubberband_writes")
-    if synchronous is not None:
-        connection.exec_driver_sql(f"PRAGMA synchronous={synchronous}")
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    durable = connection.get_execution_options().get("rubberband_writes")
+    if durable is not None:
+        _begin_immediate(connection.exec_driver_sql, connection.info, durable)
+
+
+def _begin_immediate(execute: Callable[[str], object], info: dict[Any, Any], durable: bool) -> None:
+    """Begin to write; `info` is kept as long as its connection."""
+    synchronous = "FULL" if durable else "NORMAL"
+    if info.get("synchronous", "FULL") != synchronous:
+        execute(f"PRAGMA synchronous={synchronous}")
+        info["synchronous"] = synchronous
+    execute("BEGIN IMMEDIATE")
 
 
 def _postgresql(url: sql.URL) -> sql.Engine:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from rubberband.executor import accounting
 from rubberband.executor.controller import Controller
 from rubberband.executor.events import Slot
-from rubberband.executor.state import GONE, InstanceStatus, Phase, TrialStatus
+from rubberband.executor.state import GONE, InstanceStatus, Job, Phase, State, TrialStatus
 
 
 def validate(controller: Controller, *, is_told: bool = True) -> None:
@@ -15,6 +17,7 @@ def validate(controller: Controller, *, is_told: bool = True) -> None:
     more than is billed.
     """
     job, state = controller.job, controller.state
+    _validate_indices(job, state)
     owner: dict[Slot, int] = {}
     for trial in state.running():
         for slot in trial.gang:
@@ -45,6 +48,25 @@ def validate(controller: Controller, *, is_told: bool = True) -> None:
         if state.outcome == "done":
             ranked = state.stages[-1].ranking
             assert all(state.trials[t].status is TrialStatus.COMPLETED for t in ranked), "a winner is not complete"
+
+
+def _validate_indices(job: Job, state: State) -> None:
+    """What is kept of trials and slots is what a walk through all of them finds."""
+    running = [trial for trial in state.trials if trial.status is TrialStatus.RUNNING]
+    queued = [trial for trial in state.trials if trial.status is TrialStatus.QUEUED]
+    assert (state.running(), len(state.runners)) == (running, len(running)), "the running trials are others"
+    assert (state.queued(), len(state.waiters)) == (queued, len(queued)), "the waiting trials are others"
+    assert state.waiters.first(2) == queued[:2], "others are the first to get a slot"
+    first_due_at = min((trial.due_at for trial in running), default=math.inf)
+    assert state.runners.first_due_at() == first_due_at, f"the first trial is due at {first_due_at}"
+    assert state.runners.due(first_due_at) == [t for t in running if t.due_at <= first_due_at], "others are due"
+    for instance in state.instances:
+        there = [trial for trial in running if any(slot.instance == instance for slot in trial.gang)]
+        assert (state.runners.on(instance), state.runners.uses(instance)) == (there, bool(there)), f"on {instance}"
+    usable = {record.instance for record in state.instances.values() if record.status is InstanceStatus.READY}
+    taken = sum(slot.instance in usable for trial in running for slot in trial.gang)
+    free_gpus = len(usable) * job.offer.gpus - taken
+    assert state.free_slots(job.offer.gpus).gpus == free_gpus, f"{free_gpus} GPUs are free"
 
 
 _USABLE = (InstanceStatus.READY, InstanceStatus.LEAVING)

@@ -98,6 +98,8 @@ class Journal:
         that cannot be used.
         """
         self.name = name
+        self.durable = True
+        """Whether what is appended outlives the machine's power, and not only its process."""
         remedy = (
             f"make room or give access, then go on by `rubberband resume {name}`, or run it again if it had not begun"
         )
@@ -155,9 +157,13 @@ class Journal:
             seq = self._next_seq + offset
             row = {"experiment": self.name, "seq": seq, "occurred_at": event.occurred_at, "kind": kind, "body": body}
             rows.append(row)
-        if rows:
-            self._database.write(lambda connection, again: self._keep(rows, connection, again))
-            self._next_seq += len(rows)
+        if not rows:
+            return
+        if self._database.is_sqlite:
+            self._database.insert(_events, rows, durable=self.durable)
+        else:
+            self._database.write(lambda connection, again: self._keep(rows, connection, again), durable=self.durable)
+        self._next_seq += len(rows)
 
     def _keep(self, rows: list[dict[str, Any]], connection: sql.Connection, again: bool) -> None:
         if not again:

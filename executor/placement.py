@@ -50,7 +50,7 @@ def place(
 
 
 @functools.lru_cache(maxsize=4096)
-def _slot(instance: str, gpu: int) -> Slot:
+def slot_of(instance: str, gpu: int) -> Slot:
     """The slot; the same ones are placed over and over."""
     return Slot(instance=instance, gpu=gpu)
 
@@ -84,7 +84,7 @@ class _Nodes:
             self._free[slot.instance].add(slot.gpu)
 
     def _some(self, instance: str, gpus: int) -> Gang:
-        return tuple([_slot(instance, gpu) for gpu in sorted(self._free[instance])[:gpus]])
+        return tuple([slot_of(instance, gpu) for gpu in sorted(self._free[instance])[:gpus]])
 
     def best_fit(self, gpus: int) -> Gang | None:
         """The fullest instance that still holds `gpus`, else as few wholly free instances as make up `gpus` exactly."""

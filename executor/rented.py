@@ -127,8 +127,7 @@ def lose(
     if preempted and record.interrupted_at is None:
         _allow_another_launch(job, state)
     state.rent_changed()
-    hit = [trial for trial in state.running() if any(slot.instance == record.instance for slot in trial.gang)]
-    return [stop(job, state, trial, preempted=preempted) for trial in hit]
+    return [stop(job, state, trial, preempted=preempted) for trial in state.runners.on(record.instance)]
 
 
 def launch_missing(job: Job, state: State) -> list[Command]:
@@ -201,8 +200,7 @@ def release_left(job: Job, state: State) -> list[Command]:
     leaving = state.leaving()
     if not leaving:
         return []
-    used = {slot.instance for trial in state.running() for slot in trial.gang}
-    return release(job, state, [record for record in leaving if record.instance not in used])
+    return release(job, state, [record for record in leaving if not state.runners.uses(record.instance)])
 
 
 def release_surplus(job: Job, state: State) -> list[Command]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from rubberband.executor import accounting
@@ -103,7 +103,7 @@ def wake_at(job: Job, state: State) -> float | None:
     """When a Tick is due, if no other event comes before: a hang, a retry, a longer lease, or the end of the budget."""
     if state.phase in (Phase.NEW, Phase.FINISHED, Phase.ENDING):
         return None
-    earliest = min([trial.due_at for trial in state.running()], default=math.inf)
+    earliest = state.runners.first_due_at()
     if state.now < state.relaunch_at < earliest:
         earliest = state.relaunch_at
     if job.max_cost_usd is not None:
@@ -256,7 +256,7 @@ def awaited(job: Job, state: State) -> bool:
     """Whether an instance of this stage may still come before its trials start."""
     if buys_none(job, state) and state.phase is Phase.SCALING and starts(job, state):
         return False
-    if any(record.status is not InstanceStatus.READY for record in state.live()):
+    if len(state.ready()) < len(state.live()):
         return True
     if state.launches_left <= 0 or startable(job, state, 1) == 0:
         return False
@@ -265,7 +265,14 @@ def awaited(job: Job, state: State) -> bool:
 
 def starts(job: Job, state: State) -> Mapping[int, Gang]:
     """Trial -> its gang, for the queued trials (in order) for which slots are free."""
-    return _starts(job, state, state.queued(), state.running())
+    if not state.waiters or not state.ready():
+        return {}
+    free = state.free_slots(job.offer.gpus)
+    if free.gpus == 0 or (size := gang_size(job, state)) == 0:
+        return {}
+    waiting = state.waiters.first(free.gpus // size)
+    placed = free.place(size, [trial.gang for trial in waiting])
+    return {trial.trial: gang for trial, gang in zip(waiting, placed, strict=True) if gang is not None}
 
 
 def moves(job: Job, state: State, trial: TrialState) -> bool:
@@ -273,32 +280,17 @@ def moves(job: Job, state: State, trial: TrialState) -> bool:
 
     Where there is none, it may as well go on.
     """
-    if state.queued() or all(
-        state.instances[slot.instance].status is not InstanceStatus.LEAVING for slot in trial.gang
-    ):
+    if state.waiters or all(state.instances[slot.instance].status is not InstanceStatus.LEAVING for slot in trial.gang):
         return False
+    gpus = {record.instance: job.offer.gpus for record in state.ready()}
     others = [other for other in state.running() if other is not trial]
-    return trial.trial in _starts(job, state, [trial], others)
-
-
-def _starts(job: Job, state: State, waiting: Sequence[TrialState], running: Sequence[TrialState]) -> Mapping[int, Gang]:
-    ready, width = state.ready(), job.offer.gpus
-    if not waiting or not ready:
-        return {}
-    if not state.leaving() and len(ready) * width <= sum([len(trial.gang) for trial in running]):
-        return {}
-    gpus = {record.instance: width for record in ready}
-    held = {trial.trial: trial.gang for trial in running}
-    if state.leaving():
-        held = {trial: tuple([slot for slot in gang if slot.instance in gpus]) for trial, gang in held.items()}
-        held = {trial: gang for trial, gang in held.items() if gang}
-    free_gpus = len(gpus) * width - sum(map(len, held.values()))
-    if free_gpus <= 0 or (size := gang_size(job, state)) == 0:
-        return {}
-    waiting = waiting[: free_gpus // size]
-    allocation = {trial: len(gang) for trial, gang in held.items()} | {t.trial: size for t in waiting}
-    placed = place(allocation, held | {t.trial: t.gang for t in waiting}, gpus, locked=held)
-    return {trial.trial: placed[trial.trial] for trial in waiting if trial.trial in placed}
+    held = {other.trial: tuple([slot for slot in other.gang if slot.instance in gpus]) for other in others}
+    held = {other: gang for other, gang in held.items() if gang}
+    size = gang_size(job, state)
+    if size == 0 or sum(gpus.values()) - sum(map(len, held.values())) < size:
+        return False
+    allocation = {other: len(gang) for other, gang in held.items()} | {trial.trial: size}
+    return trial.trial in place(allocation, held | {trial.trial: trial.gang}, gpus, locked=held)
 
 
 def promoted(job: Job, stage: StageRecord) -> tuple[int, ...]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
 from rubberband.adaptive import BatchUse
 from rubberband.executor.events import CheckpointRef, FailureKind, Gang, Outcome, RestPlanned
+from rubberband.executor.free_slots import FreeSlots
 from rubberband.executor.purse import Purse
+from rubberband.executor.trial_index import RunningTrials, WaitingTrials
 from rubberband.offer import Offer
 from rubberband.plan import Market, Plan, Prediction, Stage, StagePlan, StagePrediction
 from rubberband.profile import Profile
@@ -268,6 +269,8 @@ class State:
     profile: Profile
     """Corrected by what was measured, at the latest replan."""
     decisions: list[RestPlanned] = field(default_factory=list)
+    failed: list[int] = field(default_factory=list)
+    """The trial of each failed attempt, in order."""
     granted: list[Granted] = field(default_factory=list)
     setbacks: list[Setback] = field(default_factory=list)
     pauses: list[Pause] = field(default_factory=list)
@@ -312,23 +315,35 @@ class State:
     _is_current: bool = field(default=False, init=False, repr=False, compare=False)
     _gone: list[InstanceRecord] = field(default_factory=list, init=False, repr=False, compare=False)
     _live: list[InstanceRecord] | None = field(default=None, init=False, repr=False, compare=False)
-    _ready: list[InstanceRecord] | None = field(default=None, init=False, repr=False, compare=False)
+    _ready: list[InstanceRecord] = field(default_factory=list, init=False, repr=False, compare=False)
+    _is_ready: bool = field(default=False, init=False, repr=False, compare=False)
     _leaving: list[InstanceRecord] | None = field(default=None, init=False, repr=False, compare=False)
-    _running: list[TrialState] | None = field(default=None, init=False, repr=False, compare=False)
-    _queued: list[TrialState] | None = field(default=None, init=False, repr=False, compare=False)
+    _free: tuple[list[InstanceRecord], FreeSlots] | None = field(default=None, init=False, repr=False, compare=False)
+    """For those instances."""
+    _runners: RunningTrials | None = field(default=None, init=False, repr=False, compare=False)
+    _waiters: WaitingTrials | None = field(default=None, init=False, repr=False, compare=False)
 
     # Whoever changes a trial's status or an instance's record says so, since views of them are kept.
 
     def put(self, trial: TrialState, status: TrialStatus) -> None:
-        """Give a trial its status."""
-        self._running = _kept(self._running, trial, status, TrialStatus.RUNNING)
-        self._queued = _kept(self._queued, trial, status, TrialStatus.QUEUED)
-        trial.status = status
+        """Give a trial its status; one that runs has its gang."""
+        before, trial.status = trial.status, status
+        if before is status:
+            return
+        for kept, of in ((self._runners, TrialStatus.RUNNING), (self._waiters, TrialStatus.QUEUED)):
+            if kept is not None and before is of:
+                kept.remove(trial)
+            elif kept is not None and status is of:
+                kept.add(trial)
+        if self._free is not None and before is TrialStatus.RUNNING:
+            self._free[1].give_back(trial.gang)
+        elif self._free is not None and status is TrialStatus.RUNNING:
+            self._free[1].take(trial.gang)
 
     def rent_changed(self) -> None:
         """Something about an instance, or about what is paid for, is not as it was."""
-        self.purse = self._live = self._ready = self._leaving = None
-        self._is_current = False
+        self.purse = self._live = self._leaving = None
+        self._is_current = self._is_ready = False
 
     def add(self, record: InstanceRecord) -> None:
         """Keep the record of an instance that is asked for."""
@@ -370,40 +385,45 @@ class State:
         return self.plan.stages[self.stages[-1].stage]
 
     def ready(self) -> list[InstanceRecord]:
-        """Instances that trials can start on."""
-        if self._ready is None:
-            self._ready = [record for record in self.live() if record.status is InstanceStatus.READY]
+        """Instances that trials can start on: the same list, as long as they are the same."""
+        if not self._is_ready:
+            found = [record for record in self.live() if record.status is InstanceStatus.READY]
+            self._ready, self._is_ready = self._ready if found == self._ready else found, True
         return self._ready
 
-    def running(self) -> list[TrialState]:
-        """Trials that train now."""
-        if self._running is None:
-            self._running = [trial for trial in self.trials if trial.status is TrialStatus.RUNNING]
-        return self._running
+    def free_slots(self, width: int) -> FreeSlots:
+        """What is free of the instances that trials can start on; each has `width` GPUs."""
+        ready = self.ready()
+        if self._free is None or self._free[0] is not ready:
+            slots = FreeSlots((r.instance for r in ready), width, (t.gang for t in self.running()))
+            self._free = ready, slots
+        return self._free[1]
 
-    def queued(self) -> list[TrialState]:
+    @property
+    def runners(self) -> RunningTrials:
+        """The trials that train now."""
+        if self._runners is None:
+            self._runners = RunningTrials(t for t in self.trials if t.status is TrialStatus.RUNNING)
+        return self._runners
+
+    @property
+    def waiters(self) -> WaitingTrials:
+        """The trials of the current stage that wait for a slot."""
+        if self._waiters is None:
+            self._waiters = WaitingTrials(t for t in self.trials if t.status is TrialStatus.QUEUED)
+        return self._waiters
+
+    def running(self) -> Sequence[TrialState]:
+        """Trials that train now, by number."""
+        return self.runners.sorted()
+
+    def queued(self) -> Sequence[TrialState]:
         """Trials of the current stage that wait for a slot, in the order in which they get one."""
-        if self._queued is None:
-            self._queued = [trial for trial in self.trials if trial.status is TrialStatus.QUEUED]
-        return self._queued
+        return self.waiters.sorted()
 
     def allocation(self, trial: TrialState) -> Allocation:
         """The trial's latest stretch on a gang; it has had one."""
         return self.allocations[trial.allocation]
-
-
-def _kept(
-    known: list[TrialState] | None, trial: TrialState, status: TrialStatus, of: TrialStatus
-) -> list[TrialState] | None:
-    """The trials with the status `of`, in their order, once `trial` has `status`; a new list if that changes it."""
-    if known is None or (trial.status is of) is (status is of):
-        return known
-    at = bisect_left(known, trial.trial, key=_number)
-    return known[:at] + known[at + 1 :] if trial.status is of else [*known[:at], trial, *known[at:]]
-
-
-def _number(trial: TrialState) -> int:
-    return trial.trial
 
 
 def _or_never(instant: float | None) -> float:

@@ -57,11 +57,11 @@ class Narrator:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._begun = False
-        self._failures = [0] * job.stages[0].trials
+        self._failures = 0
         self._setbacks = 0
         self._warned = False
         self._instances: set[str] = set()
-        self._live: set[str] = set()
+        self._live: Sequence[InstanceRecord] = ()
         """Held or on their way when the last event had been told."""
         self._stages_begun = 0
         self._stages_trained = 0
@@ -97,7 +97,7 @@ class Narrator:
         said += self._scaled(state)
         said += self._training(state)
         said += self._ended(state)
-        self._live = {record.instance for record in state.live()}
+        self._live = state.live()
         return said
 
     def _introduction(self, event: Event, state: State) -> str:
@@ -114,11 +114,11 @@ class Narrator:
     def _catch_up(self, state: State) -> None:
         """Say nothing of what an earlier driver has told already."""
         now = state.now
-        self._failures = [trial.failures for trial in state.trials]
+        self._failures = len(state.failed)
         self._setbacks = len(state.setbacks)
         self._warned = any(trial.reports and trial.reports[0].saved_iterations == 0 for trial in state.trials)
         self._instances = {record.instance for record in state.instances.values() if record.requested_at < now}
-        self._live = {record.instance for record in state.live()} & self._instances
+        self._live = [record for record in state.live() if record.instance in self._instances]
         self._stages_begun = sum(stage.started_at < now for stage in state.stages)
         self._stages_trained = sum(stage.training_at is not None for stage in state.stages)
         self._stages_ended = sum(stage.ended_at is not None for stage in state.stages)
@@ -180,7 +180,7 @@ class Narrator:
         record = state.instances[event.instance]
         what = "failed to start" if record.failed_start else what
         line = f"{event.instance} {what} ({printable(event.reason)})"
-        if event.instance in self._live:
+        if any(held is record for held in self._live):
             line = f"{line}: {len(self._live)} -> {counted(left, 'instance')}"
         if not hit:
             failed_again = record.failed_start and self._job.start_attempts is not None
@@ -191,6 +191,8 @@ class Narrator:
 
     def _scaled(self, state: State) -> list[str]:
         """The cluster grows or shrinks: a stage begins, or what is missing is asked for again."""
+        if len(state.instances) == len(self._instances) and len(state.stages) == self._stages_begun:
+            return []
         asked = [record for record in state.instances.values() if record.instance not in self._instances]
         self._instances.update(record.instance for record in asked)
         on_spot = " on spot" if any(record.market == "spot" for record in asked) else ""
@@ -204,7 +206,7 @@ class Narrator:
         stage = state.stages[-1]
         iterations = self._job.stages[stage.stage].iterations
         line = f"stage {stage.stage}: {counted(len(stage.trials), 'trial')} x {counted(iterations, 'iteration')}"
-        going = [name for name in sorted(self._live) if state.instances[name].status is InstanceStatus.RELEASING]
+        going = sorted(record.instance for record in self._live if record.status is InstanceStatus.RELEASING)
         shrinking = f"{len(self._live)} -> {_held(state)}, releasing {listed(going)}"
         if going and any(record.status is InstanceStatus.REQUESTED for record in state.live()):
             return f"{line}; releasing {listed(going)}, {otherwise}"
@@ -258,10 +260,11 @@ class Narrator:
     # Failures and ends
 
     def _failed(self, state: State) -> list[str]:
+        fresh = sorted(set(state.failed[self._failures :]))
+        self._failures = len(state.failed)
         said = []
-        for trial in state.trials:
-            if trial.failures > self._failures[trial.trial] and trial.failure is not None:
-                self._failures[trial.trial] = trial.failures
+        for trial in [state.trials[index] for index in fresh]:
+            if trial.failure is not None:
                 kind, message = trial.failure
                 if trial.status is TrialStatus.FAILED:
                     then = "given up" if trial.failures == 1 else f"given up after {trial.failures} failures"

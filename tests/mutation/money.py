@@ -198,9 +198,9 @@ MUTANTS: tuple[Mutant, ...] = (
         name="lost-instance-fails-its-trial",
         harm="spot interruptions use up a trial's retries",
         file="executor/rented.py",
-        old="return [stop(job, state, trial, preempted=preempted) for trial in hit]",
+        old="return [stop(job, state, trial, preempted=preempted) for trial in state.runners.on(record.instance)]",
         new=(
-            "for trial in hit:\n        trial.failures += 1\n"
+            "hit = state.runners.on(record.instance)\n    for trial in hit:\n        trial.failures += 1\n"
             "    return [stop(job, state, trial, preempted=preempted) for trial in hit]"
         ),
         tests=("tests/unit/test_controller.py",),
@@ -396,9 +396,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="journal-fence-off",
         harm="two drivers write one journal: its history is neither's",
-        file="executor/journal.py",
-        old="connection.execute(sql.insert(_events), rows)",
-        new="connection.execute(self._database.if_absent(_events).on_conflict_do_nothing(), rows)",
+        file="executor/database.py",
+        old="INSERT INTO",
+        new="INSERT OR IGNORE INTO",
         tests=("tests/unit/test_journal.py",),
     ),
     Mutant(

@@ -1,0 +1,182 @@
+"""How many events a second a run takes in, and what its report and its page cost: at 100, 1,000, … trials.
+
+An experiment on the virtual clock goes through the same door as a user's: planned, journalled in a SQLite file, told in
+lines, driven by the controller, with a replan at every SYNC. Trials differ in speed, so that nearly every event has an
+instant, and a commit, of its own; with `--alike` they do not. Each size is a process of its own. Prints figures,
+asserts none.
+
+Run: python -m tests.bench.bench_events [--alike] [TRIALS ...]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TextIO
+from unittest.mock import patch
+
+from rubberband.api.app import create_app
+from rubberband.api.settings import Settings
+from rubberband.api.store.sql import open_store
+from rubberband.cloud.virtual import VirtualClock
+from rubberband.executor import session
+from rubberband.executor.backend import Backend
+from rubberband.executor.controller import Controller
+from rubberband.executor.driver import Observer
+from rubberband.executor.events import Event
+from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.state import Job
+from rubberband.executor.virtual import VirtualBackend
+from rubberband.experiment import Experiment
+from rubberband.measuring import Spent, make_setup
+from rubberband.planning import plan_job
+from rubberband.views.live import open_view
+from tests.service_client import served
+
+SIZES = (100, 1_000, 10_000, 100_000)
+ETA, GRACE, MOST = 4, 1, 64
+PARTS = ("", "/trials?limit=1000", "/allocations", "/costs", "/decisions")
+"""Of `/v1/experiments/NAME`."""
+
+
+def experiment(trials: int) -> Experiment:
+    """Successive halving of so many trials on instances of eight GPUs, an eighth of them at once."""
+    scheduler = {"type": "sha", "num_samples": trials, "grace_period": GRACE, "max_t": MOST, "reduction_factor": ETA}
+    return Experiment(
+        name=f"events-{trials}",
+        search={
+            "space": {"lr": {"type": "loguniform", "lower": 1e-4, "upper": 1.0}},
+            "scheduler": scheduler,
+            "metric": "score",
+            "mode": "max",
+        },
+        constraints={"deadline": "10h"},
+        resources={
+            "provider": "virtual",
+            "instance_type": "p3.16xlarge",
+            "max_instances": max(2, trials // 64),
+            "gpus_per_trial": {"min": 1, "max": 8},
+        },
+        profile={"seconds_per_iteration": {1: 60.0, 2: 32.0, 4: 17.0, 8: 10.0}, "trial_startup": "2s"},
+    )
+
+
+def uneven(folder: ExperimentFolder, setup: session.Setup, job: Job, last_event_at: float | None, _: object) -> Backend:
+    """A virtual backend whose trials are 5 % apart in speed."""
+    source = random.Random(0)
+    paces = [source.lognormvariate(0.0, 0.05) for _ in range(job.stages[0].trials)]
+    clock = VirtualClock(last_event_at or 0.0)
+    return VirtualBackend(
+        job.name, job.offer, job.profile, metric=job.metric, clock=clock, pace_of=lambda trial: paces[trial]
+    )
+
+
+class Count:
+    """An observer that counts events, and instants with any."""
+
+    def __init__(self) -> None:
+        self.events = self.instants = 0
+        self._now = -1.0
+
+    def __call__(self, event: Event, controller: Controller) -> None:
+        self.events += 1
+        self.instants += event.occurred_at != self._now
+        self._now = event.occurred_at
+
+
+def cpu_s() -> float:
+    """Seconds of processor time of this process and of those that it has waited for."""
+    return sum(os.times()[:4])
+
+
+def timed(act: Callable[[], Any]) -> tuple[Any, float]:
+    """What `act` returns, and the CPU seconds that it took."""
+    began_s = cpu_s()
+    return act(), cpu_s() - began_s
+
+
+def most_mib() -> float:
+    """The most memory that this process held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
+
+
+def measure(trials: int, alike: bool) -> dict[str, float]:
+    """The figures of one size."""
+    with tempfile.TemporaryDirectory() as home, open(Path(home) / "said.txt", "w", encoding="utf-8") as said:
+        written = experiment(trials)
+        job, plan_s = timed(lambda: plan_job(written, written.loaded_profiles()))
+        folder = ExperimentFolder(home=Path(home), name=written.name)
+        session.create(folder, job, make_setup(written, None, folder, Spent()))
+        figures = {"plan_s": plan_s} | drive(folder, alike, said)
+        command = [sys.executable, "-m", "rubberband.cli", "report", written.name]
+        environment = os.environ | {"RUBBERBAND_HOME": home}
+        for name, more in (("report_s", ()), ("report_json_s", ("-o", "json")), ("html_s", ("--html", f"{home}/x"))):
+            _, figures[name] = timed(lambda more=more: report([*command, *more], environment))
+        return figures | page(Path(home), written.name)
+
+
+def drive(folder: ExperimentFolder, alike: bool, said: TextIO) -> dict[str, float]:
+    """Run it, and say what it took."""
+    count = Count()
+
+    def view(job: Job, clock: Callable[[], float], stack: ExitStack) -> Sequence[Observer]:
+        return [count, stack.enter_context(open_view(job, clock, said, is_terminal=False))]
+
+    with ExitStack() as stack:
+        if not alike:
+            stack.enter_context(patch.object(session, "make_backend", uneven))
+        result, run_s = timed(lambda: session.run(folder, view=view))
+    assert result.outcome == "done", result.reason
+    del result
+    return {"events": count.events, "commits": count.instants, "run_s": run_s, "run_mib": most_mib()}
+
+
+def report(command: Sequence[str], environment: dict[str, str]) -> None:
+    """Print a report to nobody."""
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+
+
+def page(home: Path, name: str) -> dict[str, float]:
+    """The page of an experiment as a service gives it: its charts, and its parts as JSON, the first time and again."""
+    settings, found = Settings(home=home), dict[str, float]()
+    began_s = cpu_s()
+    with served(create_app(settings, store=open_store(None, home))) as client:
+        while (seen := client.get(f"/v1/experiments/{name}")).status_code != 200 or seen.json()["state"] != "done":
+            time.sleep(0.1)
+        found["taken_in_s"] = cpu_s() - began_s
+        for which in ("first", "again"):
+            for what, address in (
+                ("page", f"/experiments/{name}"),
+                ("figures", f"/experiments/{name}/figures"),
+                *((f"json{part.partition('?')[0]}", f"/v1/experiments/{name}{part}") for part in PARTS),
+            ):
+                answer, found[f"{what}_{which}_s"] = timed(lambda address=address: client.get(address))
+                assert answer.status_code == 200, answer.text
+    return found | {"service_mib": most_mib()}
+
+
+def main() -> None:
+    given = sys.argv[1:]
+    alike = "--alike" in given
+    sizes = [int(size.replace(",", "")) for size in given if not size.startswith("--")] or SIZES
+    if "--one" in given:
+        print(json.dumps(measure(sizes[0], alike)))
+        return
+    for trials in sizes:
+        command = [sys.executable, "-m", "tests.bench.bench_events", "--one", *["--alike"] * alike, str(trials)]
+        figures = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+        print(f"{trials:,} trials: {figures['events'] / figures['run_s']:,.0f} events a CPU second")
+        print("".join(f"  {name} {value:,.{2 * name.endswith('_s')}f}\n" for name, value in figures.items()), end="")
+
+
+if __name__ == "__main__":
+    main()
