@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rubberband.cloud.cluster import INSTANCE_LABEL
+from rubberband.cloud.local import ray_start
 from rubberband.cloud.local.instance import LONGEST_START_S, crowding
 
 LOOPBACK = "127.0.0.1"
@@ -80,8 +81,8 @@ def instance_command(name: str, address: str, gpus: int, temp_dir: str) -> tuple
 def _ray_start(temp_dir: str) -> tuple[str, ...]:
     return (
         sys.executable,
-        "-m",
-        "ray.scripts.scripts",
+        "-P",
+        ray_start.__file__,
         "start",
         "--block",
         "--include-log-monitor=false",
