@@ -235,8 +235,11 @@ def _prices(now: _Terms) -> Iterator[_Change]:
 def _noise(now: _Terms) -> _Change:
     profile = now.profile
     if profile.varies:
-        more = {"trial_cv": MORE * profile.trial_cv, "iteration_cv": MORE * profile.iteration_cv}
-        value = f"trial_cv={profile.trial_cv:g}, iteration_cv={profile.iteration_cv:g}"
+        told_cvs = {
+            name: cv for name in ("trial_cv", "iteration_cv", "startup_cv") if (cv := getattr(profile, name)) > 0.0
+        }
+        more = {name: MORE * cv for name, cv in told_cvs.items()}
+        value = ", ".join(f"{name}={cv:g}" for name, cv in told_cvs.items())
         return _Change("noise of trials", value, "+10 %", _with_profile(now, **more))
     told = f"trial_cv={_UNTOLD_CV:g} instead"
     return _Change("noise of trials", "none", told, _with_profile(now, trial_cv=_UNTOLD_CV))

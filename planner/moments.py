@@ -61,6 +61,7 @@ class NoisyMoments:
             startup_s = self.draws.profile.trial_startup_s
             mean_s = startup_s * waves + (runs_s - startup_s) * load
             variance = ((runs_s - startup_s) * np.interp(used, at, spread)) ** 2
+            variance = variance + waves * (startup_s * self.draws.profile.startup_cv) ** 2
             if market == "spot":
                 variance = variance + load * self._spot_variance(stage, gangs)
         never = slots == 0
@@ -74,7 +75,7 @@ class NoisyMoments:
             at = _slots_to_sample(trials)
             spans = [makespan(factor, int(slots)) for slots in at]
             excess = np.array([span.mean() for span in spans]) - trials / at
-            if profile.stage_cv(stage.iterations) == 0.0:
+            if profile.stage_cv(stage.iterations) == 0.0 and self.draws.speeds is None:
                 at = np.arange(1.0, trials + 1.0)
                 excess = np.ceil(trials / at) - trials / at
                 spans = [np.zeros(1)] * trials

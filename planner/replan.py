@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from rubberband.errors import InfeasibleError
 from rubberband.offer import Offer
-from rubberband.plan import Cohort, Constraints, Plan, Planned, Prediction, Stage, StagePlan
+from rubberband.plan import Cohort, Constraints, Plan, Planned, Prediction, Speeds, Stage, StagePlan
 from rubberband.planner import risk
 from rubberband.planner.search import meets, plan
 from rubberband.planner.solver import Objective
@@ -56,16 +56,34 @@ class _Rest:
     held: Sequence[Cohort]
     objective: Objective
     seed: int
+    speeds: Speeds | None
 
     def evaluate(self, choice: Plan) -> Planned:
         """What a plan of the rest takes and costs from now on, and how likely it keeps the limits."""
-        return risk.planned(self.stages, choice, self.profile, self.offer, self.limits, held=self.held, seed=self.seed)
+        return risk.planned(
+            self.stages,
+            choice,
+            self.profile,
+            self.offer,
+            self.limits,
+            held=self.held,
+            seed=self.seed,
+            speeds=self.speeds,
+        )
 
     def best(self, limits: Constraints, objective: Objective) -> Planned | None:
         """The best plan within `limits`; None if none keeps them."""
         try:
             return plan(
-                self.stages, self.profile, self.offer, limits, "optimal", objective, held=self.held, seed=self.seed
+                self.stages,
+                self.profile,
+                self.offer,
+                limits,
+                "optimal",
+                objective,
+                held=self.held,
+                seed=self.seed,
+                speeds=self.speeds,
             )
         except InfeasibleError:
             return None
@@ -91,12 +109,14 @@ def replan(
     objective: Objective = "min_cost",
     because: str = "",
     seed: int = 0,
+    speeds: Speeds | None = None,
 ) -> Replanned:
     """The best plan from stage `done` on, with the instances `held` now and what is left of the `constraints`.
 
     The plan in force stays unless it no longer keeps the constraints, or another saves more than hysteresis asks for.
     If none keeps them: the one that ends soonest within the budget; if not even that can be kept, the cheapest.
-    `because` (what differs from the plan's assumptions) goes into the reason.
+    `because` (what differs from the plan's assumptions) goes into the reason; `speeds` are those of the
+    trials that go on.
 
     Raises InputError if no plan can exist at all.
     """
@@ -108,6 +128,7 @@ def replan(
         held=held,
         objective=objective,
         seed=seed,
+        speeds=speeds,
     )
     present = rest.evaluate(Plan(stages=current.stages[done:]))
     chosen, verdict = _choose(rest, present)

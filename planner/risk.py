@@ -17,7 +17,7 @@ import numpy as np
 
 from rubberband.errors import InfeasibleError
 from rubberband.offer import Offer, gang_sizes, slots
-from rubberband.plan import Cohort, Constraints, Market, Odds, Plan, Planned, Stage, StagePlan
+from rubberband.plan import Cohort, Constraints, Market, Odds, Plan, Planned, Speeds, Stage, StagePlan
 from rubberband.planner.families import Policy, box_of, family
 from rubberband.planner.judge import Judge
 from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
@@ -45,13 +45,14 @@ def planned(
     *,
     held: Sequence[Cohort] = (),
     seed: int = 0,
+    speeds: Speeds | None = None,
     draws: Draws | None = None,
 ) -> Planned:
     """A plan with its prediction, and its odds where times vary. Raises InputError as `predict` does."""
     check_plan(stages, chosen, offer)
-    if not varies(profile, offer):
+    if not varies(profile, offer, speeds):
         return Planned(plan=chosen, prediction=predict(stages, chosen, profile, offer, held))
-    drawn = draws or Draws(stages, profile, offer, seed=seed)
+    drawn = draws or Draws(stages, profile, offer, seed=seed, speeds=speeds)
     samples = drawn.evaluate(chosen, drawn.most_chunks, held)
     return Planned(
         plan=chosen, prediction=samples.prediction(chosen, profile, offer), odds=odds(samples, box_of(constraints))
@@ -94,12 +95,13 @@ def plan(
     *,
     held: Sequence[Cohort] = (),
     seed: int = 0,
+    speeds: Speeds | None = None,
 ) -> Planned:
     """The plan of least mean cost (or mean JCT) with P(JCT <= deadline and cost <= max_cost) >= confidence.
 
     Raises InfeasibleError if none is found, and InputError if none can exist.
     """
-    search = _Search(stages, profile, offer, constraints, policy, objective, held, seed)
+    search = _Search(stages, profile, offer, constraints, policy, objective, held, seed, speeds)
     for search.markets in _market_sets(offer, held):
         for proposed in search.propose():
             search.judge.look(proposed)
@@ -153,12 +155,13 @@ class _Search:
         objective: Objective,
         held: Sequence[Cohort],
         seed: int,
+        speeds: Speeds | None = None,
     ) -> None:
         self.stages, self.profile, self.offer, self.constraints = stages, profile, offer, constraints
         self.policy, self.objective, self.held = policy, objective, held
         self.constant = policy == "static"
         self.markets: tuple[Market, ...] | None = None
-        draws = Draws(stages, profile, offer, seed=seed)
+        draws = Draws(stages, profile, offer, seed=seed, speeds=speeds)
         self.judge = Judge(draws, box_of(constraints), constraints.confidence, objective, held)
         self.moments = NoisyMoments(draws)
         self.z = NormalDist().inv_cdf(max(0.5, constraints.confidence))

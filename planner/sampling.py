@@ -15,7 +15,7 @@ import numpy as np
 
 from rubberband.chance import Law, Spread
 from rubberband.offer import Offer, slots
-from rubberband.plan import Cohort, Distribution, Plan, Prediction, Stage, StagePlan
+from rubberband.plan import Cohort, Distribution, Plan, Prediction, Speeds, Stage, StagePlan
 from rubberband.planner.model import Step, check_plan, interruptions, summed, walk
 from rubberband.planner.table import Bools, Floats
 from rubberband.profile import Profile
@@ -35,12 +35,16 @@ _TRIED_ROWS = 64
 _MOST_SCHEDULED = 2048
 """Stages with more trials are not scheduled one by one: that would take minutes."""
 _MANY_WAVES = 10
+_SLOWNESS_LEAST = 1e-9
+"""Of a trial that takes no time at all, as the normal law allows."""
 
 
-def varies(profile: Profile, offer: Offer) -> bool:
-    """Whether anything about a job on an offer is noisy."""
+def varies(profile: Profile, offer: Offer, speeds: Speeds | None = None) -> bool:
+    """Return whether anything about a job on an offer is noisy, or its trials are known to differ."""
     taken_away = offer.spot is not None and offer.spot.interruptions_per_hour > 0.0
-    return profile.varies or taken_away or not (offer.provision_spread.certain and offer.init_spread.certain)
+    differs = speeds is not None and not speeds.plain
+    starts_vary = not (offer.provision_spread.certain and offer.init_spread.certain)
+    return profile.varies or taken_away or starts_vary or differs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,21 +91,32 @@ def sample(
     num_samples: int = MOST_SAMPLES,
     seed: int = 0,
     held: Sequence[Cohort] = (),
+    speeds: Speeds | None = None,
 ) -> Samples:
-    """At least `num_samples` samples of a plan (RubberBand §4.2, Algorithm 1, without the graph).
+    """Return at least `num_samples` samples of a plan (RubberBand §4.2, Algorithm 1, without the graph).
 
     Raises InputError as `predict` does.
     """
     check_plan(stages, plan, offer)
-    draws = Draws(stages, profile, offer, seed=seed)
+    draws = Draws(stages, profile, offer, seed=seed, speeds=speeds)
     return draws.evaluate(plan, -(-num_samples // draws.rows), held)
 
 
 class Draws:
     """The random numbers of a job, drawn when they are first needed."""
 
-    def __init__(self, stages: Sequence[Stage], profile: Profile, offer: Offer, *, seed: int) -> None:
-        self.stages, self.profile, self.offer, self.seed = stages, profile, offer, seed
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        profile: Profile,
+        offer: Offer,
+        *,
+        seed: int,
+        speeds: Speeds | None = None,
+    ) -> None:
+        """Draw nothing yet. With `speeds`, `stages` are the rest of a job; else nothing is known of its trials."""
+        assert speeds is None or len(speeds.factors) == stages[0].trials, "every trial that goes on has a speed"
+        self.stages, self.profile, self.offer, self.seed, self.speeds = stages, profile, offer, seed, speeds
         num_trials = sum(stage.trials for stage in stages)
         self.rows = max(100, min(CHUNK, _MOST_NUMBERS // num_trials))
         self.most_chunks = max(2, min(MOST_SAMPLES, _MOST_NUMBERS // num_trials) // self.rows)
@@ -113,7 +128,9 @@ class Draws:
         while len(self._chunks) <= index:
             keep = len(self._chunks) < self.most_chunks
             self._chunks.append(
-                Chunk(self.stages, self.profile, self.offer, (self.seed, len(self._chunks)), self.rows, keep)
+                Chunk(
+                    self.stages, self.profile, self.offer, (self.seed, len(self._chunks)), self.rows, keep, self.speeds
+                )
             )
         return self._chunks[index]
 
@@ -150,6 +167,8 @@ class Chunk:
     rows: int
     keep: bool
     """Whether the numbers are kept for the next candidate, or drawn again."""
+    speeds: Speeds | None = None
+    _own: dict[int, Floats] = field(default_factory=dict)
     _factors: dict[int, Floats] = field(default_factory=dict)
     _maxima: dict[int, Floats] = field(default_factory=dict)
     _totals: dict[int, Floats] = field(default_factory=dict)
@@ -195,10 +214,10 @@ class Chunk:
         return self._stages[key]
 
     def _schedule(self, index: int, num_slots: int, choice: StagePlan) -> tuple[Floats, Floats | None]:
-        stage, startup_s = self.stages[index], self.profile.trial_startup_s
+        stage, startup_s = self.stages[index], self.startup_s(index)
         work_s = stage.iterations * self.profile.iteration_s(choice.gpus_per_trial)
         is_billed = self.offer.billing == "per_function"
-        if choice.market == "on_demand" and num_slots == stage.trials:
+        if choice.market == "on_demand" and num_slots == stage.trials and isinstance(startup_s, float):
             busy_s = stage.trials * startup_s + work_s * self._total(index) if is_billed else None
             return startup_s + work_s * self._slowest(index), busy_s
         trials_s = startup_s + work_s * self.factor(index)
@@ -216,17 +235,65 @@ class Chunk:
             self._totals[index] = self.factor(index).sum(axis=0)
         return self._totals[index]
 
+    def startup_s(self, index: int) -> float | Floats:
+        """(trials, rows) How long each trial takes to start in the stage; one number where that does not vary."""
+        if not self.profile.startup_varies:
+            return self.profile.trial_startup_s
+        drawn = self._noise(self.profile.startup_cv, index, 4, "lognormal")
+        startups_s: Floats = self.profile.trial_startup_s * drawn
+        return startups_s
+
     def factor(self, index: int) -> Floats:
-        """(trials, rows) How much longer than its mean each trial trains in the stage."""
+        """(trials, rows) How much longer than the profile's mean each trial trains in the stage.
+
+        It is the product of what is the trial's own, the same in all of its stages, and of what is the stage's.
+        """
         if index in self._factors:
             return self._factors[index]
-        stage = self.stages[index]
-        shape = (stage.trials, self.rows)
-        noise = _few_noises if stage.trials * self.rows <= _FEW_NUMBERS else _noise
-        drawn = noise(self.profile.stage_cv(stage.iterations), self.profile.law, (*self.seed, index, 0), shape)
+        iterations = self.stages[index].iterations
+        drawn = self._noise(self.profile.iteration_cv / math.sqrt(iterations), index, 0, self.profile.law)
+        if self.profile.trial_cv > 0.0 or self.speeds is not None:
+            drawn = self._own_factor(index) * drawn
         if self.keep:
             self._factors[index] = drawn
         return drawn
+
+    def _own_factor(self, index: int) -> Floats:
+        """(trials, rows) How much slower than the profile each trial of the stage is, all along."""
+        first = _bracket(self.stages, index)
+        own_s = self._own.get(first)
+        if own_s is None:
+            own_s = self._drawn_speeds(first)
+            if self.keep:
+                self._own[first] = own_s
+        if index == first:
+            return own_s
+        rng, trials = self._rng(first, 6), self.stages[index].trials
+        correlation = self.speeds.with_metric if self.speeds is not None else 0.0
+        if correlation == 0.0:
+            return own_s[rng.permutation(len(own_s))[:trials]]
+        # The better of a metric that goes with the speed as far as has been seen (a Gaussian copula).
+        slowness = np.log(np.maximum(own_s, _SLOWNESS_LEAST))
+        spread = slowness.std(axis=0)
+        slowness = (slowness - slowness.mean(axis=0)) / np.where(spread > 0.0, spread, 1.0)
+        merit = correlation * slowness + math.sqrt(1.0 - correlation**2) * rng.standard_normal(own_s.shape)
+        survivors: Floats = np.take_along_axis(own_s, np.argsort(-merit, axis=0)[:trials], axis=0)
+        return survivors
+
+    def _drawn_speeds(self, first: int) -> Floats:
+        if self.speeds is None or first > 0:
+            return self._noise(self.profile.trial_cv, first, 5, self.profile.law)
+        factors, errors = np.array(self.speeds.factors)[:, None], np.array(self.speeds.errors)[:, None]
+        variance = np.log1p(errors**2)
+        normals = self._rng(first, 5).standard_normal((len(factors), self.rows))
+        drawn: Floats = factors * np.exp(np.sqrt(variance) * normals - variance / 2.0)
+        return drawn
+
+    def _noise(self, cv: float, index: int, what: int, law: Law) -> Floats:
+        """(trials, rows) Factors with mean 1."""
+        shape = (self.stages[index].trials, self.rows)
+        noise = _few_noises if shape[0] * self.rows <= _FEW_NUMBERS else _noise
+        return noise(cv, law, (*self.seed, index, what), shape)
 
     def _lost_s(self, index: int, choice: StagePlan, trials_s: Floats) -> Floats:
         """(trials, rows) Seconds that interruptions cost each trial: a Poisson number of them, each as long."""
@@ -241,6 +308,13 @@ class Chunk:
 
     def _rng(self, index: int, what: int) -> np.random.Generator:
         return np.random.default_rng((*self.seed, index, what))
+
+
+def _bracket(stages: Sequence[Stage], index: int) -> int:
+    """The stage in which the trials of stage `index` began: more trials than before are those of another bracket."""
+    while index > 0 and stages[index].trials <= stages[index - 1].trials:
+        index -= 1
+    return index
 
 
 def _noise(cv: float, law: Law, seed: tuple[int, ...], shape: tuple[int, int]) -> Floats:

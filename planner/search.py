@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.offer import Offer, slots
-from rubberband.plan import Cohort, Constraints, Plan, Planned, Prediction, Stage, StagePlan
+from rubberband.plan import Cohort, Constraints, Plan, Planned, Prediction, Speeds, Stage, StagePlan
 from rubberband.planner import risk
 from rubberband.planner.families import Policy, Tables, best_of, box_of, check_stages, family, least
 from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
@@ -36,6 +36,7 @@ def plan(
     *,
     held: Sequence[Cohort] = (),
     seed: int = 0,
+    speeds: Speeds | None = None,
 ) -> Planned:
     """The best plan of a job (or of the rest of one, with the instances `held` now) on an offer, and its prediction.
 
@@ -47,15 +48,16 @@ def plan(
     JCT go to the lower cost.
 
     Where times vary, cost and time are means, and the plan keeps deadline and budget with a probability of
-    `constraints.confidence` (`rubberband.planner.risk`); `seed` makes the samples the same again.
+    `constraints.confidence` (`rubberband.planner.risk`); `seed` makes the samples the same again. `speeds` are those of
+    the trials that go on, where the rest of a job is planned.
 
     Raises InfeasibleError if no plan of the policy meets the constraints, and InputError if none can exist.
     """
     check_stages(stages)
     if policy == "greedy":
         return _greedy(stages, profile, offer, constraints, held, seed)
-    if varies(profile, offer):
-        return risk.plan(stages, profile, offer, constraints, policy, objective, held=held, seed=seed)
+    if varies(profile, offer, speeds):
+        return risk.plan(stages, profile, offer, constraints, policy, objective, held=held, seed=seed, speeds=speeds)
     tables = _tables(stages, profile, offer, constraints, policy, held)
     found = _certain(stages, profile, offer, constraints, policy, objective, held, tables)
     if found is None:

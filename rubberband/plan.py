@@ -38,6 +38,27 @@ class Cohort:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Speeds:
+    """What is known of the trials that go on, when the rest of a job is planned.
+
+    The trials of the first stage that is left, in the order in which they start; later stages take some of them.
+    """
+
+    factors: tuple[float, ...]
+    """Seconds per iteration of each trial over the profile's mean: its expected value."""
+    errors: tuple[float, ...]
+    """Coefficient of variation of what is not known of each factor; 0: it is known exactly."""
+    with_metric: float = 0.0
+    """Correlation, from -1 to 1, of a trial's (log) seconds per iteration with how good its metric is: above 0, slow
+    trials survive more often than fast ones. 0: survival does not depend on speed."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is known beyond the profile's mean."""
+        return set(self.factors) <= {1.0} and not any(self.errors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Instances and GPUs per trial for every stage."""
 

@@ -25,11 +25,13 @@ class Profile:
     trial_startup_s: float = 0.0
     """Seconds to gang-start a trial in a stage on warm workers: process group, model, checkpoint."""
     trial_cv: float = 0.0
-    """Coefficient of variation of a trial's speed, the same for all of its iterations."""
+    """Coefficient of variation between trials: a trial's speed is its own, the same in every stage."""
     iteration_cv: float = 0.0
-    """Coefficient of variation of a single iteration's time."""
+    """Coefficient of variation of a single iteration's time, drawn anew for each."""
+    startup_cv: float = 0.0
+    """Coefficient of variation of a trial's start-up (lognormal), drawn anew in every stage."""
     law: Law = "lognormal"
-    """Of the noise that the two coefficients describe."""
+    """Of the noise of trials and iterations."""
     provision_delay_s: float | None = None
     """Seconds from asking for an instance until it runs, where it was measured; the mean."""
     provision_spread: Spread = FIXED
@@ -59,11 +61,20 @@ class Profile:
 
     @property
     def varies(self) -> bool:
-        """Whether training times are noisy."""
-        return self.trial_cv > 0.0 or self.iteration_cv > 0.0
+        """Whether what trials take is noisy."""
+        return self.trial_cv > 0.0 or self.iteration_cv > 0.0 or self.startup_varies
+
+    @property
+    def startup_varies(self) -> bool:
+        """Whether the start-ups of trials are noisy."""
+        return self.startup_cv > 0.0 and self.trial_startup_s > 0.0
 
     def stage_cv(self, iterations: int) -> float:
-        """Coefficient of variation of a trial's training time in a stage: sqrt(trial_cv^2 + iteration_cv^2 / w)."""
+        """Coefficient of variation of a trial's training time in one stage, whatever its other stages take.
+
+        It is sqrt(trial_cv^2 + iteration_cv^2 / w) for w iterations. Between stages only iteration_cv^2 / w is drawn
+        anew.
+        """
         return math.hypot(self.trial_cv, self.iteration_cv / math.sqrt(iterations))
 
     def covers(self, gpus: int) -> bool:

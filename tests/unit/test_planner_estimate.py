@@ -93,7 +93,7 @@ def test_a_greedy_plan_that_is_too_seldom_in_time_is_told_as_such():
     stages = [Stage(trials=64 >> at, iterations=4 << at) for at in range(7)]
     offer = Offer(instance_type="test", gpus=4, price_usd_per_hour=12.0, max_instances=32)
     profile = Profile(seconds_per_iteration={1: 110.0, 2: 57.0, 4: 30.0}, trial_startup_s=2.0, trial_cv=0.3)
-    limits = Constraints(deadline_s=30555.0, confidence=0.999, max_gpus_per_trial=4)
+    limits = Constraints(deadline_s=36000.0, confidence=0.999, max_gpus_per_trial=4)
     answer = estimate(
         [stages], [Case(offer=offer, profile=profile, constraints=limits)], "greedy", clock=count().__next__
     )
