@@ -11,10 +11,8 @@ import numpy as np
 
 from rubberband.offer import Offer
 from rubberband.plan import Stage
-from rubberband.planner.adapting import at_noise_scale
 from rubberband.planner.estimate import Estimate
 from rubberband.planner.families import box_of
-from rubberband.planner.goodput.planning import extrapolated
 from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
 from rubberband.planner.lanes import JobPlan, Lane
 from rubberband.planner.mean_cost import mean_cost_of
@@ -153,6 +151,9 @@ def _batches(job: JobPlan, now: _Terms) -> Iterator[_Change]:
     model = now.profile.goodput
     if model is None:
         return
+    from rubberband.planner.adapting import at_noise_scale
+    from rubberband.planner.goodput.planning import extrapolated
+
     used = sorted({choice.gpus_per_trial for choice in job.plan.stages})
     if unseen := extrapolated(model, now.offer.gpus, used):
         yield _slower("speed beyond measured batches", "extrapolated", unseen, "by the model", now)

@@ -11,7 +11,6 @@ from rubberband.errors import InputError
 from rubberband.experiment import Experiment
 from rubberband.offer import Offer, gang_sizes
 from rubberband.plan import Market
-from rubberband.planner.adapting import adapted, limits_within
 from rubberband.planner.estimate import Case
 from rubberband.profile import Profile
 
@@ -78,6 +77,8 @@ def _case(experiment: Experiment, offer: Offer, profile: Profile, now: float) ->
     fixed = replace(profile, goodput=None)
     if batch is None or profile.goodput is None:
         return Case(offer=offer, profile=fixed, constraints=constraints)
+    from rubberband.planner.adapting import adapted, limits_within
+
     model = replace(profile.goodput, limits=limits_within(profile.goodput, batch))
     least, most = constraints.min_gpus_per_trial, min(constraints.max_gpus_per_trial, model.limits.max)
     if least > most:

@@ -7,6 +7,7 @@ infeasible, 4 finished after its deadline, 130 interrupted.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import signal
 import sys
@@ -40,6 +41,9 @@ _COMMANDS = {
     "token": ("token", "Make, list and revoke the tokens of the service."),
 }
 """Command -> the module of rubberband.commands that has it, and the first sentence of its help."""
+
+_COLLECT_EVERY = 100_000
+"""Python looks for garbage when there are so many more objects: those of a start stay, so that looking is in vain."""
 
 
 class Promised(typer.core.TyperCommand):
@@ -84,6 +88,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    gc.set_threshold(_COLLECT_EVERY)
     AtOnce(KeyboardInterrupt()).handle([signal.SIGINT])
     try:
         app(prog_name="rubberband")

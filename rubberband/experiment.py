@@ -144,8 +144,8 @@ class Experiment(Words):
     ] = None
     """`module:attribute` of a trial, or (in Python) the class or function itself; needed to run, not to estimate."""
     search: Search
-    constraints: Constraints = Field(default_factory=lambda: Constraints())
-    resources: Resources = Field(default_factory=lambda: Resources())
+    constraints: Constraints = Field(default_factory=Constraints.model_construct)
+    resources: Resources = Field(default_factory=Resources.model_construct)
     profile: (
         Annotated[
             Annotated[InlineProfile, Tag("inline")]
@@ -156,7 +156,7 @@ class Experiment(Words):
         | None
     ) = None
     """The profile itself, the path of a file that `rubberband profile` wrote, or one of these for every type."""
-    batch: Batch = Field(default_factory=lambda: Batch())
+    batch: Batch = Field(default_factory=Batch.model_construct)
     """How the batch size of a trial is chosen: fixed, or adapted within limits."""
 
     def __init__(self, **words: Any) -> None:

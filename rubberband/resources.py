@@ -144,9 +144,9 @@ class Resources(Words):
     """Path of a table of instance types that replaces the catalogue's own (rubberband.cloud.catalogue)."""
     market: Market = "on_demand"
     """With `spot`, each stage of a plan is on spot or, where the deadline is tight, on demand."""
-    spot: SpotMarket = Field(default_factory=lambda: SpotMarket())
+    spot: SpotMarket = Field(default_factory=SpotMarket.model_construct)
     max_instances: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 16
-    gpus_per_trial: GpusPerTrial = Field(default_factory=lambda: GpusPerTrial())
+    gpus_per_trial: GpusPerTrial = Field(default_factory=GpusPerTrial.model_construct)
     gpus_per_instance: Gpus | None = None
     price_usd_per_hour: Usd | None = Field(None, alias="price_per_hour")
     """Price of one instance, on demand."""
@@ -167,7 +167,7 @@ class Resources(Words):
     checkpoints: Annotated[str, Field(min_length=1)] | None = None
     """URL of the checkpoint store: a directory that every instance sees, or `s3://bucket/prefix`. By default one in the
     experiment's folder, which instances of EC2 do not see: they need one."""
-    aws: Aws = Field(default_factory=lambda: Aws())
+    aws: Aws = Field(default_factory=Aws.model_construct)
 
     @property
     def lease_length_s(self) -> float:

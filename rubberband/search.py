@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainSerializer, PlainValidator, model_validator
+from pydantic import Field, GetJsonSchemaHandler, PlainSerializer, PlainValidator, TypeAdapter, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from rubberband import scheduler
 from rubberband.domains import (
@@ -26,29 +28,31 @@ from rubberband.space import SamplerType, check, parse, sample, to_words
 from rubberband.words import Count, Words, supported, told
 
 Constant = None | bool | int | float | str | list[Any]
-Parameter = Annotated[
-    Any,
-    PlainValidator(
-        told(parse),
-        json_schema_input_type=Annotated[
-            Uniform
-            | QUniform
-            | LogUniform
-            | QLogUniform
-            | Randn
-            | QRandn
-            | Randint
-            | LogRandint
-            | QRandint
-            | QLogRandint
-            | Choice
-            | Grid,
-            Field(discriminator="type"),
-        ]
-        | Constant,
-    ),
-    PlainSerializer(to_words),
+Domain = Annotated[
+    Uniform
+    | QUniform
+    | LogUniform
+    | QLogUniform
+    | Randn
+    | QRandn
+    | Randint
+    | LogRandint
+    | QRandint
+    | QLogRandint
+    | Choice
+    | Grid,
+    Field(discriminator="type"),
 ]
+
+
+class _WordsOfParameter:
+    """What the JSON Schema says of a parameter; put together only when it is asked for."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(TypeAdapter(Domain | Constant).core_schema)
+
+
+Parameter = Annotated[Any, PlainValidator(told(parse)), PlainSerializer(to_words), _WordsOfParameter()]
 """A domain, or a constant."""
 
 
@@ -125,7 +129,7 @@ class Search(Words):
     space: dict[str, Parameter] = Field(default_factory=dict)
     """Name of a parameter -> its domain or constant."""
     scheduler: Annotated[Sha | WrittenStages | Hyperband, Field(discriminator="type")]
-    sampler: Sampler = Field(default_factory=lambda: Sampler())
+    sampler: Sampler = Field(default_factory=Sampler.model_construct)
     metric: Annotated[str, Field(min_length=1)]
     """The key of the reported metrics that ranks trials."""
     mode: Literal["min", "max"]
