@@ -59,6 +59,10 @@ class Fortune(Protocol):
         """The fate of an attempt."""
         ...
 
+    def iteration(self, trial: int, iterations: int) -> float:
+        """How many times longer than the attempt's others the trial's iteration number `iterations` takes."""
+        ...
+
 
 _PROMPT = Messages()
 _SOUND = AttemptFate()
@@ -94,3 +98,7 @@ class Faults:
         """As written."""
         kind, is_lost = self.failures.get((trial, attempt)), (trial, attempt) in self.lost_checkpoints
         return AttemptFate(failure=kind, loses_checkpoint=is_lost) if kind is not None or is_lost else _SOUND
+
+    def iteration(self, trial: int, iterations: int) -> float:
+        """As all others."""
+        return 1.0

@@ -33,6 +33,7 @@ from rubberband.executor.salvage import explaining
 from rubberband.executor.state import Job
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual import VirtualBackend
+from rubberband.executor.virtual_noise import Noise
 from rubberband.interrupts import AtOnce
 from rubberband.offer import Offer
 from rubberband.resources import LOG_LIMIT_BYTES, Resources
@@ -218,7 +219,8 @@ def make_backend(
     """The backend that carries `job` out on the experiment's provider; a virtual clock goes on where it stopped."""
     if store is None:
         clock = VirtualClock(last_event_at or 0.0)
-        return VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, clock=clock)
+        noise = Noise(job.profile, job.offer, seed=f"{job.name} {setup.seeds[:1]}", now=clock.now)
+        return VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, clock=clock, faults=noise)
     known_points = () if job.profile.goodput is None else job.profile.goodput.points
     return make_ray_backend(
         folder,

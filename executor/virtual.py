@@ -63,6 +63,8 @@ class _Run:
     iteration_s: float
     began_at: float | None = None
     done: int = 0
+    mean_iterations: float = 0.0
+    """What those that are done, and the one under way, take in all: in iterations of mean length."""
 
 
 class VirtualBackend:
@@ -230,7 +232,9 @@ class VirtualBackend:
 
     def _expect_report(self, run: _Run, began_at: float) -> None:
         if run.start.from_iterations + run.done < run.start.until_iterations:
-            self._agenda.add(began_at + (run.done + 1) * run.iteration_s, lambda now: self._report(run, began_at, now))
+            run.mean_iterations += self._fortune.iteration(run.start.trial, run.start.from_iterations + run.done + 1)
+            ends_at = began_at + run.mean_iterations * run.iteration_s
+            self._agenda.add(ends_at, lambda now: self._report(run, began_at, now))
 
     def _report(self, run: _Run, began_at: float, now: float) -> Event | None:
         if not self._lives(run):

@@ -332,6 +332,10 @@ class Chance:
         lost = self._disk.random() < self._weather.loses_checkpoint
         return replace(self._attempt(), loses_checkpoint=True) if lost else self._attempt()
 
+    def iteration(self, trial: int, iterations: int) -> float:
+        """As all others of the attempt."""
+        return 1.0
+
     def _attempt(self) -> AttemptFate:
         fails = self._happens(self._weather.trial_fails, "trial fails")
         slow = self._happens(self._weather.slow_trial, "slow trial")

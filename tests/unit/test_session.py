@@ -113,7 +113,7 @@ def test_a_cancelled_run_can_be_resumed(folder: ExperimentFolder) -> None:
 def test_a_run_that_found_no_instance_can_be_resumed(folder: ExperimentFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     barren = Faults(refused={f"i-{number:03d}" for number in range(1, 100)})
     with monkeypatch.context() as patch:
-        patch.setattr(session, "VirtualBackend", lambda *args, **kw: VirtualBackend(*args, **kw, faults=barren))
+        patch.setattr(session, "VirtualBackend", lambda *args, **kw: VirtualBackend(*args, **kw | {"faults": barren}))
         assert session.run(folder).outcome == "failed"
     assert session.run(folder).outcome == "done"
 
@@ -124,7 +124,7 @@ def test_what_failed_can_be_resumed_where_that_was_no_trials_fault(
 ) -> None:
     faults = Faults(failures={(trial, attempt): kind for trial in range(4) for attempt in (1, 2)})
     with monkeypatch.context() as patch:
-        patch.setattr(session, "VirtualBackend", lambda *args, **kw: VirtualBackend(*args, **kw, faults=faults))
+        patch.setattr(session, "VirtualBackend", lambda *args, **kw: VirtualBackend(*args, **kw | {"faults": faults}))
         failed = session.run(folder)
     assert (failed.outcome, failed.resumable) == ("failed", then == "done")
     assert session.run(folder).outcome == then

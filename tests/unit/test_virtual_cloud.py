@@ -141,6 +141,9 @@ class Slow:
     def attempt(self, trial: int, attempt: int) -> AttemptFate:
         return AttemptFate()
 
+    def iteration(self, trial: int, iterations: int) -> float:
+        return 1.0
+
 
 def backend(messages: Messages | None = None, fate: Fate | None = None) -> VirtualBackend:
     """One whose instance `a` has these messages and this fate."""

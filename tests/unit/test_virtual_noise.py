@@ -1,0 +1,89 @@
+"""Virtual runs vary as their profile and offer say."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rubberband.chance import Spread
+from rubberband.executor.accounting import bill_usd
+from rubberband.executor.state import Job
+from rubberband.executor.virtual import VirtualBackend
+from rubberband.executor.virtual_noise import Noise
+from rubberband.offer import Offer
+from rubberband.plan import Plan, Stage, StagePlan
+from rubberband.planner.model import predict
+from rubberband.planner.sampling import sample
+from rubberband.profile import Profile
+from tests.unit.virtual_runs import run_virtual
+
+OFFER = Offer(
+    instance_type="test",
+    gpus=1,
+    price_usd_per_hour=3.6,
+    max_instances=4,
+    provision_delay_s=5.0,
+    init_delay_s=10.0,
+    minimum_billed_s=0.0,
+)
+STAGES = (Stage(trials=6, iterations=3), Stage(trials=3, iterations=6), Stage(trials=1, iterations=12))
+PLAN = Plan(stages=tuple(StagePlan(instances=count, gpus_per_trial=1) for count in (4, 3, 1)))
+PROFILE = Profile(seconds_per_iteration={1: 10.0}, trial_startup_s=4.0)
+
+
+def shuffled(seed: int):
+    """Which trials survive has nothing to do with their ids, nor with their speeds."""
+    merit = np.random.default_rng(seed).random(STAGES[0].trials)
+    return lambda trial, iterations: float(merit[trial])
+
+
+def finished(profile: Profile, offer: Offer, seed: int) -> tuple[float, float]:
+    prediction = predict(STAGES, PLAN, profile, offer)
+    job = Job(
+        name="noise",
+        stages=STAGES,
+        plan=PLAN,
+        prediction=prediction,
+        offer=offer,
+        profile=profile,
+        metric="score",
+        mode="max",
+        replan=False,
+    )
+    backend = VirtualBackend("noise", offer, profile, metric="score", metric_of=shuffled(seed))
+    noise = Noise(profile, offer, seed=seed, now=backend.now)
+    backend = VirtualBackend("noise", offer, profile, metric="score", metric_of=shuffled(seed), faults=noise)
+    controller, backend, _ = run_virtual(job, backend=backend)
+    state = controller.state
+    return state.stages[-1].ended_at - state.started_at, bill_usd(job, state, state.now)
+
+
+@pytest.mark.parametrize(
+    ("noise", "delays"),
+    [
+        ({"trial_cv": 0.4}, {}),
+        ({"iteration_cv": 0.6}, {}),
+        ({"trial_startup_s": 10.0, "startup_cv": 0.8}, {}),
+        ({}, {"provision_spread": Spread(cv=0.8), "init_spread": Spread(samples=(0.5, 0.5, 2.0))}),
+    ],
+    ids=["trials", "iterations", "start-ups", "instances"],
+)
+def test_runs_are_distributed_as_the_planner_samples_them(noise, delays):
+    profile, offer = replace(PROFILE, **noise), replace(OFFER, **delays)
+    runs = [finished(profile, offer, seed) for seed in range(300)]
+    samples = sample(STAGES, PLAN, profile, offer)
+    for ours, theirs in (([jct for jct, _ in runs], samples.jct_s), ([usd for _, usd in runs], samples.cost_usd)):
+        error = 4.0 * theirs.std() / len(ours) ** 0.5
+        assert statistics.fmean(ours) == pytest.approx(theirs.mean(), abs=error)
+        assert statistics.stdev(ours) == pytest.approx(theirs.std(), rel=0.25)
+
+
+def test_the_same_seed_gives_the_same_noise_whatever_is_asked_first():
+    profile = replace(PROFILE, trial_cv=0.3, iteration_cv=0.3)
+    first, second = (Noise(profile, OFFER, seed=1, now=lambda: 0.0) for _ in range(2))
+    assert second.iteration(3, 5) == first.iteration(3, 5)
+    assert [first.speed(2), first.speed(1)] == [second.speed(2), second.speed(1)]
+    assert first.speed(1) != Noise(profile, OFFER, seed=2, now=lambda: 0.0).speed(1)
