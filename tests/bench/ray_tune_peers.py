@@ -15,13 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray import tune
-from ray.tune.schedulers import (
-    ASHAScheduler,
-    HyperBandScheduler,
-    ResourceChangingScheduler,
-    TrialScheduler,
-)
+from ray.tune.execution.class_cache import _ActorClassCache
+from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, ResourceChangingScheduler, TrialScheduler
 from ray.tune.schedulers.hyperband import _Bracket
 from ray.tune.schedulers.resource_changing_scheduler import DistributeResources
 
@@ -129,6 +126,21 @@ PEERS: Mapping[str, Peer] = {
 }
 
 
+def _without_runtime_environment() -> None:
+    """Let trials start like any other actor.
+
+    Ray Tune gives them a runtime environment for a few variables that do nothing here. It takes an agent on every node,
+    which local instances do without, and keeps a trial off the processes that Ray has started beforehand.
+    """
+
+    def get(self: _ActorClassCache, trainable: type) -> Any:
+        if trainable not in self._cache:
+            self._cache[trainable] = ray.remote(trainable)
+        return self._cache[trainable]
+
+    _ActorClassCache.get = get  # type: ignore[method-assign]
+
+
 def search(peer: Peer, job: Job, sha: Sha, configurations: list[dict[str, Any]], folder: Path) -> None:
     """Run the search on the cluster that this process is connected to."""
     slots = job.offer.gpus * max(stage.instances for stage in job.plan.stages)
@@ -160,6 +172,7 @@ def main(name: str, folder: Path, limit_s: float) -> None:
     wanted = max(stage.instances for stage in job.plan.stages)
     provider = LocalProvider("ray-tune", folder / "cluster", job.offer.gpus, lease_s=2.0 * limit_s)
     connection = Connection()
+    _without_runtime_environment()
     try:
         for number in range(wanted):
             provider.launch(f"i-{number + 1:03}")
