@@ -25,7 +25,7 @@ def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
 
 def encode_event(event: Event) -> tuple[str, str]:
     """An event as (kind, JSON object)."""
-    return type(event).__name__, _adapter(type(event)).dump_json(event).decode()
+    return type(event).__name__, _adapter(type(event)).serializer.to_json(event).decode()
 
 
 def decode_event(kind: str, body: str) -> Event:
@@ -52,7 +52,7 @@ def decode_job(body: str) -> Job:
 
 def _decode(kind: type[Any], body: str) -> Any:
     try:
-        return _adapter(kind).validate_json(body)
+        return _adapter(kind).validator.validate_json(body)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the record"

@@ -77,17 +77,19 @@ class Controller:
                 return []
             if isinstance(event, LimitsChanged):
                 return self._grant(event)
-        nothing_due = self._wake_at is None or event.occurred_at < self._wake_at
+        is_due = self._wake_at is not None and event.occurred_at >= self._wake_at
         self.state.now = max(self.state.now, event.occurred_at)
         if self.state.phase is Phase.FINISHED and (self.is_over or not isinstance(event, DriverResumed)):
             return [self._finish()] if isinstance(event, DriverResumed) else []
         if isinstance(event, DriverStopped):
             self.state.stopped = event.reason
             return []
+        before = self.state.changes
         self._note(event)
-        if not nothing_due or self.state.purse is None:
+        if is_due or (self.job.max_cost_usd is not None and self.state.purse is None):
             self._check_time(isinstance(event, Tick))
-        self._advance()
+        if is_due or self.state.changes != before or self._may_go_on(event):
+            self._advance()
         self._look_ahead()
         return self._commands
 
@@ -103,6 +105,12 @@ class Controller:
     def is_over(self) -> bool:
         """Whether it has ended, and no resume goes on with it."""
         return self.state.phase is Phase.FINISHED and not rules.can_go_on(self.job, self.state)
+
+    def _may_go_on(self, event: Event) -> bool:
+        """Whether something may have to be done after an event that changed no trial's standing."""
+        if not isinstance(event, TrialStarted | TrialRepeated | TrialReported):
+            return True
+        return rules.missing(self.job, self.state) > 0 or bool(self.state.leaving())
 
     def _look_ahead(self) -> None:
         """After every event, asked for or not: the budget's reach remembers when it was reckoned, and so a replay comes

@@ -11,15 +11,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import sqlalchemy as sql
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
 from rubberband.distribution import install_hint
 from rubberband.errors import InputError, JournalError
+
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql
 
 EXAMPLES = "sqlite:////folder/file.db or postgresql+psycopg://user:password@host/database"
 _SQLITE_WAIT_S = 30.0
@@ -168,7 +171,11 @@ class Database:
 
     def if_absent(self, table: sql.Table) -> sqlite.Insert | postgresql.Insert:
         """An INSERT that can do nothing, or something else, where the row is there already."""
-        return sqlite.insert(table) if self.is_sqlite else postgresql.insert(table)
+        if self.is_sqlite:
+            return sqlite.insert(table)
+        from sqlalchemy.dialects import postgresql
+
+        return postgresql.insert(table)
 
     @property
     def access(self) -> str:

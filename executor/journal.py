@@ -28,6 +28,9 @@ _PATIENCE_S = 180.0
 Leases are renewed meanwhile, as far as the budget is reserved.
 """
 
+_AT_ONCE = 1000
+"""Rows are fetched so many at a time."""
+
 _metadata = sql.MetaData()
 _experiments = sql.Table(
     "experiments",
@@ -187,10 +190,11 @@ class Journal:
             .order_by(_events.c.seq)
         )
         with self._noticing_damage(), self._database.reading() as connection:
-            for expected, row in enumerate(connection.execute(query), start=after + 1):
-                if row.seq != expected:
-                    raise DamagedJournalError(f"event {expected} is missing, and event {row.seq} is there")
-                yield row.seq, decode_event(row.kind, row.body)
+            rows = connection.execution_options(yield_per=_AT_ONCE).execute(query)
+            for expected, (seq, kind, body) in enumerate(rows, start=after + 1):
+                if seq != expected:
+                    raise DamagedJournalError(f"event {expected} is missing, and event {seq} is there")
+                yield seq, decode_event(kind, body)
 
     def require_whole(self) -> None:
         """Look through all of a SQLite file, before more is written to it. Raises DamagedJournalError."""

@@ -1,13 +1,17 @@
-"""Following a journal that another process writes: what is new, and what came of it all so far."""
+"""Reading a journal, also while another process writes it: what is new, and what came of it all so far."""
 
 from __future__ import annotations
 
+from rubberband.cloud.steady import time_of
 from rubberband.errors import DamagedJournalError
 from rubberband.executor.controller import Controller
+from rubberband.executor.desk import asked_limits
 from rubberband.executor.events import Event
 from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.inbox import Inbox
 from rubberband.executor.journal import Journal
 from rubberband.executor.result import Result, summarise
+from rubberband.executor.salvage import explaining
 
 
 class JournalReader:
@@ -52,3 +56,28 @@ class JournalReader:
     def close(self) -> None:
         """Let go of the store. Idempotent."""
         self.journal.close()
+
+
+def read(folder: ExperimentFolder) -> Result:
+    """The result as the journal has it now, whether the experiment is over, runs, or was cut off."""
+    return read_whole(folder)[0]
+
+
+def read_whole(folder: ExperimentFolder) -> tuple[Result, bool]:
+    """The result, and whether it is final."""
+    with explaining(folder):
+        reader = JournalReader(folder)
+        try:
+            reader.refresh()
+        finally:
+            reader.close()
+    live = folder.driven and reader.header.setup["provider"] != "virtual"
+    found = reader.result(time_of(folder.instances) if live else reader.controller.state.now)
+    return found, _is_over(reader.controller, Inbox(folder.inbox))
+
+
+def _is_over(controller: Controller, inbox: Inbox) -> bool:
+    """Whether no resume goes on with it, what is asked for meanwhile included."""
+    for event in asked_limits(inbox, controller, controller.state.now):
+        controller.handle(event)
+    return controller.is_over

@@ -15,19 +15,18 @@ from rubberband.adaptive import AdaptiveBatch, BatchPoint
 from rubberband.cloud.catalogue import types_of
 from rubberband.cloud.cluster import ClusterProvider
 from rubberband.cloud.prices import live_table
-from rubberband.cloud.steady import time_of
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import StoreAwayError
 from rubberband.executor.backend import Backend
 from rubberband.executor.checkpoints import CheckpointStore, make_store, open_store, reopen_store
 from rubberband.executor.controller import Controller
-from rubberband.executor.desk import asked_limits
 from rubberband.executor.driver import Observer, drive
 from rubberband.executor.events import CheckpointRef, TrialFailed
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.inbox import Inbox
 from rubberband.executor.journal import begin
-from rubberband.executor.reading import JournalReader
+from rubberband.executor.reading import JournalReader, read_whole
+from rubberband.executor.reading import read as read
 from rubberband.executor.result import Result, summarise
 from rubberband.executor.salvage import explaining
 from rubberband.executor.state import Job
@@ -136,7 +135,7 @@ def run(
     Raises EntrypointError, before anything is started or journalled, if what is trained does not load any more, and
     StoreAwayError if its checkpoint store is away, or goes away: once that is back, this goes on.
     """
-    settled, is_over = _read(folder)
+    settled, is_over = read_whole(folder)
     if is_over:
         return settled
     try:
@@ -172,31 +171,6 @@ def _run(folder: ExperimentFolder, known: Sequence[CheckpointRef], view: View, c
             drive(controller, backend, journal, observers=observers, cancelled=cancelled, requests=inbox)
             now = backend.now()
         return summarise(controller.job, controller.state, header.setup, now)
-
-
-def read(folder: ExperimentFolder) -> Result:
-    """The result as the journal has it now, whether the experiment is over, runs, or was cut off."""
-    return _read(folder)[0]
-
-
-def _read(folder: ExperimentFolder) -> tuple[Result, bool]:
-    """The result, and whether it is final."""
-    with explaining(folder):
-        reader = JournalReader(folder)
-        try:
-            reader.refresh()
-        finally:
-            reader.close()
-    live = folder.driven and reader.header.setup["provider"] != "virtual"
-    found = reader.result(time_of(folder.instances) if live else reader.controller.state.now)
-    return found, _is_over(reader.controller, Inbox(folder.inbox))
-
-
-def _is_over(controller: Controller, inbox: Inbox) -> bool:
-    """Whether no resume goes on with it, what is asked for meanwhile included."""
-    for event in asked_limits(inbox, controller, controller.state.now):
-        controller.handle(event)
-    return controller.is_over
 
 
 def failures(folder: ExperimentFolder) -> dict[int, list[str]]:

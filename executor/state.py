@@ -311,6 +311,8 @@ class State:
     """What is known of the bill since it last took another course; None: to be reckoned again."""
     settled_usd: float = field(default=0.0, init=False, repr=False, compare=False)
     """What instances have cost that are gone, as far as the purse has been told of them."""
+    changes: int = field(default=0, init=False, repr=False, compare=False)
+    """How often a trial was given another status."""
     _current: list[InstanceRecord] | None = field(default=None, init=False, repr=False, compare=False)
     _is_current: bool = field(default=False, init=False, repr=False, compare=False)
     _gone: list[InstanceRecord] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -330,6 +332,7 @@ class State:
         before, trial.status = trial.status, status
         if before is status:
             return
+        self.changes += 1
         for kept, of in ((self._runners, TrialStatus.RUNNING), (self._waiters, TrialStatus.QUEUED)):
             if kept is not None and before is of:
                 kept.remove(trial)

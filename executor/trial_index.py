@@ -90,6 +90,8 @@ class RunningTrials:
 
     def due(self, now: float) -> list[TrialState]:
         """Those that are due by now, by number."""
+        if not self._due or self._due[0][0] > now:
+            return []
         found: dict[int, TrialState] = {}
         while self._due and self.first_due_at() <= now:
             _, number = heapq.heappop(self._due)

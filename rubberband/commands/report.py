@@ -75,11 +75,11 @@ def _result(name: str, client: Client | None) -> Result:
 def _read(folder: ExperimentFolder) -> Result:
     """The result; of a damaged journal, as far as it can be read, with a warning."""
     from rubberband.errors import DamagedJournalError
-    from rubberband.executor import session
+    from rubberband.executor.reading import read
     from rubberband.executor.salvage import salvage
 
     try:
-        return session.read(folder)
+        return read(folder)
     except DamagedJournalError as error:
         found = salvage(folder)
         if found is None or not found.num_events:
@@ -150,11 +150,11 @@ class Listed:
 
 def _listed(folder: ExperimentFolder) -> Listed:
     from rubberband.errors import RubberbandError
-    from rubberband.executor import session
+    from rubberband.executor.reading import read
     from rubberband.views.words import printable
 
     try:
-        result = session.read(folder)
+        result = read(folder)
     except RubberbandError as error:
         return Listed(name=folder.name, state="unreadable", reason=str(error))
     state: str = result.outcome
