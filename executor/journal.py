@@ -190,7 +190,9 @@ class Journal:
             .order_by(_events.c.seq)
         )
         with self._noticing_damage(), self._database.reading() as connection:
-            rows = connection.execution_options(yield_per=_AT_ONCE).execute(query)
+            if self._database.is_sqlite:  # a server would want a transaction for that
+                connection = connection.execution_options(yield_per=_AT_ONCE)
+            rows = connection.execute(query)
             for expected, (seq, kind, body) in enumerate(rows, start=after + 1):
                 if seq != expected:
                     raise DamagedJournalError(f"event {expected} is missing, and event {seq} is there")
