@@ -22,7 +22,7 @@ from rubberband.api.waiting import instant_of, with_limits
 from rubberband.api.watching import Watcher
 from rubberband.executor.extending import Extension
 from rubberband.executor.inbox import DriverRequest, Inbox
-from rubberband.planner.families import Policy
+from rubberband.plan import Policy
 from rubberband.units import format_usd
 
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from rubberband.api.store.records import Entry, Summary
 from rubberband.api.summaries import Sight, entries, outcome_of, summary_of
@@ -14,7 +15,6 @@ from rubberband.cloud.steady import time_of
 from rubberband.executor.controller import Controller
 from rubberband.executor.desk import asked_limits
 from rubberband.executor.events import TrialFailed
-from rubberband.executor.extending import Extension, Limits, Outlook, extension, limits_of
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.forecast import forecast
 from rubberband.executor.hosting import is_hosted, read_ending, read_mark
@@ -23,6 +23,9 @@ from rubberband.executor.journal import Header
 from rubberband.executor.reading import JournalReader
 from rubberband.executor.result import Result
 from rubberband.executor.state import Phase
+
+if TYPE_CHECKING:
+    from rubberband.executor.extending import Extension, Limits
 
 FRESH_S = 0.25
 """A result of a running experiment is given again for so long: only its clock went on."""
@@ -108,6 +111,8 @@ class Observed:
 
     def limits(self, *, deadline: object, max_cost_usd: float | None) -> Limits:
         """Other limits as the driver counts them. Raises InputError for what is none, or less than it has."""
+        from rubberband.executor.extending import limits_of
+
         with self._lock:
             controller = self._as_asked()
             return limits_of(
@@ -117,12 +122,16 @@ class Observed:
     @property
     def limits_in_force(self) -> Limits:
         """The limits that it has, those that were asked for meanwhile included, as the driver counts them."""
+        from rubberband.executor.extending import Limits
+
         with self._lock:
             job = self._as_asked().job
             return Limits(deadline_s=job.deadline_s, max_cost_usd=job.max_cost_usd)
 
     def extension(self, limits: Limits, *, driven: bool) -> Extension:
         """What other limits would change. It may take long. Raises InputError."""
+        from rubberband.executor.extending import extension
+
         with self._lock:
             controller = self._as_asked()
             job, state = controller.job, copy.deepcopy(controller.state)
@@ -138,6 +147,8 @@ class Observed:
 
     def granted(self) -> Extension:
         """The limits in force, as they are told to who asked for them already."""
+        from rubberband.executor.extending import Extension, Outlook
+
         with self._lock:
             controller = self._as_asked()
             job, state = controller.job, controller.state

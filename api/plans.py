@@ -21,7 +21,7 @@ from rubberband.api.store.protocol import Store
 from rubberband.api.store.records import StoredPlan
 from rubberband.errors import RubberbandError
 from rubberband.experiment import Experiment
-from rubberband.planner.families import Policy
+from rubberband.plan import Policy
 
 __all__ = ["PlanAnswer", "Plans", "Preview"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from rubberband.executor.extending import Extension, Limits
-from rubberband.planner.families import Policy
+from rubberband.plan import Policy
 
 Json = dict[str, Any]
 

@@ -35,7 +35,7 @@ from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.inbox import DriverRequest, Inbox
 from rubberband.executor.result import Result
 from rubberband.experiment import Experiment
-from rubberband.planner.families import Policy
+from rubberband.plan import Policy
 
 
 class Runs:

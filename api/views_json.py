@@ -10,11 +10,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rubberband.api.store.records import ACTIVE, FeedEvent, Submission, Summary
-from rubberband.executor.extending import Extension, Outlook
 from rubberband.executor.result import Result, StageResult, TrialResult
+
+if TYPE_CHECKING:
+    from rubberband.executor.extending import Extension, Outlook
 
 
 def plain(value: Any) -> Any:

@@ -12,8 +12,8 @@ from rubberband.cases import cases
 from rubberband.errors import InputError
 from rubberband.executor.extending import Extension, Outlook
 from rubberband.experiment import Experiment
+from rubberband.plan import Policy
 from rubberband.planner.estimate import Estimate, estimate
-from rubberband.planner.families import Policy
 from rubberband.units import format_instant, parse_deadline
 
 

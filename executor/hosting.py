@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from rubberband.errors import InputError
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.locks import EXCLUSIVE, SHARED, locked
-from rubberband.planner.families import Policy
+from rubberband.plan import Policy
 
 _LAST_S = 2.0
 """A process that ends just now is waited for."""

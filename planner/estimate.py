@@ -14,9 +14,8 @@ from typing import Any, Literal
 from rubberband.chance import FIXED
 from rubberband.errors import InfeasibleError
 from rubberband.offer import Offer
-from rubberband.plan import Constraints, Odds, Plan, Planned, Prediction, Remedy, Stage
+from rubberband.plan import Constraints, Odds, Plan, Planned, Policy, Prediction, Remedy, Stage
 from rubberband.planner import risk, search
-from rubberband.planner.families import Policy
 from rubberband.planner.lanes import JobPlan, plan_job, plan_job_or_none, single
 from rubberband.planner.solver import Objective
 from rubberband.profile import Profile

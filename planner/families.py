@@ -6,18 +6,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
-from typing import Literal
 
 from rubberband.errors import InputError
 from rubberband.offer import Offer
-from rubberband.plan import Constraints, Stage
+from rubberband.plan import Constraints, Policy, Stage
 from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
 from rubberband.planner.model import run_s
 from rubberband.planner.solver import Box, Found, Objective, lower_bound, solve
 from rubberband.planner.table import Table, gangs_of
 from rubberband.profile import Profile
-
-Policy = Literal["optimal", "greedy", "static", "naive_elastic"]
 
 
 def family(policy: Policy, profile: Profile, offer: Offer, constraints: Constraints) -> list[Constraints]:

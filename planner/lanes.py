@@ -18,9 +18,9 @@ import numpy as np
 from rubberband.chance import FIXED
 from rubberband.errors import InfeasibleError
 from rubberband.offer import Offer
-from rubberband.plan import Constraints, Odds, Plan, Planned, Prediction, Stage
+from rubberband.plan import Constraints, Odds, Plan, Planned, Policy, Prediction, Stage
 from rubberband.planner import search
-from rubberband.planner.families import Policy, box_of
+from rubberband.planner.families import box_of
 from rubberband.planner.risk import odds
 from rubberband.planner.sampling import Draws, Samples, distribution, varies
 from rubberband.planner.search import meets

@@ -17,8 +17,8 @@ import numpy as np
 
 from rubberband.errors import InfeasibleError
 from rubberband.offer import Offer, gang_sizes, slots
-from rubberband.plan import Cohort, Constraints, Market, Odds, Plan, Planned, Speeds, Stage, StagePlan
-from rubberband.planner.families import Policy, box_of, family
+from rubberband.plan import Cohort, Constraints, Market, Odds, Plan, Planned, Policy, Speeds, Stage, StagePlan
+from rubberband.planner.families import box_of, family
 from rubberband.planner.judge import Judge
 from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
 from rubberband.planner.mean_cost import mean_cost_of

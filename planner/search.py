@@ -12,9 +12,9 @@ from functools import lru_cache
 
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.offer import Offer, slots
-from rubberband.plan import Cohort, Constraints, Plan, Planned, Prediction, Speeds, Stage, StagePlan
+from rubberband.plan import Cohort, Constraints, Plan, Planned, Policy, Prediction, Speeds, Stage, StagePlan
 from rubberband.planner import risk
-from rubberband.planner.families import Policy, Tables, best_of, box_of, check_stages, family, least
+from rubberband.planner.families import Tables, best_of, box_of, check_stages, family, least
 from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
 from rubberband.planner.model import least_instances, predict
 from rubberband.planner.sampling import varies

@@ -14,10 +14,9 @@ from rubberband.cloud.catalogue import Table, price_source, row_source, spot_sou
 from rubberband.errors import InputError
 from rubberband.experiment import Experiment, ProfilesByType
 from rubberband.offer import Offer
-from rubberband.plan import Plan, Stage
+from rubberband.plan import Plan, Policy, Stage
 from rubberband.planner.assumptions import Assumption, Basis, Name, assumptions
 from rubberband.planner.estimate import Case, Estimate, best_job, estimate, estimate_plan
-from rubberband.planner.families import Policy
 from rubberband.planner.solver import Objective
 from rubberband.planner.wording import advice, none_within
 from rubberband.profile import Profile

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Market = Literal["on_demand", "spot"]
+Policy = Literal["optimal", "greedy", "static", "naive_elastic"]
+"""How a plan is searched for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,9 +18,8 @@ from rubberband.executor.session import RELEASE_MARGINS_S
 from rubberband.executor.state import Job
 from rubberband.experiment import Experiment
 from rubberband.measuring import Spent
-from rubberband.plan import Constraints
+from rubberband.plan import Constraints, Policy
 from rubberband.planner.estimate import Case, Estimate, estimate
-from rubberband.planner.families import Policy
 from rubberband.planner.lanes import JobPlan
 from rubberband.planner.solver import Objective
 from rubberband.planner.wording import advice, none_within, usd_up

@@ -30,8 +30,7 @@ from rubberband.experiment import Experiment
 from rubberband.home import default_home as default_home
 from rubberband.measuring import Announce, MeasuredProfile, Spent, make_setup, measure_profile
 from rubberband.offer import Offer
-from rubberband.plan import Market
-from rubberband.planner.families import Policy
+from rubberband.plan import Market, Policy
 from rubberband.planning import Profiles, plan_job
 from rubberband.units import format_duration, format_usd
 

@@ -42,7 +42,7 @@ from rubberband.api.security.access import Reader, Submitter, caller_of
 from rubberband.api.service import Service, Serving
 from rubberband.api.store.records import ExperimentState, Principal, Submission
 from rubberband.experiment import Experiment
-from rubberband.planner.families import Policy
+from rubberband.plan import Policy
 from rubberband.units import shown
 
 router = APIRouter(tags=["experiments"], prefix="/v1/experiments", dependencies=[Depends(only_documented)])

@@ -31,7 +31,7 @@ from rubberband.api.problems import (
 )
 from rubberband.api.security.access import Reader, caller_of
 from rubberband.api.service import Serving
-from rubberband.planner.families import Policy
+from rubberband.plan import Policy
 from rubberband.units import shown
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"])

@@ -17,8 +17,7 @@ from rubberband.chance import Law
 from rubberband.cloud.instance_types import catalogue
 from rubberband.errors import InfeasibleError
 from rubberband.offer import Billing, Offer, gang_sizes, slots
-from rubberband.plan import Constraints, Plan, Planned, Prediction, Stage, StagePlan
-from rubberband.planner.families import Policy
+from rubberband.plan import Constraints, Plan, Planned, Policy, Prediction, Stage, StagePlan
 from rubberband.planner.model import least_instances, predict
 from rubberband.planner.search import plan
 from rubberband.profile import Profile

@@ -10,7 +10,7 @@ from common import COLOURS, PLACED, Finding, Report, Table, cells, ratio, verdic
 from page import Figure, panels
 
 from rubberband.offer import Billing, gang_sizes
-from rubberband.planner.families import Policy
+from rubberband.plan import Policy
 from rubberband.planner.sampling import sample
 from rubberband.profile import Profile
 from rubberband.scheduler import sha

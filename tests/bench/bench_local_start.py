@@ -19,12 +19,12 @@ from pathlib import Path
 
 import psutil
 
-from rubberband.executor import session
 from rubberband.executor.controller import Controller
 from rubberband.executor.driver import replay
 from rubberband.executor.events import InstanceReady, InstanceRunning, Started, TrialStarted
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.journal import Journal, sqlite_url
+from rubberband.executor.reading import read
 from rubberband.files import load_experiment
 
 ROOT = Path(__file__).parents[2]
@@ -166,7 +166,7 @@ def print_timeline(
 
 def print_end(folder: ExperimentFolder, took_s: float) -> None:
     """What the run came to."""
-    result = session.read(folder)
+    result = read(folder)
     journal = Journal(sqlite_url(folder.journal), folder.name)
     header = journal.header()
     assert header is not None

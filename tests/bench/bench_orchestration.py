@@ -13,11 +13,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rubberband.executor import session
 from rubberband.executor.controller import Controller
 from rubberband.executor.driver import replay
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.journal import Journal, sqlite_url
+from rubberband.executor.reading import read
 from rubberband.executor.state import State
 from rubberband.files import load_experiment
 from rubberband.tuning import run_experiment
@@ -58,7 +58,7 @@ def main() -> None:
         experiment = load_experiment(file)
         folder = ExperimentFolder(home=Path(home), name=experiment.name)
         run_experiment(experiment, folder, search_path=(file.resolve().parent, ROOT))
-        result, state = session.read(folder), replayed(folder)
+        result, state = read(folder), replayed(folder)
     for what, planned, actual in (
         ("JCT, s", result.planned_jct_s, result.actual_jct_s),
         ("cost, USD", result.planned_cost_usd, result.actual_cost_usd),

@@ -22,8 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from rubberband.errors import InfeasibleError
 from rubberband.offer import Billing
-from rubberband.plan import Constraints, Planned, Stage
-from rubberband.planner.families import Policy
+from rubberband.plan import Constraints, Planned, Policy, Stage
 from rubberband.planner.paper import simulate
 from rubberband.planner.sampling import sample
 from rubberband.planner.search import frontier, plan

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from rubberband.chance import Spread
 from rubberband.errors import InfeasibleError
 from rubberband.offer import Billing, Offer, gang_sizes
-from rubberband.plan import Constraints, Stage
-from rubberband.planner.families import Policy
+from rubberband.plan import Constraints, Policy, Stage
 from rubberband.planner.search import plan
 from rubberband.profile import Profile
 from rubberband.scheduler import sha

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rubberband.errors import RubberbandError
-from rubberband.executor import session
 from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.reading import read
 from rubberband.executor.result import Result
 
 ROOT = Path(__file__).parents[2]
@@ -129,7 +129,7 @@ class CommandLine:
 
     def result(self, name: str = "sleepy") -> Result:
         """The journal's view."""
-        return session.read(ExperimentFolder(home=self.home, name=name))
+        return read(ExperimentFolder(home=self.home, name=name))
 
     def wait_for(
         self, driver: subprocess.Popen[str], condition: Callable[[Result], bool], name: str = "sleepy"

@@ -15,6 +15,7 @@ from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.inbox import DriverRequest, Inbox, MemoryInbox, Requests
 from rubberband.executor.invariants import validate
 from rubberband.executor.journal import MemoryJournal
+from rubberband.executor.reading import read
 from rubberband.executor.state import Job
 from rubberband.executor.virtual import VirtualBackend
 from rubberband.planner.model import predict
@@ -163,7 +164,7 @@ def test_a_folder_s_inbox_reaches_its_driver_and_the_report_tells_of_it(tmp_path
     assert session.run(folder).outcome == "budget"
     assert session.run(folder, view=dying_after(0)).outcome == "budget"
     Inbox(folder.inbox).put(extend(0.0, max_cost_usd=ENOUGH_USD))
-    assert session.read(folder).max_cost_usd == CAPPED.max_cost_usd
+    assert read(folder).max_cost_usd == CAPPED.max_cost_usd
     result = session.run(folder)
     assert (result.outcome, result.max_cost_usd) == ("done", ENOUGH_USD)
     assert result.planned_cost_usd == FREE.prediction.cost_usd
@@ -171,4 +172,4 @@ def test_a_folder_s_inbox_reaches_its_driver_and_the_report_tells_of_it(tmp_path
     assert (extension.max_cost_before_usd, extension.max_cost_usd) == (CAPPED.max_cost_usd, ENOUGH_USD)
     assert (extension.deadline_before_s, extension.deadline_s) == (600.0, 600.0)
     assert Inbox(folder.inbox).pending() == []
-    assert session.read(folder) == result
+    assert read(folder) == result

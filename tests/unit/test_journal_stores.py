@@ -19,7 +19,7 @@ from rubberband.executor.database import Database
 from rubberband.executor.events import CancelRequested, Event, TrialReported
 from rubberband.executor.folder import ExperimentFolder, folders, open_folder
 from rubberband.executor.journal import Journal, journalled
-from rubberband.executor.reading import JournalReader
+from rubberband.executor.reading import JournalReader, read
 from rubberband.home import default_store
 from tests.unit.test_journal import EVENTS, JOB
 from tests.unit.test_session import Killed, dying_after, setup
@@ -62,8 +62,8 @@ def test_experiments_in_one_store_do_not_see_each_other(
     first, second = make("first"), make("second")
     result = session.run(first)
     assert result.outcome == "done"
-    assert session.read(first) == result
-    assert session.read(second).outcome == "unfinished"
+    assert read(first) == result
+    assert read(second).outcome == "unfinished"
     assert [found.name for found in folders(first.home, store_url)] == ["first", "second"]
     assert folders(first.home) == []
     assert not first.journal.exists()
@@ -74,7 +74,7 @@ def test_a_run_that_was_cut_off_goes_on(make: Callable[[str], ExperimentFolder],
     folder = make("test")
     with contextlib.suppress(Killed):
         session.run(folder, view=dying_after(num_events))
-    assert session.read(folder).outcome == "unfinished"
+    assert read(folder).outcome == "unfinished"
     result = session.run(folder)
     assert (result.outcome, result.resumes) == ("done", 1)
 
@@ -83,7 +83,7 @@ def test_a_taken_name_is_refused_and_loses_nothing(make: Callable[[str], Experim
     result = session.run(make("test"))
     with pytest.raises(NameTakenError, match="rubberband resume test"):
         make("test")
-    assert session.read(folder_of(make, "test")) == result
+    assert read(folder_of(make, "test")) == result
 
 
 def folder_of(make: Callable[[str], ExperimentFolder], name: str) -> ExperimentFolder:
@@ -125,7 +125,7 @@ def test_a_folder_with_a_journal_of_its_own_is_not_free_for_one_in_a_store(store
 def test_what_is_not_there_is_told_with_what_is(make: Callable[[str], ExperimentFolder]) -> None:
     folder = make("test")
     with pytest.raises(InputError, match=r"no experiment 'nosuch' in (sqlite|postgresql).*; there are: test$") as told:
-        session.read(dataclasses.replace(folder, name="nosuch"))
+        read(dataclasses.replace(folder, name="nosuch"))
     assert "s3cret" not in str(told.value)
 
 
@@ -198,7 +198,7 @@ def test_a_reader_follows_a_run_and_tells_each_event_once(store_url: str, tmp_pa
         session.run(folder, view=dying_after(5))
     seen += reader.refresh()
     assert seen
-    assert reader.result(reader.controller.state.now) == session.read(folder)
+    assert reader.result(reader.controller.state.now) == read(folder)
     assert reader.refresh() == []
     result = session.run(folder)
     seen += reader.refresh()
@@ -227,7 +227,7 @@ def test_a_run_is_gone_on_with_where_it_was_begun(make: Callable[[str], Experime
     elsewhere = dataclasses.replace(make("test"), home=tmp_path / "elsewhere")
     with pytest.raises(InputError, match=r"begun in another home.*RUBBERBAND_HOME"):
         session.run(elsewhere)
-    assert session.read(elsewhere).outcome == "unfinished"
+    assert read(elsewhere).outcome == "unfinished"
 
 
 def test_the_store_tells_which_experiments_it_has(make: Callable[[str], ExperimentFolder], store_url: str) -> None:

@@ -149,7 +149,8 @@ def test_commands_and_flags() -> None:
 
 
 def test_the_list_of_commands_says_of_each_what_its_own_help_says() -> None:
-    for name, promised in typer.main.get_command(app).commands.items():
+    group: Any = typer.main.get_command(app)
+    for name, promised in group.commands.items():
         itself = promised.made()
         assert (itself.name, itself.get_short_help_str(1000)) == (name, promised.get_short_help_str(1000))
 

@@ -24,6 +24,7 @@ from rubberband.executor.driver import Observer
 from rubberband.executor.events import Event, FailureKind
 from rubberband.executor.folder import ExperimentFolder, folders
 from rubberband.executor.journal import Journal, sqlite_url
+from rubberband.executor.reading import read
 from rubberband.executor.session import Setup
 from rubberband.executor.state import Job
 from rubberband.executor.training.entrypoint import Entrypoint
@@ -77,14 +78,14 @@ def dying_after(num_events: int) -> Callable[[Job, Callable[[], float], ExitStac
 
 def test_before_anything_happened_nothing_was_spent(folder: ExperimentFolder) -> None:
     with folder.driving():
-        result = session.read(folder)
+        result = read(folder)
     assert (result.outcome, result.actual_jct_s, result.actual_cost_usd) == ("unfinished", 0.0, 0.0)
 
 
 def test_a_run_ends_and_can_be_read_again(folder: ExperimentFolder) -> None:
     result = session.run(folder)
     assert result.outcome == "done"
-    assert session.read(folder) == result
+    assert read(folder) == result
     assert [found.name for found in folders(folder.home)] == ["test"]
 
 
@@ -92,7 +93,7 @@ def test_a_run_ends_and_can_be_read_again(folder: ExperimentFolder) -> None:
 def test_a_virtual_run_that_was_cut_off_goes_on_at_its_own_time(folder: ExperimentFolder, num_events: int) -> None:
     with contextlib.suppress(Killed):
         session.run(folder, view=dying_after(num_events))
-    cut = session.read(folder)
+    cut = read(folder)
     assert cut.outcome == "unfinished"
     result = session.run(folder)
     assert result.outcome == "done"
@@ -142,12 +143,12 @@ def test_a_taken_name_is_refused_and_loses_nothing(folder: ExperimentFolder) -> 
     result = session.run(folder)
     with pytest.raises(NameTakenError, match="rubberband resume test"):
         session.create(folder, JOB, setup())
-    assert session.read(folder) == result
+    assert read(folder) == result
 
 
 def test_an_experiment_that_is_not_there_is_told_with_those_that_are(folder: ExperimentFolder) -> None:
     with pytest.raises(InputError, match=r"no experiment 'nosuch' in .*; there are: test"):
-        session.read(ExperimentFolder(home=folder.home, name="nosuch"))
+        read(ExperimentFolder(home=folder.home, name="nosuch"))
 
 
 def test_a_home_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
@@ -162,7 +163,7 @@ def test_an_entry_point_that_broke_is_told_before_a_resume_does_anything(tmp_pat
     session.create(folder, JOB, setup(checkpoints=str(folder.checkpoints), entrypoint=gone, provider="local"))
     with pytest.raises(EntrypointError, match="no module 'nosuch_module'"):
         session.run(folder)
-    assert session.read(folder).instances == ()
+    assert read(folder).instances == ()
 
 
 def test_a_checkpoint_store_that_is_away_is_told_before_a_resume_does_anything(tmp_path: Path) -> None:
@@ -176,7 +177,7 @@ def test_a_checkpoint_store_that_is_away_is_told_before_a_resume_does_anything(t
     with pytest.raises(StoreAwayError, match=r"found no file rubberband-store; mount it .* `rubberband resume test`"):
         session.run(folder)
     assert list(folder.checkpoints.iterdir()) == []
-    assert session.read(folder).resumes == 0
+    assert read(folder).resumes == 0
     folder.checkpoints.rmdir()
     (tmp_path / "unmounted").rename(folder.checkpoints)
     with pytest.raises(EntrypointError):  # which is looked for next
@@ -202,7 +203,7 @@ def test_a_store_that_goes_away_stops_the_run_which_says_so_and_can_be_resumed(
         patch.setattr(session, "VirtualBackend", Unmounted)
         with pytest.raises(StoreAwayError, match="mount it, then go on by `rubberband resume test`"):
             session.run(folder)
-    cut = session.read(folder)
+    cut = read(folder)
     assert (cut.outcome, cut.reason) == ("unfinished", "the checkpoint store is away; mount it")
     result = session.run(folder)
     assert (result.outcome, result.reason, [trial.failures for trial in result.trials]) == ("done", "", [0] * 4)
@@ -340,7 +341,7 @@ def test_a_disk_that_fills_up_ends_a_run_in_one_line_and_a_resume_goes_on(folder
             session.run(folder, view=dying_after(1000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    cut = session.read(folder)
+    cut = read(folder)
     assert cut.outcome == "unfinished"
     assert not folder.driven
     result = session.run(folder)

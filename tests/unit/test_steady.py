@@ -17,7 +17,7 @@ from rubberband.cloud import steady
 from rubberband.cloud.local import instance
 from rubberband.cloud.local.instance import STARTED, Record, load, release_marker, save
 from rubberband.cloud.steady import steady_clock, time_of
-from rubberband.executor import session
+from rubberband.executor.reading import read
 from tests.journalled_runs import recorded
 
 HALF_AN_HOUR_S = 1800.0
@@ -102,9 +102,9 @@ def test_who_looks_on_sees_no_more_time_and_money_go_by_and_nobody_late(
         observed.refresh(live=True)
         after = observed.result().actual_jct_s, observed.present
         with folder.driving():
-            read = session.read(folder).actual_jct_s
+            jct_s = read(folder).actual_jct_s
     assert all(0.0 <= late - early < HALF_AN_HOUR_S / 2 for early, late in zip(before, after, strict=True))
-    assert before[0] <= read < before[0] + HALF_AN_HOUR_S / 2
+    assert before[0] <= jct_s < before[0] + HALF_AN_HOUR_S / 2
 
 
 def _stepped(by_s: float) -> str:
