@@ -145,7 +145,8 @@ class Session:
                         f"profiling waited {self._limits.ready_s:.0f} s for the instances to get ready; see their logs"
                     )
             self.provision_delay_s = statistics.fmean(self._running[name] - asked_at for name in names)
-            self.init_delay_s = statistics.fmean(ready[name] - self._running[name] for name in names)
+            # Training begins when the last one is ready, and the others are paid for meanwhile.
+            self.init_delay_s = max(ready.values()) - asked_at - self.provision_delay_s
             yield names
         finally:
             self._release()

@@ -11,6 +11,7 @@ import pytest
 
 from rubberband.adaptive import AdaptiveBatch, BatchLimits, GoodputProfile, Throughput
 from rubberband.cloud.local import LocalProvider
+from rubberband.cloud.virtual import Fate
 from rubberband.errors import ProviderError, RubberbandError
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.events import WITHOUT_CHECKPOINT, Event, TrialRepeated, TrialReported, TrialStarted
@@ -66,6 +67,15 @@ def test_a_virtual_backend_is_measured_exactly_with_every_slot_busy() -> None:
     assert list(measured.points) == points
     assert measured.held_s == pytest.approx((7.0 + 3 * 2 * 3.0 + 4 * (4.0 + 2.5 + 1.5),) * 2)
     assert all(status.state == "terminated" for status in backend.provider.describe())
+
+
+def test_instances_that_start_one_after_another_predict_when_the_last_is_ready_and_what_all_cost_until_then() -> None:
+    slow = Fate(provision_s=11.0, init_s=9.0)
+    profile = measure(virtual(Faults(fates={"profile-1": slow})), gpus_per_instance=2, instances=2).profile
+    assert profile.provision_delay_s is not None
+    assert profile.init_delay_s is not None
+    assert profile.provision_delay_s + profile.init_delay_s == pytest.approx(20.0)
+    assert 2 * profile.init_delay_s == pytest.approx((20.0 - 5.0) + (20.0 - 11.0))
 
 
 @pytest.mark.parametrize(
