@@ -183,7 +183,8 @@ def _names(trials: Sequence[TrialResult]) -> list[str]:
     seen: dict[str, set[str]] = {}
     for trial in trials:
         for name, value in trial.configuration.items():
-            seen.setdefault(name, set()).add(setting(value))
+            if len(values := seen.setdefault(name, set())) < 2:
+                values.add(setting(value))
     return sorted(seen, key=lambda name: len(seen[name]) < 2)[:_MOST_COLUMNS]
 
 

@@ -263,7 +263,7 @@ def stage_rows(result: Result) -> list[StageRow]:
 def _stage_row(result: Result, stage: StageResult, before: int, decimals: int) -> StageRow:
     begun, over = stage.actual_s is not None, bool(stage.promoted)
     target = stage.trials * stage.iterations
-    done = sum(min(max(trial.iterations - before, 0), stage.iterations) for trial in result.trials)
+    done = sum([min(t.iterations - before, stage.iterations) for t in result.trials if t.iterations > before])
     standing = "done" if over else "current" if result.outcome == "unfinished" else "ended"
     return StageRow(
         stage=stage.stage,

@@ -11,12 +11,16 @@ from typing import Any
 from rubberband.executor.result import Result, TrialResult
 from rubberband.views.charts import ALONE, CURVES, LEGEND, MANY_POINTS, SWITCH, Figure, by_fate, fate_name, time_unit
 from rubberband.views.spending import shares
+from rubberband.views.tables import ranked
 from rubberband.views.words import duration, printable, usd
 
+MOST_TRIALS = 3000
+"""Of more trials the best are drawn."""
 MOST_POINTS = 4 * MANY_POINTS
 """Points beyond so many are left out, evenly in every curve."""
 CURVES_NOTE = (
-    "Each line is a trial, its colour tells what became of it; click the legend to hide or show, drag to zoom. "
+    "Each line is a trial, its colour tells what became of it; click the legend to hide or show, drag to zoom. Of more "
+    f"than {MOST_TRIALS:,} trials the best are drawn. "
     "Dollars: the whole bill so far, idle and starting instances included, is shared out among the trials by the GPU "
     "time that each has held, at its instances' prices; the shares of all trials add up to the bill."
 )
@@ -47,10 +51,11 @@ def learning_curves(result: Result) -> Figure | None:
     if not fates:
         return None
     unit, unit_s = time_unit(result.actual_jct_s)
-    count = sum(len(trial.curve) for trial in result.trials)
-    costs, step = shares(result), math.ceil(count / MOST_POINTS)
+    shown = [trial for trial in ranked(result) if trial.curve][:MOST_TRIALS]
+    count = sum(len(trial.curve) for trial in shown)
+    costs, step = shares(result, shown), math.ceil(count / MOST_POINTS)
     drawn = {
-        fate: [point for trial in trials for point in _points(result, trial, costs[trial.trial], step)]
+        fate: [p for t in trials if t.trial in costs for p in _points(result, t, costs[t.trial], step)]
         for fate, trials in fates.items()
     }
     by_iterations = [[point and point.iterations for point in points] for points in drawn.values()]

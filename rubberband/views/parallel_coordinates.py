@@ -25,7 +25,7 @@ _HEIGHT_PX, _WIDE_PX = 400, 100
 _MOST_CATEGORIES = 12
 PARALLEL_NOTE = (
     "Each line is a trial, from its configuration to its latest metric; the best are orange, on top. Parameters that "
-    "are the same for all are left out."
+    f"are the same for all are left out. Of more than {MOST_TRIALS:,} trials the best are drawn."
 )
 
 _SHORT_NAME = 8
@@ -79,7 +79,8 @@ def _varied(trials: Sequence[TrialResult]) -> list[str]:
     seen: dict[str, set[str]] = {}
     for trial in trials:
         for name, value in trial.configuration.items():
-            seen.setdefault(name, set()).add(setting(value))
+            if len(values := seen.setdefault(name, set())) < 2:
+                values.add(setting(value))
     return [name for name, values in seen.items() if len(values) > 1][: MOST_AXES - 1]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from rubberband.executor.result import InstanceResult, Result
+from rubberband.executor.result import Busy, InstanceResult, Result, TrialResult
 from rubberband.offer import SECONDS_PER_HOUR
 from rubberband.views.charts import beyond_s, end_s
 
@@ -126,36 +126,37 @@ def _grown(parts: Iterable[_Part]) -> Growth:
     return Growth(at_s=tuple(at_s), amount=tuple(amounts))
 
 
-def trial_growth(result: Result) -> Mapping[int, Growth]:
+def trial_growth(result: Result, trials: Sequence[TrialResult]) -> Mapping[int, Growth]:
     """Trial -> what it has cost over time, in US dollars.
 
-    The whole bill so far (idle and starting instances included) is shared out among the trials by the GPU time that
+    The whole bill so far (idle and starting instances included) is shared out among all trials by the GPU time that
     each has held, at its instances' prices; so the last amounts of all trials add up to the bill, if any has trained.
     """
-    parts: dict[int, list[_Part]] = {trial.trial: [] for trial in result.trials}
-    for trial, part in _uses(result):
-        parts[trial].append(part)
+    parts: dict[int, list[_Part]] = {trial.trial: [] for trial in trials}
+    for use, usd_per_s in _uses(result):
+        if use.trial in parts:
+            parts[use.trial].append(_Part(start_s=use.start_s, end_s=use.end_s, usd_per_s=usd_per_s))
     return {trial: _grown(held) for trial, held in parts.items()}
 
 
 def trial_costs_usd(result: Result) -> Mapping[int, float]:
     """Trial -> its share of the bill so far, as `trial_growth` ends."""
     costs_usd = {trial.trial: 0.0 for trial in result.trials}
-    for trial, part in _uses(result):
-        costs_usd[trial] += part.usd_per_s * (part.end_s - part.start_s)
+    for use, usd_per_s in _uses(result):
+        costs_usd[use.trial] += usd_per_s * (use.end_s - use.start_s)
     return costs_usd
 
 
-def _uses(result: Result) -> Iterator[tuple[int, _Part]]:
-    """What trials held, as parts of the bill."""
+def _uses(result: Result) -> Iterator[tuple[Busy, float]]:
+    """What trials held, and what of the bill that is a second."""
     prices = {instance.instance: instance.price_usd_per_hour for instance in result.instances}
     total = sum(prices[use.instance] * (use.end_s - use.start_s) for use in result.busy)
     usd_each = result.actual_cost_usd / total if total > 0 else 0.0
     for use in result.busy:
-        yield use.trial, _Part(start_s=use.start_s, end_s=use.end_s, usd_per_s=prices[use.instance] * usd_each)
+        yield use, prices[use.instance] * usd_each
 
 
-def shares(result: Result) -> Mapping[int, tuple[float, ...]]:
+def shares(result: Result, trials: Sequence[TrialResult]) -> Mapping[int, tuple[float, ...]]:
     """Trial -> what it had cost by each point of its curve, in US dollars."""
-    grown = trial_growth(result)
-    return {trial.trial: tuple(grown[trial.trial].at(at_s) for at_s, *_ in trial.curve) for trial in result.trials}
+    grown = trial_growth(result, trials)
+    return {trial.trial: tuple(grown[trial.trial].at(at_s) for at_s, *_ in trial.curve) for trial in trials}

@@ -74,7 +74,7 @@ def test_functions_are_paid_for_while_trials_hold_them() -> None:
 @pytest.mark.parametrize("faults", [None, FAULTS])
 def test_the_trials_shares_add_up_to_the_bill(faults: Any) -> None:
     result = a_result(a_job(), faults)
-    whole = [growth.at(math.inf) for growth in trial_growth(result).values()]
+    whole = [growth.at(math.inf) for growth in trial_growth(result, result.trials).values()]
     assert sum(whole) == pytest.approx(result.actual_cost_usd)
     assert list(trial_costs_usd(result).values()) == pytest.approx(whole)
 
@@ -82,7 +82,7 @@ def test_the_trials_shares_add_up_to_the_bill(faults: Any) -> None:
 def test_a_trial_s_share_grows_with_every_report() -> None:
     result = a_result()
     for trial in result.trials:
-        costs = shares(result)[trial.trial]
+        costs = shares(result, [trial])[trial.trial]
         assert len(costs) == len(trial.curve)
         assert all(0 < before < after for before, after in itertools.pairwise(costs))
 
@@ -128,6 +128,17 @@ def test_many_trials_and_instances_stay_a_chart_of_bearable_size() -> None:
     bars = [bar for bar in gantt["data"] if bar["name"].startswith("stage")]
     assert sum(len(bar["x"]) for bar in bars) < len(result.busy)
     assert sum(trace["x"].count(None) for trace in parallel["data"]) == MOST_TRIALS
+
+
+def test_of_very_many_trials_the_curves_of_the_best_are_drawn_and_all_are_counted() -> None:
+    result = wide(2 * MOST_TRIALS)
+    losers = [dataclasses.replace(t, metrics={result.metric: -1.0}, curve=t.curve[:1]) for t in result.trials[1::2]]
+    mixed = sorted([*result.trials[::2], *losers], key=lambda trial: trial.trial)
+    figure = drawn(learning_curves(dataclasses.replace(result, trials=tuple(mixed))))
+    shown = {label[0] for trace in figure["data"] for label in trace["customdata"] if label}
+    assert shown == {trial.trial for trial in result.trials[::2]}
+    assert "(1 trial)" not in (name := " ".join(trace["name"] for trace in figure["data"]))
+    assert f"{2 * MOST_TRIALS - 1} trials" in name.replace(",", "")
 
 
 def test_the_plan_is_an_area_behind_the_bars() -> None:
