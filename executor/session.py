@@ -26,7 +26,6 @@ from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.inbox import Inbox
 from rubberband.executor.journal import begin
 from rubberband.executor.reading import JournalReader, read_whole
-from rubberband.executor.reading import read as read
 from rubberband.executor.result import Result, summarise
 from rubberband.executor.salvage import explaining
 from rubberband.executor.state import Job

@@ -11,6 +11,7 @@ from rubberband import cli
 from rubberband.commands.show import aligned
 from rubberband.units import parse_duration
 from rubberband.views.words import rounded
+from tests.journalled_runs import recorded
 from tests.unit.experiment_words import EXAMPLE
 
 DEADLINE = "constraints.deadline=30m"
@@ -180,8 +181,12 @@ def test_an_interruption_is_exit_130(monkeypatch: pytest.MonkeyPatch, file: str)
 
 
 def modules_after(*arguments: str) -> set[str]:
+    """What has been imported when a command is done; it must do without reading a source."""
     code = f"""
-import sys
+import ast, inspect, sys, tokenize
+def refuse(*_, **__):
+    raise AssertionError("a source is read")
+inspect.findsource = ast.parse = tokenize.tokenize = tokenize.generate_tokens = refuse
 from rubberband import cli
 sys.argv = ["rubberband", *{arguments!r}]
 try:
@@ -195,12 +200,30 @@ print("MODULES", *sorted(sys.modules))
 
 
 def test_estimate_starts_nothing_heavy(file: str) -> None:
-    assert not modules_after("estimate", file, "-s", DEADLINE) & {"ray", "torch", "boto3", "sqlalchemy", "fastapi"}
+    heavy = {"ray", "torch", "boto3", "sqlalchemy", "fastapi", "plotly", "networkx", "numpy.ma"}
+    modules = modules_after("estimate", file, "-s", DEADLINE, "-o", "json")
+    assert not modules & heavy
+    assert not any(name.startswith(("scipy", "rubberband.planner.goodput")) for name in modules)
 
 
 @pytest.mark.parametrize("flag", ["--help", "--version"])
 def test_help_and_version_start_nothing_at_all(flag: str) -> None:
-    assert not modules_after(flag) & {"ray", "torch", "pydantic", "numpy", "yaml", "sqlalchemy", "rich"}
+    modules = modules_after(flag)
+    assert not modules & {"ray", "torch", "pydantic", "numpy", "yaml", "sqlalchemy", "rich"}
+    assert not any(name.startswith("rubberband.commands") for name in modules)
+
+
+def test_the_help_of_a_command_imports_no_other() -> None:
+    modules = modules_after("status", "--help")
+    assert not modules & {"numpy", "yaml", "sqlalchemy", "rubberband.commands.estimate", "rubberband.commands.serve"}
+
+
+@pytest.mark.parametrize("command", ["ps", "status", "report"])
+def test_who_looks_at_a_run_waits_for_no_planner(command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
+    folder = recorded().put(tmp_path)
+    modules = modules_after(command, *([] if command == "ps" else [folder.name]))
+    assert not modules & {"ray", "torch", "boto3", "numpy", "fastapi", "plotly", "sqlalchemy.dialects.postgresql"}
 
 
 def test_columns_line_up_and_parts_add_up() -> None:

@@ -59,6 +59,18 @@ def test_the_published_schema_is_current_and_holds_the_example() -> None:
         jsonschema.validate({**example, "nam": "x"}, schema)
 
 
+def test_an_installation_without_sources_has_a_schema_without_descriptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(model: object) -> str:
+        raise OSError("could not get source code")
+
+    monkeypatch.setattr("inspect.getsource", gone)
+    found = json.loads(experiment_schema())["properties"]["batch"]
+    monkeypatch.undo()
+    told = json.loads(SCHEMA.read_text(encoding="utf-8"))["properties"]["batch"]
+    assert told.pop("description")
+    assert found == told
+
+
 def test_the_published_schema_holds_what_can_only_be_planned() -> None:
     types = ["p3.2xlarge", "p3.8xlarge"]
     document = words(
