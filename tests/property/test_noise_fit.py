@@ -1,0 +1,122 @@
+"""The random-effects fit of training times: it recovers the components that times were drawn from."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rubberband.executor.noise_fit import Cell, Fit, cell_of, fit
+
+CVS = (0.01, 0.05, 0.1, 0.3)
+
+
+def drawn(
+    seed: int, *, trial_cv: float, iteration_cv: float, trials: int, points: int = 3, iterations: int = 3
+) -> list[Cell]:
+    """Cells of trials with 1, 2, 4, … GPUs, each with half of the trials of the one before."""
+    numbers = np.random.default_rng(seed)
+    speeds = numbers.lognormal(0.0, math.sqrt(math.log1p(trial_cv**2)), trials)
+    noise = math.sqrt(math.log1p(iteration_cv**2))
+    return [
+        cell_of(trial, 2**point, (0.7**point * speeds[trial] * numbers.lognormal(0.0, noise, iterations)).tolist())
+        for point in range(points)
+        for trial in range(max(1, trials // 2**point))
+    ]
+
+
+@pytest.mark.parametrize("trial_cv", CVS)
+@pytest.mark.parametrize("iteration_cv", CVS)
+def test_components_of_many_trials_are_recovered(trial_cv: float, iteration_cv: float) -> None:
+    found = fit(drawn(1, trial_cv=trial_cv, iteration_cv=iteration_cv, trials=400, iterations=6))
+    assert found.trial.cv == pytest.approx(trial_cv, rel=0.12, abs=0.1 * iteration_cv)
+    assert found.iteration.cv == pytest.approx(iteration_cv, rel=0.05)
+    assert found.trial.low_cv < found.trial.cv < found.trial.high_cv
+
+
+@pytest.mark.parametrize(("trials", "trial_cv"), [(4, 0.03), (4, 0.1), (4, 0.2), (16, 0.05), (16, 0.3)])
+def test_intervals_hold_the_truth_nearly_as_often_as_they_say(trials: int, trial_cv: float) -> None:
+    fits = [fit(drawn(seed, trial_cv=trial_cv, iteration_cv=0.05, trials=trials)) for seed in range(60)]
+    held = [one.trial.low_cv <= trial_cv <= one.trial.high_cv for one in fits]
+    assert sum(held) >= 0.75 * len(fits)
+    assert sum(one.iteration.low_cv <= 0.05 <= one.iteration.high_cv for one in fits) >= 0.75 * len(fits)
+
+
+@given(st.integers(0, 10_000), st.integers(2, 6), st.integers(1, 4), st.integers(1, 4))
+def test_trials_that_may_differ_are_never_told_to_be_alike(
+    seed: int, trials: int, points: int, iterations: int
+) -> None:
+    cells = drawn(seed, trial_cv=0.0, iteration_cv=0.05, trials=trials, points=points, iterations=iterations)
+    found = fit(cells)
+    assert 0.001 < found.trial.cv < 0.3
+    for component in (found.trial, found.iteration):
+        assert 0.0 < component.low_cv <= component.high_cv < 8.0
+
+
+@given(st.integers(0, 10_000), st.floats(0.01, 100.0))
+def test_the_unit_of_time_does_not_matter(seed: int, factor: float) -> None:
+    cells = drawn(seed, trial_cv=0.1, iteration_cv=0.05, trials=4)
+    scaled = [
+        Cell(
+            trial=cell.trial,
+            gpus=cell.gpus,
+            mean_s=factor * cell.mean_s,
+            log_s=cell.log_s + math.log(factor),
+            iterations=cell.iterations,
+            scatter=cell.scatter,
+        )
+        for cell in cells
+    ]
+    one, other = fit(cells), fit(scaled)
+    assert other.trial.cv == pytest.approx(one.trial.cv, rel=1e-3)
+    times_s, scaled_s = one.seconds_per_iteration(cells), other.seconds_per_iteration(scaled)
+    assert scaled_s == pytest.approx({gpus: factor * time_s for gpus, time_s in times_s.items()}, rel=1e-3)
+
+
+def test_what_few_trials_take_does_not_depend_on_which_ones_were_measured() -> None:
+    """Trial 0 is the slow one, and the only one with 4 GPUs."""
+    slow, speeds = 2.0, (2.0, 1.0, 1.0, 1.0)
+    cells = [cell_of(trial, 1, [speed, 1.01 * speed]) for trial, speed in enumerate(speeds)]
+    cells.append(cell_of(0, 4, [0.5 * slow, 0.505 * slow]))
+    found = fit(cells)
+    times_s = found.seconds_per_iteration(cells)
+    assert times_s[1] == pytest.approx(1.005 * 1.25)
+    assert times_s[4] == pytest.approx(0.5 * times_s[1], rel=0.02)
+
+
+def test_a_trials_own_speed_is_shrunk_by_what_is_unsure_of_it() -> None:
+    sure = [cell_of(trial, 1, [speed, 1.001 * speed] * 3) for trial, speed in enumerate((1.2, 1.0, 0.9, 1.0))]
+    unsure = [cell_of(trial, 1, [0.6 * speed, 1.6 * speed]) for trial, speed in enumerate((1.2, 1.0, 0.9, 1.0))]
+    slowest, seen = fit(sure).log_speeds[0], fit(unsure).log_speeds[0]
+    assert slowest == pytest.approx(math.log(1.2) - math.log(1.2 * 0.9) / 4.0, rel=0.05)
+    assert 0.0 < seen < 0.5 * slowest
+
+
+def test_one_trial_says_nothing_of_how_trials_differ() -> None:
+    found = fit([cell_of(0, gpus, [1.0, 1.1, 0.9]) for gpus in (1, 2, 4)])
+    assert found.trial.cv == pytest.approx(0.147, abs=0.005)
+    assert found.trial.low_cv < 0.01
+    assert found.trial.high_cv > 0.4
+
+
+@pytest.mark.parametrize("trials", [3, 4, 8])
+def test_times_that_are_exactly_alike_have_no_noise(trials: int) -> None:
+    cells = [cell_of(trial, gpus, [time_s] * 3) for gpus, time_s in ((1, 4.0), (2, 2.5)) for trial in range(trials)]
+    found = fit(cells)
+    assert found.trial.cv == pytest.approx(0.0, abs=1e-3)
+    assert found.iteration.cv == pytest.approx(0.0, abs=1e-5)
+    assert found.seconds_per_iteration(cells) == pytest.approx({1: 4.0, 2: 2.5})
+
+
+def test_trials_that_differ_far_more_than_their_iterations_are_told_apart() -> None:
+    found: Fit = fit([cell_of(trial, 1, [speed] * 3) for trial, speed in enumerate((1.0, 1.1, 1.2, 1.3, 1.4, 1.5))])
+    assert 0.1 < found.trial.cv < 0.25
+    assert found.iteration.cv == pytest.approx(0.0, abs=1e-5)
+
+
+def test_iterations_that_take_no_time_are_taken_in() -> None:
+    found = fit([cell_of(trial, 1, [0.0, 0.0]) for trial in range(2)])
+    assert math.isfinite(found.trial.cv)
