@@ -40,7 +40,8 @@ def batch_history(reports: Sequence[Report], started_at: float) -> tuple[BatchSt
     stretches: list[BatchStretch] = []
     told_at = started_at
     for report in reports:
-        stretches += _stretches(report, told_at, started_at)
+        if report.batches:
+            stretches += _stretches(report, told_at, started_at)
         told_at = report.reported_at
     return tuple(stretches)
 

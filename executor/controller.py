@@ -52,6 +52,10 @@ PAUSE_S = 30.0
 """A Tick that is later than this was delayed by more than a busy driver."""
 
 
+_ASKED = (LimitsChanged, CancelRequested)
+_PROGRESS = (TrialStarted, TrialRepeated, TrialReported)
+
+
 class Controller:
     """The state machine of one experiment. Only `handle` changes `state`, and `job` where more is granted."""
 
@@ -72,7 +76,7 @@ class Controller:
         self._commands = []
         if isinstance(event, Tick):
             self._forgive_a_pause(event)
-        elif isinstance(event, LimitsChanged | CancelRequested):
+        elif isinstance(event, _ASKED):
             if not self._is_news(event.request):
                 return []
             if isinstance(event, LimitsChanged):
@@ -108,7 +112,7 @@ class Controller:
 
     def _may_go_on(self, event: Event) -> bool:
         """Whether something may have to be done after an event that changed no trial's standing."""
-        if not isinstance(event, TrialStarted | TrialRepeated | TrialReported):
+        if not isinstance(event, _PROGRESS):
             return True
         return rules.missing(self.job, self.state) > 0 or bool(self.state.leaving())
 

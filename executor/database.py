@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -57,6 +57,7 @@ class Database:
         self._reader = self.engine if self.is_sqlite else self.engine.execution_options(isolation_level="AUTOCOMMIT")
         self._open = True
         self._one_writer = threading.Lock() if self.is_sqlite else None
+        self._inserter: sql.PoolProxiedConnection | None = None
 
     @property
     def is_sqlite(self) -> bool:
@@ -118,10 +119,11 @@ class Database:
         statement = f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
         assert self._one_writer is not None, "it is a SQLite file"
         try:
-            with self._one_writer, closing(self.engine.raw_connection()) as connection:
+            with self._one_writer:
+                connection = self._inserter = self._inserter or self.engine.raw_connection()
                 cursor = connection.cursor()
-                _begin_immediate(cursor.execute, connection.info, durable)
                 try:
+                    _begin_immediate(cursor.execute, connection.info, durable)
                     cursor.executemany(statement, [tuple(row.values()) for row in rows])
                     cursor.execute("COMMIT")
                 except BaseException:
@@ -190,6 +192,8 @@ class Database:
         """Let go of it. Idempotent."""
         if self._open:
             self._open = False
+            if self._inserter is not None:
+                self._inserter.close()
             _release(self._url, self.engine)
 
 

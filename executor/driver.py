@@ -34,6 +34,9 @@ Observer = Callable[[Event, Controller], None]
 """Is shown every event after the controller has taken it in."""
 
 
+_RENT = (LaunchInstance, ReleaseInstance)
+
+
 def replay(controller: Controller, journal: EventLog) -> int:
     """Fold the journal into `controller`; return how many events there were."""
     count = 0
@@ -111,7 +114,7 @@ def _take_in(
     for event in events:
         orders = controller.handle(event)
         commands += orders
-        if orders and any(isinstance(order, LaunchInstance | ReleaseInstance) for order in orders):
+        if orders and any(isinstance(order, _RENT) for order in orders):
             hold_until = min(hold_until, controller.hold_until())
         for observe in observers:
             try:

@@ -55,6 +55,8 @@ class Purse:
     _stops_at: float | None = field(default=None, init=False)
     _reached: tuple[float, float] | None = field(default=None, init=False)
     """(as of, until): the latest answer of `reaches_about`."""
+    _is_surcharged: bool | None = field(default=None, init=False)
+    """Whether anything is reserved at more than it costs."""
 
     def spent_usd(self, now: float) -> float:
         """The bill, at the prices of purchase."""
@@ -97,7 +99,9 @@ class Purse:
 
         Long before it reaches no farther than to the very moment, so that leases can be put off in time.
         """
-        if not any(line.reserved_usd_per_s > line.usd_per_s for line in self.lines):
+        if self._is_surcharged is None:
+            self._is_surcharged = any(line.reserved_usd_per_s > line.usd_per_s for line in self.lines)
+        if not self._is_surcharged:
             return math.inf
         self.reaches_about(now)
         assert self._reached is not None, "it was asked just now"

@@ -5,6 +5,8 @@ A view is an observer of the driver and a context manager. stdout is left to dat
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -26,6 +28,10 @@ from rubberband.views.progress import Progress, StageProgress, observe
 from rubberband.views.words import counted, duration, number, usd, usd_decimals
 
 REFRESHES_PER_S = 4.0
+_CHEAP_S = 1e-3
+"""A picture that takes longer, as of thousands of trials, is not taken at every event."""
+_SHARE = 0.1
+"""Such pictures take this part of the time at most."""
 
 
 class View(Protocol):
@@ -72,8 +78,18 @@ class PlainView:
 class TerminalView:
     """The stages as a table at the bottom of the terminal, redrawn also between events; the lines pass above it."""
 
-    def __init__(self, job: Job, clock: Callable[[], float], stream: TextIO, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        clock: Callable[[], float],
+        stream: TextIO,
+        console: Console | None = None,
+        stopwatch: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`stopwatch` tells how long pictures take, in seconds."""
         self._narrator = Narrator(job)
+        self._stopwatch = stopwatch
+        self._next_at = -math.inf
         self._job = job
         self._clock = clock
         self._console = console or Console(file=stream)
@@ -87,7 +103,12 @@ class TerminalView:
 
     def __call__(self, event: Event, controller: Controller) -> None:
         """Take a picture of the state, and say what there is to say."""
-        self._progress = observe(controller.job, controller.state)
+        began_at, state = self._stopwatch(), controller.state
+        if self._progress is None or began_at >= self._next_at or state.phase is not self._progress.phase:
+            self._progress = observe(controller.job, state)
+            ended_at = self._stopwatch()
+            took_s = ended_at - began_at
+            self._next_at = ended_at + (took_s / _SHARE if took_s > _CHEAP_S else 0.0)
         for line in self._narrator.lines(event, controller):
             self._console.print(Text(_stamped(line, controller), style="dim"))
 

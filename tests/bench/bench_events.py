@@ -59,7 +59,7 @@ def experiment(trials: int) -> Experiment:
             "metric": "score",
             "mode": "max",
         },
-        constraints={"deadline": "10h"},
+        constraints={"deadline": "10h", "max_cost": 5.0 * trials},
         resources={
             "provider": "virtual",
             "instance_type": "p3.16xlarge",

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+import pytest
 from rich.console import Console
 
 from rubberband.executor.controller import Controller
 from rubberband.executor.driver import Observer, drive
 from rubberband.executor.events import DriverResumed, Event, TrialReported
 from rubberband.executor.journal import Journal
-from rubberband.executor.state import Job
+from rubberband.executor.state import Job, Phase, State
 from rubberband.executor.virtual import Faults, VirtualBackend
+from rubberband.views import live
 from rubberband.views.live import TerminalView, open_view, stage_table, summary
 from rubberband.views.narration import Narrator
 from rubberband.views.progress import Progress, observe
@@ -227,6 +230,29 @@ def test_a_picture_does_not_change_with_the_state() -> None:
     assert first.stages[0].standing == "current"
     assert first.spent_usd(now) == 0.0
     assert first.elapsed_s(now) == 0.0
+
+
+def test_pictures_that_take_long_are_taken_now_and_then_and_of_every_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, stream, taken = a_job(), io.StringIO(), list[Progress]()
+    phases, events = list[Phase](), list[Event]()
+
+    def picture(job: Job, state: State) -> Progress:
+        taken.append(observe(job, state))
+        return taken[-1]
+
+    monkeypatch.setattr(live, "observe", picture)
+
+    def note(event: Event, controller: Controller) -> None:
+        events.append(event)
+        if not phases or phases[-1] is not controller.state.phase:
+            phases.append(controller.state.phase)
+
+    ticks = itertools.count()
+    with TerminalView(job, lambda: 117.0, stream, stopwatch=lambda: float(next(ticks))) as view:
+        watch(job, [note, view])
+    assert [phase for phase, _ in itertools.groupby(progress.phase for progress in taken)] == phases
+    assert len(taken) < len(events) / 3
+    assert taken[-1].ended_at is not None
 
 
 def test_on_a_terminal_the_table_and_the_lines_are_shown() -> None:
