@@ -6,14 +6,14 @@ a trial that trains alone on an instance looks faster than one that has neighbou
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rubberband.errors import ProviderError, RubberbandError
 from rubberband.executor.backend import Backend
 from rubberband.executor.events import WITHOUT_CHECKPOINT, Gang, Slot
-from rubberband.executor.profiling_session import Limits, Point, Session, Stopped
+from rubberband.executor.profiling_points import Noise, Point, Starts, noise_of, profile_of
+from rubberband.executor.profiling_session import Limits, Session, Stopped
 from rubberband.offer import gang_sizes, slots
 from rubberband.profile import Profile
 
@@ -29,6 +29,9 @@ class Measured:
 
     profile: Profile
     points: tuple[Point, ...]
+    noise: Noise
+    """What training times vary by, and how sure that is."""
+    starts: Starts
     held_s: tuple[float, ...]
     """Seconds for which each instance ran: what measuring cost."""
     stopped_by: str = ""
@@ -62,6 +65,8 @@ def measure(
     max_gpus_per_trial: int = 1,
     num_trials: int | None = None,
     iterations: int = 3,
+    least_trials: int = 0,
+    one_machine: bool = False,
     warm_up_iterations: int = 1,
     sweep: bool = False,
     limits: Limits | None = None,
@@ -73,7 +78,10 @@ def measure(
     With `sweep`, the trials then try the batch sizes that they may choose among, in one iteration more for each GPU
     count, and the profile has a model of goodput; what else is measured is so at the initial batch size.
 
-    The backend knows `num_trials` trials (None: enough for every slot); the first ones are measured. `on_point` is
+    The backend knows `num_trials` trials (None: enough for every slot); the first ones are measured, as many as train
+    side by side, or `least_trials` in turn, the same ones with every number of GPUs. Each has another place on the
+    instances at every number, so that what is slow about a place is not taken for the trial's own. Instances on
+    `one_machine` start at one another's cost. `on_point` is
     shown every point as soon as it is measured; `cancelled` is asked all the time. The instances are released in the
     end; the caller closes the backend.
 
@@ -89,22 +97,29 @@ def measure(
     stopped_by = ""
     try:
         with session.instances([f"profile-{number}" for number in range(instances)]) as names:
-            for gangs in (_gangs(names, gpus_per_instance, gpus) for gpus in counts):
-                points.append(session.measure(gangs, warm_up_iterations, iterations))
+            for turn, gpus in enumerate(counts):
+                gangs = _turned(_gangs(names, gpus_per_instance, gpus), turn)
+                points.append(session.measure(gangs, warm_up_iterations, iterations, least_trials))
                 try:
-                    if sweep:
+                    if sweep and session.stopped is None:
                         session.sweep(warm_up_iterations + iterations)
                 finally:
                     points[-1] = replace(points[-1], batches=session.batches.times(points[-1].gpus))
                     on_point(points[-1])
+                if session.stopped is not None:
+                    raise session.stopped
     except Stopped as reason:
         if not points:
             raise RubberbandError(f"measuring the profile stopped before its first point: {reason}") from None
         stopped_by = str(reason)
-    profile = _profile(points, session.provision_delay_s, session.init_delay_s)
+    noise = noise_of(points)
+    starts = Starts(instances=session.instance_starts, cold_s=tuple(session.cold_starts_s), one_machine=one_machine)
+    profile = profile_of(points, starts, noise)
     return Measured(
         profile=replace(profile, goodput=session.batches.model()) if sweep else profile,
         points=tuple(points),
+        noise=noise,
+        starts=starts,
         held_s=session.held_s(),
         stopped_by=stopped_by,
         remarks=(*_remarks(session), *(_batch_remarks(session) if sweep else ())),
@@ -122,18 +137,6 @@ def _batch_remarks(session: Session) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _profile(points: Sequence[Point], provision_delay_s: float, init_delay_s: float) -> Profile:
-    return Profile(
-        seconds_per_iteration={point.gpus: point.iteration_s for point in points},
-        trial_startup_s=statistics.fmean(point.startup_s for point in points),
-        trial_cv=statistics.fmean([point.trial_cv for point in points if point.copies > 1] or [0.0]),
-        iteration_cv=statistics.fmean(point.iteration_cv for point in points),
-        provision_delay_s=provision_delay_s,
-        init_delay_s=init_delay_s,
-        source="file",
-    )
-
-
 def _gangs(instances: Sequence[str], gpus_per_instance: int, gpus: int) -> list[Gang]:
     """As many disjoint gangs of `gpus` slots as fit on the instances, by the rules of packing."""
     every = [[Slot(instance=instance, gpu=gpu) for gpu in range(gpus_per_instance)] for instance in instances]
@@ -143,3 +146,9 @@ def _gangs(instances: Sequence[str], gpus_per_instance: int, gpus: int) -> list[
     flat = [slot for group in every for slot in group]
     copies = slots(len(instances), gpus_per_instance, gpus)
     return [tuple(flat[copy * gpus : (copy + 1) * gpus]) for copy in range(copies)]
+
+
+def _turned(gangs: list[Gang], turn: int) -> list[Gang]:
+    """The gangs in another order at every turn, those that come first being others."""
+    first = turn % len(gangs)
+    return gangs[first:] + gangs[:first]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from rubberband.errors import Cancelled, ProviderError, RubberbandError
 from rubberband.executor.backend import Backend
-from rubberband.executor.batch_reports import BatchReports, BatchTime
+from rubberband.executor.batch_reports import BatchReports
 from rubberband.executor.events import (
     CheckpointLost,
     CheckpointRef,
@@ -26,6 +25,7 @@ from rubberband.executor.events import (
     InstanceRunning,
     LaunchInstance,
     ReleaseInstance,
+    Slot,
     StartTrial,
     StopTrial,
     TrialFailed,
@@ -33,6 +33,7 @@ from rubberband.executor.events import (
     TrialReported,
     TrialStarted,
 )
+from rubberband.executor.profiling_points import InstanceStart, Point, Timed
 
 _RELEASE_S = 60.0
 _PAUSE_S = 30.0
@@ -70,25 +71,6 @@ class Limits:
         return self.first_s if slowest_s is None else max(self.shortest_s, 10.0 * slowest_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """What was measured with one number of GPUs per trial."""
-
-    gpus: int
-    copies: int
-    """Trials that trained side by side."""
-    iteration_s: float
-    """Mean seconds per iteration."""
-    iteration_cv: float
-    """Coefficient of variation of a single iteration within one trial."""
-    trial_cv: float
-    """Coefficient of variation between the trials' means, beyond what single iterations explain."""
-    startup_s: float
-    """Mean seconds from the order to start on warm workers, from a checkpoint, until the first step."""
-    batches: tuple[BatchTime, ...] = ()
-    """Where trials may adapt their batch: how long steps take with the sizes that they tried."""
-
-
 Purpose = Literal["warm up", "time", "sweep"]
 """Of a segment: it does not count; it is timed; or it tries batch sizes."""
 
@@ -122,8 +104,13 @@ class Session:
         """Why trials gave up trying batch sizes, a line each."""
         self.is_unsaved = False
         """Whether the latest report came without a checkpoint, as those before it."""
-        self.provision_delay_s = 0.0
-        self.init_delay_s = 0.0
+        self._warm_slots: set[Slot] = set()
+        """Those that a trial has trained on."""
+        self.instance_starts: tuple[InstanceStart, ...] = ()
+        self.cold_starts_s: list[float] = []
+        """How long trials took to start that were the first on one of their slots."""
+        self.stopped: Stopped | None = None
+        """Why the latest point has fewer trials than it should."""
 
     @contextlib.contextmanager
     def instances(self, names: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -144,9 +131,13 @@ class Session:
                     raise RubberbandError(
                         f"profiling waited {self._limits.ready_s:.0f} s for the instances to get ready; see their logs"
                     )
-            self.provision_delay_s = statistics.fmean(self._running[name] - asked_at for name in names)
-            # Training begins when the last one is ready, and the others are paid for meanwhile.
-            self.init_delay_s = max(ready.values()) - asked_at - self.provision_delay_s
+            self.instance_starts = tuple(
+                InstanceStart(
+                    provision_s=self._running[name] - asked_at,
+                    init_s=ready[name] - self._running[name],
+                )
+                for name in names
+            )
             yield names
         finally:
             self._release()
@@ -178,29 +169,45 @@ class Session:
         now = self._backend.now()
         return tuple(self._ended.get(name, now) - running_at for name, running_at in self._running.items())
 
-    def measure(self, gangs: Sequence[Gang], warm_up: int, iterations: int) -> Point:
-        """Train on all gangs at once: `warm_up` iterations that do not count, then `iterations` that do."""
-        warm: dict[int, list[float]] = {}
-        while not warm:
-            warm = self._train(dict(zip(self._trials, gangs, strict=False)), 0, warm_up, "warm up")
-        self._timed = dict(zip(warm, gangs, strict=False))
+    def measure(self, gangs: Sequence[Gang], warm_up: int, iterations: int, least_trials: int = 0) -> Point:
+        """Train on all gangs at once: `warm_up` iterations that do not count, then `iterations` that do.
+
+        There are as many trials as gangs, or in turn `least_trials`, as far as there are so many. A limit that is
+        reached in between, or a hang, leaves those that were measured before; `stopped` then says why.
+        """
+        wanted, waiting, timed = max(len(gangs), least_trials), list(self._trials), list[Timed]()
+        tried = 0
+        while waiting and (tried < wanted or not timed):
+            round_of = waiting[: len(gangs) if tried >= wanted else min(len(gangs), wanted - tried)]
+            waiting, tried = waiting[len(round_of) :], tried + len(round_of)
+            try:
+                timed += self._measure_round(dict(zip(round_of, gangs, strict=False)), warm_up, iterations)
+            except Stopped as reason:
+                if not timed:
+                    raise
+                self.stopped = reason
+                break
+        return Point(gpus=len(gangs[0]), copies=min(len(gangs), len(timed)), timed=tuple(timed))
+
+    def _measure_round(self, gangs: Mapping[int, Gang], warm_up: int, iterations: int) -> list[Timed]:
+        cold = {trial for trial, gang in gangs.items() if not self._warm_slots.issuperset(gang)}
+        warm = self._train(gangs, 0, warm_up, "warm up")
+        self._warm_slots.update(slot for trial in warm for slot in gangs[trial])
+        self.cold_starts_s += [_startup_s(instants) for trial, instants in warm.items() if trial in cold]
+        if not warm:
+            return []
+        self._timed = {trial: gangs[trial] for trial in warm}
         timed = self._train(self._timed, warm_up, warm_up + iterations, "time")
-        if not timed:
-            return self.measure(gangs, warm_up, iterations)
-        self._timed = {trial: self._timed[trial] for trial in timed}
-        times = [[after - before for before, after in itertools.pairwise(trial[1:])] for trial in timed.values()]
-        mean_s = statistics.fmean(time for trial in times for time in trial)
-        within = statistics.fmean(statistics.variance(trial) if len(trial) > 1 else 0.0 for trial in times)
-        means = [statistics.fmean(trial) for trial in times]
-        between = (statistics.variance(means) if len(means) > 1 else 0.0) - within / iterations
-        return Point(
-            gpus=len(gangs[0]),
-            copies=len(timed),
-            iteration_s=mean_s,
-            iteration_cv=math.sqrt(within) / mean_s,
-            trial_cv=math.sqrt(max(0.0, between)) / mean_s,
-            startup_s=statistics.fmean(max(0.0, trial[1] - trial[0]) for trial in timed.values()),
-        )
+        self._timed = {trial: gangs[trial] for trial in timed}
+        return [
+            Timed(
+                trial=trial,
+                instances=tuple(dict.fromkeys(slot.instance for slot in gangs[trial])),
+                startup_s=_startup_s(instants),
+                iterations_s=tuple(after - before for before, after in itertools.pairwise(instants[1:])),
+            )
+            for trial, instants in timed.items()
+        ]
 
     def sweep(self, done: int) -> None:
         """Let the trials of the latest point, which have `done` iterations, try their batch sizes, all at once.
@@ -327,6 +334,10 @@ class Session:
         if self._running:
             ends.append((min(self._running.values()) + self._limits.held_s, self._limits.held_by))
         return min(ends)
+
+
+def _startup_s(instants: Sequence[float]) -> float:
+    return max(0.0, instants[1] - instants[0])
 
 
 def _refuse(event: Event) -> None:

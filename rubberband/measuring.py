@@ -21,7 +21,8 @@ from rubberband.errors import InputError, ProfileMissingError
 from rubberband.executor.backend import Backend
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.profiling import measure
-from rubberband.executor.profiling_session import Limits, Point
+from rubberband.executor.profiling_points import Noise, Point, Starts
+from rubberband.executor.profiling_session import Limits
 from rubberband.executor.session import RELEASE_MARGINS_S, Setup, make_ray_backend, open_cluster
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.experiment import Experiment
@@ -31,6 +32,7 @@ from rubberband.planner.goodput.autoscale import scaled_size
 from rubberband.profile import Profile
 from rubberband.profile_file import save_profile
 from rubberband.units import format_duration, format_usd
+from rubberband.views.measured_words import noise_lines, point_line, start_lines
 
 Announce = Callable[[str], None]
 
@@ -49,6 +51,10 @@ class MeasuredProfile:
 
     profile: Profile
     points: Sequence[Point]
+    noise: Noise
+    """What training times vary by, and how sure that is."""
+    starts: Starts
+    """How long each instance took to start."""
     cost_usd: float
     entrypoint: str
     instance_type: str
@@ -67,18 +73,21 @@ class MeasuredProfile:
             entrypoint=self.entrypoint,
             instance_type=self.instance_type,
             iteration_spread={point.gpus: point.iteration_cv for point in self.points},
-            measurement={"points": [asdict(point) for point in self.points], "cost_usd": self.cost_usd},
+            measurement={
+                "points": [asdict(point) for point in self.points],
+                "noise": asdict(self.noise),
+                "starts": asdict(self.starts),
+                "cost_usd": self.cost_usd,
+            },
         )
 
     def lines(self) -> list[str]:
         """What was measured, for people."""
-        starts = [f"start-up of a trial {self.profile.trial_startup_s:.2f} s"]
-        if self.profile.provision_delay_s is not None and self.profile.init_delay_s is not None:
-            starts.append(f"an instance is provisioned in {self.profile.provision_delay_s:.1f} s")
-            starts.append(f"and has warm workers {self.profile.init_delay_s:.1f} s later")
         cost = f"measuring cost {format_usd(self.cost_usd)}"
         points = [point_line(point) for point in self.points]
-        return [*points, *self._goodput_lines(), ", ".join(starts), cost, *self.remark_lines()]
+        noise = noise_lines(self.noise)
+        starts = start_lines(self.profile, self.starts, self.noise)
+        return [*points, *self._goodput_lines(), *noise, *starts, cost, *self.remark_lines()]
 
     def _goodput_lines(self) -> list[str]:
         """What the model of adaptive batches says, and how far a trial scales by it."""
@@ -99,16 +108,6 @@ class MeasuredProfile:
         return [*self.remarks, f"beyond {self.points[-1].gpus} GPU nothing was measured: {self.stopped_by}"]
 
 
-def point_line(point: Point) -> str:
-    """A measured point, for people."""
-    beside = f", {point.copies} trials side by side" if point.copies > 1 else ""
-    line = f"{point.gpus} GPU: {point.iteration_s:.3f} s per iteration (spread {point.iteration_cv:.1%}{beside})"
-    if not point.batches:
-        return line
-    steps = ", ".join(f"{timed.batch_size} in {_brief(timed.step_s)}" for timed in point.batches)
-    return f"{line}; a step of {steps}"
-
-
 def _scaling_line(model: GoodputProfile, gpus_per_instance: int) -> str:
     """How many GPUs a trial can use (Pollux §5.4.1): with more, each does less than half of what one alone does."""
     widest = max(point.gpus for point in model.points)
@@ -119,10 +118,6 @@ def _scaling_line(model: GoodputProfile, gpus_per_instance: int) -> str:
     more = " or more" if found == sizes[-1] else ""
     beyond = f", which is extrapolated: {widest} were measured" if found > widest else ""
     return f"a trial scales to about {found} GPU{'s' * (found != 1)}{more}{beyond}"
-
-
-def _brief(seconds: float) -> str:
-    return f"{1000.0 * seconds:.3g} ms" if seconds < 1.0 else f"{seconds:.3g} s"
 
 
 _POOR = "the model is far off: times varied while they were measured; measure again where nothing else runs"
@@ -138,12 +133,14 @@ def measure_profile(
     folder: ExperimentFolder,
     *,
     iterations: int = 3,
+    least_trials: int = 0,
     table: Table | None = None,
     announce: Announce = lambda line: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> MeasuredProfile:
     """Run trials for a few iterations at 1, 2, 4, … GPUs, up to what the experiment allows, on instances of its own.
 
+    As many trials are measured as train side by side; in turn `least_trials`, which tells better what trials differ by.
     It stops where it would pass the experiment's max_cost or deadline; a trial that hangs is given up, after
     constraints.iteration_timeout where that is set. `table` is that with live prices, where there is one.
 
@@ -175,6 +172,8 @@ def measure_profile(
             min_gpus_per_trial=limits.min_gpus_per_trial,
             max_gpus_per_trial=limits.max_gpus_per_trial,
             iterations=iterations,
+            least_trials=least_trials,
+            one_machine=setup.provider == "local",
             sweep=setup.batch is not None,
             limits=bounds,
             on_point=lambda point: announce(point_line(point)),
@@ -183,6 +182,8 @@ def measure_profile(
     return MeasuredProfile(
         profile=found.profile,
         points=found.points,
+        noise=found.noise,
+        starts=found.starts,
         cost_usd=sum(_measuring_usd(rented, held_s) for held_s in found.held_s),
         entrypoint=str(entrypoint),
         instance_type=rented.instance_type,

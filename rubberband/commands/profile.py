@@ -22,13 +22,24 @@ def profile(
     iterations: Annotated[
         int, typer.Option("--iterations", min=1, help="Iterations to measure at each number of GPUs.")
     ] = 3,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            "--trials",
+            min=1,
+            help="Trials to measure at each number of GPUs, in turn where they do not fit side by side: what trials "
+            "differ by is surer with more. [default: as many as train side by side]",
+            show_default=False,
+        ),
+    ] = None,
     overrides: Overrides = None,
 ) -> None:
     """Measure the profile that planning needs.
 
-    Runs trials for a few iterations at 1, 2, 4 and more GPUs, on instances of its own: their speed, their start-up,
-    and how long instances take to start. With batch.policy goodput, trials also try the batch sizes that they may
-    choose among: how long steps take, how noisy gradients are, and how many GPUs are of use.
+    Runs trials for a few iterations at 1, 2, 4 and more GPUs, on instances of its own: their speed, what trials differ
+    by and what their iterations vary by, their start-up, and how long instances take to start. With batch.policy
+    goodput, trials also try the batch sizes that they may choose among: how long steps take, how noisy gradients are,
+    and how many GPUs are of use.
     """
     from rubberband.executor.folder import open_folder
     from rubberband.executor.session import cancel_on_signals
@@ -45,7 +56,13 @@ def profile(
     announce_device(experiment, _announce)
     with cancel_on_signals() as cancelled:
         measured = measure_profile(
-            experiment, entrypoint, folder, iterations=iterations, table=table, cancelled=cancelled
+            experiment,
+            entrypoint,
+            folder,
+            iterations=iterations,
+            least_trials=trials or 0,
+            table=table,
+            cancelled=cancelled,
         )
     measured.save(target)
     for line in measured.lines():

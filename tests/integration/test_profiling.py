@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from rubberband.adaptive import AdaptiveBatch, BatchLimits, GoodputProfile, Throughput
+from rubberband.chance import FIXED
 from rubberband.cloud.local import LocalProvider
 from rubberband.cloud.virtual import Fate
 from rubberband.errors import ProviderError, RubberbandError
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.events import WITHOUT_CHECKPOINT, Event, TrialRepeated, TrialReported, TrialStarted
 from rubberband.executor.profiling import gpu_counts, measure
-from rubberband.executor.profiling_session import Limits, Point
+from rubberband.executor.profiling_points import Point
+from rubberband.executor.profiling_session import Limits
 from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual import Faults, VirtualBackend
@@ -62,7 +64,7 @@ def test_a_virtual_backend_is_measured_exactly_with_every_slot_busy() -> None:
     assert profile.trial_startup_s == pytest.approx(3.0)
     assert profile.provision_delay_s == pytest.approx(5.0)
     assert profile.init_delay_s == pytest.approx(7.0)
-    assert profile.iteration_cv == pytest.approx(0.0, abs=1e-6)
+    assert (profile.iteration_cv, profile.startup_cv) == (0.0, 0.0)
     assert [(point.gpus, point.copies) for point in measured.points] == [(1, 4), (2, 2), (4, 1)]
     assert list(measured.points) == points
     assert measured.held_s == pytest.approx((7.0 + 3 * 2 * 3.0 + 4 * (4.0 + 2.5 + 1.5),) * 2)
@@ -71,7 +73,9 @@ def test_a_virtual_backend_is_measured_exactly_with_every_slot_busy() -> None:
 
 def test_instances_that_start_one_after_another_predict_when_the_last_is_ready_and_what_all_cost_until_then() -> None:
     slow = Fate(provision_s=11.0, init_s=9.0)
-    profile = measure(virtual(Faults(fates={"profile-1": slow})), gpus_per_instance=2, instances=2).profile
+    backend = virtual(Faults(fates={"profile-1": slow}))
+    profile = measure(backend, gpus_per_instance=2, instances=2, one_machine=True).profile
+    assert profile.init_spread == FIXED
     assert profile.provision_delay_s is not None
     assert profile.init_delay_s is not None
     assert profile.provision_delay_s + profile.init_delay_s == pytest.approx(20.0)

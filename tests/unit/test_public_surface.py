@@ -76,7 +76,7 @@ COMMANDS = {
         "-s",
     },
     "prices": {"types", "--output", "-o", "--refresh", "--region", "-r"},
-    "profile": {"file", "--iterations", "--output", "-o", "--set", "-s"},
+    "profile": {"file", "--iterations", "--output", "-o", "--set", "-s", "--trials"},
     "run": {"file", "--policy", "--set", "-s"},
     "resume": {"name", "--server"},
     "report": {"name", "--html", "--output", "-o", "--server"},
