@@ -7,10 +7,11 @@ never stored. All instants (`occurred_at`, `running_at`, …) are seconds on the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rubberband.adaptive import BatchLimits, BatchMode, BatchUse
+from rubberband.executor.own_speeds import OwnSpeed
 from rubberband.plan import Market, Plan, StagePrediction
 from rubberband.profile import Profile
 
@@ -253,6 +254,8 @@ class RestPlanned(Event):
     """When the plan that is in force now will end, in seconds from the start."""
     cost_usd: float
     """What the whole experiment costs by it."""
+    own: Mapping[int, OwnSpeed] = field(default_factory=dict)
+    """How fast each trial that goes on is, beside the profile; empty in older journals, and where all are alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

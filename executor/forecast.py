@@ -1,7 +1,8 @@
 """The forecast of a running experiment: when it will end and what it will have cost, from where it stands. Pure.
 
 The current stage is list-scheduled on the slots that the plan gives it, with the profile's times (corrected by what was
-measured at the latest replan); later stages are as predicted by then.
+measured at the latest replan) and the speed of each trial, as far as it is known; later stages are as predicted
+then.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import math
 from dataclasses import dataclass
 
 from rubberband.executor.accounting import bill_usd, instance_cost_usd, market_usd_per_s, new_instance_usd
-from rubberband.executor.state import InstanceStatus, Job, Phase, State, TrialState
+from rubberband.executor.own_speeds import OwnSpeed, updated
+from rubberband.executor.state import InstanceStatus, Job, Phase, State, TrialState, TrialStatus
 from rubberband.offer import slots
 from rubberband.plan import total_iterations
 
@@ -112,5 +114,25 @@ def _trial_left_s(job: Job, state: State, trial: TrialState, starts: bool = True
     """Seconds from the trial's start, or from its latest report, to the stage's end."""
     stage = state.stages[-1].stage
     target = total_iterations(job.stages[: stage + 1])
-    training_s = (target - trial.iterations) * state.profile.iteration_s(state.chosen().gpus_per_trial)
+    iteration_s = state.profile.iteration_s(state.chosen().gpus_per_trial)
+    training_s = (target - trial.iterations) * iteration_s * _slowness(job, state, trial)
     return training_s + (state.profile.trial_startup_s if starts else 0.0)
+
+
+def _slowness(job: Job, state: State, trial: TrialState) -> float:
+    """How much longer than the profile's the trial's iterations take, by earlier stages and by this one."""
+    latest = state.decisions[-1] if state.decisions else None
+    known = latest.own.get(trial.trial) if latest is not None else None
+    if known is None:
+        if state.profile.trial_cv == 0.0:
+            return 1.0
+        known = OwnSpeed(factor=1.0, error=state.profile.trial_cv)
+    done = trial.iterations - total_iterations(job.stages[: state.stages[-1].stage])
+    if done <= 0 or trial.status is not TrialStatus.RUNNING:
+        return known.factor
+    use = state.allocation(trial)
+    if use.training_at is None or use.repeated_until is not None or trial.reports[-done].reported_at <= use.training_at:
+        return known.factor  # it began anew in between
+    taken_s = trial.reports[-1].reported_at - use.training_at
+    ratio = taken_s / (done * state.profile.iteration_s(len(use.gang)))
+    return updated(known, ratio, done, state.profile.iteration_cv).factor

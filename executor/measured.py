@@ -2,13 +2,14 @@
 
 A factor (observed over expected) is the median over trials, which a few broken ones do not move; a lognormal mean lies
 above its median, by as much as the trials differ. Its deviation from 1 is shrunk by what chance would explain (the
-James-Stein estimator): to nothing where few trials that vary much were seen, not at all where all of them agree.
+James-Stein estimator): to nothing where few trials that vary much were seen, not at all where all of them agree. What
+is each trial's own is `rubberband.executor.own_speeds`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
@@ -20,21 +21,18 @@ from rubberband.executor.measured_batches import (
     noise_scale_of,
     present_noise_scale,
 )
+from rubberband.executor.own_speeds import OwnSpeed, OwnSpeeds, own_speeds, with_metric
+from rubberband.executor.rules import promoted
+from rubberband.executor.shrinking import WITHIN_NOISE, settled, shrunk
+from rubberband.executor.starts import Starts, starts
 from rubberband.executor.state import Allocation, Job, State, TrialStatus
 from rubberband.offer import Offer
+from rubberband.plan import Speeds
 from rubberband.profile import Profile
 from rubberband.units import format_duration, format_usd
 
 FEWEST_ITERATIONS = 3
 """Fewer do not tell the speed of a gang size."""
-FEWEST_STARTS = 3
-"""Fewer starts of trials do not tell how long one takes."""
-LATEST_STARTS = 8
-"""Earlier ones do not count: the first starts, on workers that have trained nothing yet, take longer than the rest."""
-WITHIN_NOISE = 0.03
-"""A smaller deviation is left alone."""
-SMALLEST_DELAY_S = 0.1
-"""Likewise, of delays."""
 SMALLEST_TOLD_S = 1.0
 """A delay that differs by less is corrected without a word."""
 
@@ -49,6 +47,22 @@ class Measured:
     profile: Profile
     offer: Offer
     findings: str
+    own: Mapping[int, OwnSpeed]
+    """How fast each trial that goes on is, beside the profile; empty if all are alike, or it is not known which do."""
+    with_metric: float
+    """Correlation of how slow trials are with how good they are."""
+
+    @property
+    def speeds(self) -> Speeds | None:
+        """The speeds of the trials that go on, in the order in which they start; None if nothing is known of them."""
+        if not self.own:
+            return None
+        own = [self.own[trial] for trial in sorted(self.own)]
+        return Speeds(
+            factors=tuple(speed.factor for speed in own),
+            errors=tuple(speed.error for speed in own),
+            with_metric=self.with_metric,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +74,6 @@ class _Speed:
     iterations: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Iteration:
-    duration_s: float
-    noise_scale: float | None
-    """At its end, where the trial knew it."""
-
-
 def measured(job: Job, state: State) -> Measured:
     """The job's profile and offer, corrected by what the state's trials and instances took.
 
@@ -75,25 +82,42 @@ def measured(job: Job, state: State) -> Measured:
     of the trials that go on.
     """
     expected, noise_scale = Expected(job.profile, job.offer.gpus), present_noise_scale(job, state)
-    speeds = _speeds(job, state, expected)
-    iterations = sum(speed.iterations for speed in speeds.values())
-    overall = sum(speed.factor * speed.iterations for speed in speeds.values()) / iterations if iterations else 1.0
-    startup_s = _startup_s(job, state)
-    startup = _delay("a trial starts in", job.profile.trial_startup_s, startup_s)
+    speeds, own = _speeds(job, state, expected)
+    overall = _overall(speeds)
+    seen = starts(job, state)
     repeated = unsaved_iterations(state)
-    findings = [noise_finding(job.profile, noise_scale), _pace(overall), startup, _repeated(repeated)]
-    offer, changes = _delays(job.offer, state)
     basis = expected.profile(noise_scale)
-    profile = replace(basis, seconds_per_iteration=_table(basis, speeds, overall), trial_startup_s=startup_s)
+    profile = replace(
+        basis,
+        seconds_per_iteration=_table(basis, speeds, overall),
+        trial_startup_s=seen.warm_s,
+        trial_cv=own.trial_cv,
+        iteration_cv=own.iteration_cv,
+    )
+    going_on = _going_on(job, state, own)
+    findings = [
+        noise_finding(job.profile, noise_scale),
+        _pace(overall),
+        _survivors(own, going_on),
+        _startups(job, seen),
+    ]
+    offer, changes = _delays(job.offer, state, seen.cold_surplus_s)
     if repeated:
         # A function trains on one GPU. The next stage is meant; each one after it is planned again in its turn.
         repeated_s = repeated * profile.iteration_s(profile.smallest_gpus)
-        profile = replace(profile, trial_startup_s=startup_s + repeated_s)
+        profile = replace(profile, trial_startup_s=seen.warm_s + repeated_s)
     return Measured(
         profile=job.profile if profile == job.profile else profile,
         offer=offer,
-        findings=", ".join(finding for finding in [*findings, *changes] if finding),
+        findings=", ".join(finding for finding in [*findings, _repeated(repeated), *changes] if finding),
+        own=going_on,
+        with_metric=_with_metric(state, own),
     )
+
+
+def _overall(speeds: Mapping[int, _Speed]) -> float:
+    iterations = sum(speed.iterations for speed in speeds.values())
+    return sum(speed.factor * speed.iterations for speed in speeds.values()) / iterations if iterations else 1.0
 
 
 def _table(profile: Profile, speeds: Mapping[int, _Speed], overall: float) -> dict[int, float]:
@@ -103,59 +127,93 @@ def _table(profile: Profile, speeds: Mapping[int, _Speed], overall: float) -> di
     return dict(sorted((seconds | own).items())) if changed else dict(profile.seconds_per_iteration)
 
 
-def _speeds(job: Job, state: State, expected: Expected) -> dict[int, _Speed]:
-    """Gang size -> its speed, where enough was seen of it."""
-    seen: dict[int, list[list[_Iteration]]] = {}
+def _speeds(job: Job, state: State, expected: Expected) -> tuple[dict[int, _Speed], OwnSpeeds]:
+    """Gang size -> its speed, where enough was seen of it; and how fast trials are beside that.
+
+    The gang sizes come in the order of their first use: later ones have the trials that survived, whose own speed is
+    known by then, so that it is not taken for that of the gang.
+    """
+    seen: dict[int, dict[int, list[float]]] = {}
     for use in state.allocations:
-        if done := _iterations(state, use):
-            seen.setdefault(len(use.gang), []).append(done)
-    return {
-        gpus: _Speed(_factor(trials, job.profile, gpus, expected), sum(map(len, trials)))
-        for gpus, trials in sorted(seen.items())
-        if sum(map(len, trials)) >= FEWEST_ITERATIONS
-    }
+        if ratios := _ratios(state, use, expected):
+            seen.setdefault(len(use.gang), {}).setdefault(use.trial, []).extend(ratios)
+    speeds, own = dict[int, _Speed](), _own(job.profile, seen, {})
+    for gpus, trials in seen.items():
+        count = sum(map(len, trials.values()))
+        if count >= FEWEST_ITERATIONS:
+            known = _own(job.profile, {size: seen[size] for size in speeds}, speeds)
+            speeds[gpus] = _Speed(_factor(trials, job.profile, known), count)
+            own = _own(job.profile, seen, speeds)
+    return dict(sorted(speeds.items())), own
 
 
-def _iterations(state: State, use: Allocation) -> list[_Iteration]:
-    """The iterations that were reported from one stretch on a gang."""
+def _own(profile: Profile, seen: Mapping[int, Mapping[int, list[float]]], speeds: Mapping[int, _Speed]) -> OwnSpeeds:
+    ratios, overall = dict[int, list[float]](), _Speed(_overall(speeds), 0)
+    for gpus, trials in seen.items():
+        factor = speeds.get(gpus, overall).factor
+        for trial, taken in trials.items():
+            ratios.setdefault(trial, []).extend(ratio / factor for ratio in taken)
+    return own_speeds(ratios, profile.trial_cv, profile.iteration_cv)
+
+
+def _ratios(state: State, use: Allocation, expected: Expected) -> list[float]:
+    """What the iterations that were reported from one stretch on a gang took, each over what was expected of it."""
     if use.training_at is None:
         return []
     until = math.inf if use.ended_at is None else use.ended_at
-    began_at, found = use.repeated_until or use.training_at, list[_Iteration]()
+    began_at, found = use.repeated_until or use.training_at, list[float]()
     for report in state.trials[use.trial].reports:
         if not use.training_at < report.reported_at <= until:
             continue
         if is_settled(report) and not any(began_at < woke_at <= report.reported_at for woke_at in state.woke_at):
-            found.append(_Iteration(report.reported_at - began_at, noise_scale_of(report)))
+            expected_s = expected.mean_s(len(use.gang), [noise_scale_of(report)])
+            found.append((report.reported_at - began_at) / expected_s)
         began_at = report.reported_at
     return found
 
 
-def _factor(trials: Sequence[Sequence[_Iteration]], profile: Profile, gpus: int, expected: Expected) -> float:
-    ratios = [
-        fmean(done.duration_s for done in trial) / expected.mean_s(gpus, [done.noise_scale for done in trial])
-        for trial in trials
-    ]
-    return _shrunk(ratios, profile.stage_cv(round(median(map(len, trials)))), WITHIN_NOISE)
+def _factor(trials: Mapping[int, list[float]], profile: Profile, known: OwnSpeeds) -> float:
+    """That of a gang size, from what trials took on it, over what was known of them before."""
+    ratios, cvs = list[float](), list[float]()
+    for trial, taken in trials.items():
+        own = known.of.get(trial, OwnSpeed(factor=1.0, error=profile.trial_cv))
+        ratios.append(fmean(taken) / own.factor)
+        cvs.append(math.hypot(own.error, profile.iteration_cv / math.sqrt(len(taken))))
+    return shrunk(ratios, median(cvs), WITHIN_NOISE)
 
 
-def _shrunk(ratios: Sequence[float], cv: float, least: float) -> float:
-    """The factor that the ratios are taken to show; 1 if it deviates by no more than `least`."""
-    middle = median(ratios)
-    spread = 1.4826 * median(abs(ratio - middle) for ratio in ratios) / middle if middle else 0.0
-    deviation = middle * math.hypot(1.0, spread) - 1.0
-    error = max(spread, cv) / math.sqrt(len(ratios))
-    if abs(deviation) <= max(least, error):
-        return 1.0
-    factor = 1.0 + deviation * (1.0 - (error / deviation) ** 2)
-    return factor if abs(factor - 1.0) > least else 1.0
+def _going_on(job: Job, state: State, own: OwnSpeeds) -> dict[int, OwnSpeed]:
+    if not own.of or not state.stages or not state.stages[-1].ranking:
+        return {}
+    unseen = OwnSpeed(factor=1.0, error=own.trial_cv)
+    return {trial: own.of.get(trial, unseen) for trial in promoted(job, state.stages[-1])}
 
 
-def _startup_s(job: Job, state: State) -> float:
-    seen = [use.training_at - use.started_at for use in state.allocations if use.training_at is not None]
-    if len(seen) < FEWEST_STARTS:
-        return job.profile.trial_startup_s
-    return _settled(job.profile.trial_startup_s, seen[-LATEST_STARTS:], 0.0)
+def _with_metric(state: State, own: OwnSpeeds) -> float:
+    if not own.of:
+        return 0.0
+    return with_metric([own.of[trial].factor for trial in done.ranking if trial in own.of] for done in state.stages)
+
+
+def _survivors(own: OwnSpeeds, going_on: Mapping[int, OwnSpeed]) -> str:
+    """How much slower the trials that go on are than all were, in words; empty where they are not."""
+    if not going_on:
+        return ""
+    average = fmean(speed.factor for speed in own.of.values())
+    slower = fmean(speed.factor for speed in going_on.values()) / average - 1.0
+    if abs(slower) <= WITHIN_NOISE:
+        return ""
+    return (
+        f"the trials that go on are {100.0 * abs(slower):.0f} % {'slower' if slower > 0.0 else 'faster'} than average"
+    )
+
+
+def _startups(job: Job, seen: Starts) -> str:
+    warm = _delay("a trial starts in", job.profile.trial_startup_s, seen.warm_s)
+    if seen.cold_surplus_s < SMALLEST_TOLD_S:
+        return warm
+    first = f"a trial's first start on a worker takes {format_duration(seen.warm_s + seen.cold_surplus_s)}"
+    return ", ".join(finding for finding in (warm, first) if finding)
 
 
 def unsaved_iterations(state: State) -> int:
@@ -170,29 +228,25 @@ def _repeated(iterations: int) -> str:
     return f"trials train {iterations} iteration{'s' * (iterations > 1)} again, for want of a checkpoint"
 
 
-def _settled(expected_s: float, seen_s: Sequence[float], cv: float) -> float:
-    """The delay to expect, from the one expected before and those that were seen."""
-    if not seen_s:
-        return expected_s
-    if expected_s == 0.0:
-        return median(seen_s) if median(seen_s) > SMALLEST_DELAY_S else 0.0
-    least = max(WITHIN_NOISE, SMALLEST_DELAY_S / expected_s)
-    return expected_s * _shrunk([seen / expected_s for seen in seen_s], cv, least)
+def _delays(offer: Offer, state: State, cold_surplus_s: float) -> tuple[Offer, list[str]]:
+    """The offer with the delays and the spot price that instances showed, and what differs.
 
-
-def _delays(offer: Offer, state: State) -> tuple[Offer, list[str]]:
-    """The offer with the delays and the spot price that instances showed, and what differs."""
+    A new instance is as good as a held one only when its workers have started their first trials: what these take
+    beyond others counts as its own.
+    """
     records = state.instances.values()
-    provision = [r.running_at - r.requested_at for r in records if r.running_at is not None]
+    waited = {r.requested_at: r.running_at - r.requested_at for r in records if r.running_at is not None}
     init = [r.ready_at - r.running_at for r in records if r.ready_at is not None and r.running_at is not None]
-    provision_s = _settled(offer.provision_delay_s, provision, _cv(offer.provision_spread))
-    init_s = _settled(offer.init_delay_s, init, _cv(offer.init_spread))
+    # What is asked for at once waits in one queue, and tells of it once.
+    provision_s = settled(offer.provision_delay_s, list(waited.values()), _cv(offer.provision_spread))
+    init_s = settled(offer.init_delay_s, init, _cv(offer.init_spread))
     changes = [
         _delay("an instance runs after", offer.provision_delay_s, provision_s),
         _delay("its workers are warm after", offer.init_delay_s, init_s),
     ]
     priced, change = _spot_price(offer, state)
-    return replace(priced, provision_delay_s=provision_s, init_delay_s=init_s), [*changes, change]
+    corrected = replace(priced, provision_delay_s=provision_s, init_delay_s=init_s + cold_surplus_s)
+    return corrected, [*changes, change]
 
 
 def _spot_price(offer: Offer, state: State) -> tuple[Offer, str]:

@@ -61,6 +61,7 @@ def decide(job: Job, state: State, now: float) -> RestPlanned:
         present_cost_usd=standing.spent_usd + found.present.cost_usd,
         jct_s=standing.spent_s + found.prediction.jct_s,
         cost_usd=standing.spent_usd + found.prediction.cost_usd,
+        own=standing.seen.own,
     )
 
 
@@ -115,6 +116,7 @@ def _within(terms: Constraints, job: Job, state: State, standing: Standing) -> R
         current=state.plan,
         objective=job.objective,
         because=standing.because,
+        speeds=standing.seen.speeds,
     )
 
 

@@ -1,0 +1,181 @@
+"""How fast each trial is for itself, as far as its iterations tell: a random-effects estimate. Pure.
+
+The logarithm of a trial's seconds per iteration (over what is expected of the gang that it had) is that of all trials,
+plus what is its own, plus chance. What is its own is shrunk by what chance would explain (the best linear unbiased
+prediction). How much trials differ, and iterations of one trial, is as profiled, or as the run shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+FEWEST_TRIALS = 4
+"""Fewer do not tell how much trials differ, nor whether the better ones are slower."""
+LEAST_CV = 0.01
+"""Trials that differ by less count as equally fast."""
+_PRIOR_TRIALS = 10
+"""What is profiled counts for as much as so many trials."""
+_FAR = 3.0
+"""Deviations beyond so many standard deviations count as just that far: a few broken iterations tell little."""
+_SHOWN = 2.0
+"""Standard errors from which on a run shows that something is not as was thought."""
+_LARGEST_CORRELATION = 0.99
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnSpeed:
+    """How fast one trial is."""
+
+    factor: float
+    """Its seconds per iteration over the corrected profile's: the expected value."""
+    error: float
+    """Coefficient of variation of what is not known of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnSpeeds:
+    """How fast the trials of a run are, each for itself."""
+
+    trial_cv: float
+    """How much trials differ; 0 if they do not."""
+    iteration_cv: float
+    of: Mapping[int, OwnSpeed]
+    """By trial; empty if all are equally fast."""
+
+
+def own_speeds(ratios: Mapping[int, Sequence[float]], trial_cv: float, iteration_cv: float) -> OwnSpeeds:
+    """Estimate each trial's speed from what its iterations took over what was expected of them, one ratio for each.
+
+    `trial_cv` and `iteration_cv` are what was profiled.
+    """
+    means = {trial: fmean(taken) for trial, taken in ratios.items() if taken and fmean(taken) > 0.0}
+    logs = {trial: math.log(mean) for trial, mean in means.items()}
+    if not logs:
+        return OwnSpeeds(trial_cv=trial_cv, iteration_cv=iteration_cv, of={})
+    within = _iteration_variance(ratios, means, math.log1p(iteration_cv**2))
+    between, within = _trial_variance(logs, ratios, math.log1p(trial_cv**2), within)
+    found_cv, found_iteration_cv = _cv(between, trial_cv), _cv(within, iteration_cv)
+    if found_cv < LEAST_CV:
+        return OwnSpeeds(trial_cv=found_cv, iteration_cv=found_iteration_cv, of={})
+    errors = {trial: within / len(ratios[trial]) for trial in logs}
+    middle, middle_error = _middle(logs, errors, between)
+    of = {trial: _shrunk(logs[trial], errors[trial], middle, between, middle_error) for trial in logs}
+    return OwnSpeeds(trial_cv=found_cv, iteration_cv=found_iteration_cv, of=of)
+
+
+def updated(known: OwnSpeed, ratio: float, iterations: int, iteration_cv: float) -> OwnSpeed:
+    """Return what is known of a trial after some more iterations, which took `ratio` times what was expected."""
+    between = math.log1p(known.error**2)
+    if between == 0.0 or ratio <= 0.0:
+        return known
+    error = math.log1p(iteration_cv**2) / iterations
+    return _shrunk(math.log(ratio), error, math.log(known.factor) - between / 2.0, between, 0.0)
+
+
+def _shrunk(seen: float, error: float, middle: float, between: float, middle_error: float) -> OwnSpeed:
+    weight = between / (between + error)
+    variance = between * (1.0 - weight) + (1.0 - weight) ** 2 * middle_error
+    mean = middle + weight * (seen - middle)
+    return OwnSpeed(factor=math.exp(mean + variance / 2.0), error=math.sqrt(math.expm1(variance)))
+
+
+def _cv(variance: float, profiled: float) -> float:
+    """The coefficient of variation; the one that was profiled, where it is the same."""
+    found = math.sqrt(math.expm1(variance))
+    return profiled if math.isclose(found, profiled, rel_tol=1e-6, abs_tol=LEAST_CV) else found
+
+
+def _middle(logs: Mapping[int, float], errors: Mapping[int, float], between: float) -> tuple[float, float]:
+    """The logarithm about which trials lie, and its variance; as far as they show another one than is expected."""
+    weights = {trial: 1.0 / (between + errors[trial]) for trial in logs}
+    variance = 1.0 / sum(weights.values())
+    expected = -between / 2.0
+    deviation = variance * sum(weights[trial] * (logs[trial] - expected) for trial in logs)
+    shrunk = deviation * max(0.0, 1.0 - variance / deviation**2) if deviation else 0.0
+    return expected + shrunk, variance
+
+
+def _iteration_variance(ratios: Mapping[int, Sequence[float]], means: Mapping[int, float], profiled: float) -> float:
+    """Of the logarithm of one iteration's time, within trials."""
+    deviations = [
+        math.sqrt(len(taken) / (len(taken) - 1)) * (ratio / means[trial] - 1.0)
+        for trial, taken in ratios.items()
+        if trial in means and len(taken) > 1
+        for ratio in taken
+    ]
+    told = sum(len(taken) - 1 for taken in ratios.values() if len(taken) > 1)
+    return _settled(profiled, math.log1p(_mean_square(deviations)), told)
+
+
+def _trial_variance(
+    logs: Mapping[int, float], ratios: Mapping[int, Sequence[float]], profiled: float, within: float
+) -> tuple[float, float]:
+    """Between trials, and within them: where each had one iteration only and nothing is known, half of all is either's.
+
+    That of the means of trials is both at once: that of trials, and what chance leaves of that of iterations.
+    """
+    if len(logs) < FEWEST_TRIALS:
+        return profiled, within
+    middle = median(logs.values())
+    seen = _mean_square([log - middle for log in logs.values()]) * len(logs) / (len(logs) - 1)
+    if profiled == within == 0.0 and all(len(ratios[trial]) == 1 for trial in logs):
+        return seen / 2.0, seen / 2.0
+    chance = fmean(within / len(ratios[trial]) for trial in logs)
+    found = _settled(profiled + chance, seen, len(logs) - 1)
+    return max(0.0, found - chance), within
+
+
+def _settled(profiled: float, seen: float, told: int) -> float:
+    """The variance to go on with: as profiled, unless `told` degrees of freedom show another one."""
+    if told < FEWEST_TRIALS - 1 or profiled == seen:
+        return profiled
+    if profiled == 0.0:
+        return seen
+    if seen > 0.0 and abs(math.log(seen / profiled)) <= _SHOWN * math.sqrt(2.0 / told):
+        return profiled
+    return (_PRIOR_TRIALS * profiled + told * seen) / (_PRIOR_TRIALS + told)
+
+
+def _mean_square(deviations: Sequence[float]) -> float:
+    """Of deviations, those that are far out cut off."""
+    if not deviations:
+        return 0.0
+    typical = 1.4826 * median(map(abs, deviations))
+    return fmean(min(abs(deviation), _FAR * typical) ** 2 for deviation in deviations)
+
+
+def with_metric(rankings: Iterable[Sequence[float]]) -> float:
+    """Return the correlation of being slow with being good, from how slow the trials of each stage were, best first.
+
+    It is that of two normal quantities with the rank correlation that was seen, shrunk by what chance would explain:
+    to 0 where few trials do not show it.
+    """
+    told = weighed = 0.0
+    for slowness in rankings:
+        if len(slowness) > FEWEST_TRIALS and len(set(slowness)) > 1:
+            correlation = max(-_LARGEST_CORRELATION, min(_LARGEST_CORRELATION, _rank_correlation(slowness)))
+            told += len(slowness) - 3
+            weighed += (len(slowness) - 3) * math.atanh(correlation)
+    if told == 0.0:
+        return 0.0
+    seen, error = weighed / told, 1.0 / math.sqrt(told)
+    if abs(seen) <= _SHOWN * error:
+        return 0.0
+    return 2.0 * math.sin(math.pi / 6.0 * math.tanh(seen * (1.0 - (error / seen) ** 2)))
+
+
+def _rank_correlation(slowness: Sequence[float]) -> float:
+    """Spearman's, of values with their places from last to first; equal values share their ranks."""
+    ordered = sorted(slowness)
+    first, count = dict[float, int](), dict[float, int]()
+    for rank, value in enumerate(ordered):
+        first.setdefault(value, rank)
+        count[value] = count.get(value, 0) + 1
+    middle = (len(ordered) - 1) / 2.0
+    ranks = [first[value] + (count[value] - 1) / 2.0 - middle for value in slowness]
+    goods = [middle - place for place in range(len(ordered))]
+    size = math.sqrt(sum(rank * rank for rank in ranks) * sum(good * good for good in goods))
+    return sum(rank * good for rank, good in zip(ranks, goods, strict=True)) / size
