@@ -123,9 +123,9 @@ def _trial_variance(
     seen = _mean_square([log - middle for log in logs.values()]) * len(logs) / (len(logs) - 1)
     if profiled == within == 0.0 and all(len(ratios[trial]) == 1 for trial in logs):
         return seen / 2.0, seen / 2.0
-    chance = fmean(within / len(ratios[trial]) for trial in logs)
-    found = _settled(profiled + chance, seen, len(logs) - 1)
-    return max(0.0, found - chance), within
+    chance, told = fmean(within / len(ratios[trial]) for trial in logs), len(logs) - 1
+    found = _settled(profiled + chance, seen, told)
+    return max(profiled * _PRIOR_TRIALS / (_PRIOR_TRIALS + told), found - chance), within
 
 
 def _settled(profiled: float, seen: float, told: int) -> float:

@@ -13,6 +13,7 @@ from rubberband.errors import InfeasibleError
 from rubberband.offer import Offer
 from rubberband.plan import Cohort, Constraints, Plan, Planned, Prediction, Speeds, Stage, StagePlan
 from rubberband.planner import risk
+from rubberband.planner.sampling import Draws, varies
 from rubberband.planner.search import meets, plan
 from rubberband.planner.solver import Objective
 from rubberband.profile import Profile
@@ -20,9 +21,15 @@ from rubberband.units import format_duration, format_usd
 
 SMALLEST_GAIN = 0.01
 """Hysteresis: a plan that keeps its limits is left only for one that saves this share of what is left, and at least
-`SMALLEST_GAIN_USD` (or `SMALLEST_GAIN_S`, if time is what counts)."""
+`SMALLEST_GAIN_USD` (or `SMALLEST_GAIN_S`, if time is what counts); and more than what is unsure about it."""
 SMALLEST_GAIN_USD = 0.01
 SMALLEST_GAIN_S = 1.0
+PAIRED_CHUNKS = 4
+"""Chunks of samples that two plans are compared with."""
+LOWER_CONFIDENCES = (0.9, 0.75, 0.5)
+"""What is tried, as shares of the confidence, where no plan reaches it."""
+_LOST = 0.05
+"""The limits are lost where no plan keeps them with a higher probability."""
 MOST_CHANGES = 3
 """Stages that a reason names; the rest is counted."""
 
@@ -57,6 +64,10 @@ class _Rest:
     objective: Objective
     seed: int
     speeds: Speeds | None
+    spent: float
+    """Of what is minimised."""
+    draws: Draws | None
+    """None if nothing varies."""
 
     def evaluate(self, choice: Plan) -> Planned:
         """What a plan of the rest takes and costs from now on, and how likely it keeps the limits."""
@@ -69,7 +80,29 @@ class _Rest:
             held=self.held,
             seed=self.seed,
             speeds=self.speeds,
+            draws=self.draws,
         )
+
+    def value(self, planned: Planned) -> float:
+        """What is minimised: US dollars, or seconds."""
+        return planned.prediction.cost_usd if self.objective == "min_cost" else planned.prediction.jct_s
+
+    def unsure(self, present: Planned, other: Planned) -> float | None:
+        """How much what `other` saves varies: both run on the same samples, of what happens and of what is not known.
+
+        So it is little where the two differ in a stage only that goes well or badly for both of them. None if nothing
+        varies.
+        """
+        if self.draws is None:
+            return None
+        chunks = min(PAIRED_CHUNKS, self.draws.most_chunks)
+        one, two = (self.draws.evaluate(each.plan, chunks, self.held) for each in (present, other))
+        saves = one.cost_usd - two.cost_usd if self.objective == "min_cost" else one.jct_s - two.jct_s
+        return float(saves.std())
+
+    def odds(self, planned: Planned) -> float:
+        """How likely a plan keeps the limits."""
+        return float(all(meets(planned.prediction, self.limits))) if planned.odds is None else planned.odds.p_both
 
     def best(self, limits: Constraints, objective: Objective) -> Planned | None:
         """The best plan within `limits`; None if none keeps them."""
@@ -90,9 +123,7 @@ class _Rest:
 
     def kept(self, planned: Planned) -> bool:
         """Whether a plan keeps the limits, as surely as they ask."""
-        if planned.odds is not None:
-            return planned.odds.p_both >= self.limits.confidence
-        return all(meets(planned.prediction, self.limits))
+        return self.odds(planned) >= (1.0 if planned.odds is None else self.limits.confidence)
 
 
 def replan(
@@ -113,15 +144,18 @@ def replan(
 ) -> Replanned:
     """The best plan from stage `done` on, with the instances `held` now and what is left of the `constraints`.
 
-    The plan in force stays unless it no longer keeps the constraints, or another saves more than hysteresis asks for.
+    The plan in force stays while it keeps the constraints, unless another saves more than hysteresis asks for and more
+    than what is unsure about it. One that no longer keeps them stays where that is not worth what another costs more:
+    to keep them is worth as much as the whole run, so a percentage point of probability is worth one percent of that.
     If none keeps them: the one that ends soonest within the budget; if not even that can be kept, the cheapest.
     `because` (what differs from the plan's assumptions) goes into the reason; `speeds` are those of the
     trials that go on.
 
     Raises InputError if no plan can exist at all.
     """
+    left = stages[done:]
     rest = _Rest(
-        stages=stages[done:],
+        stages=left,
         profile=profile,
         offer=offer,
         limits=_left(constraints, spent_s, spent_usd),
@@ -129,6 +163,8 @@ def replan(
         objective=objective,
         seed=seed,
         speeds=speeds,
+        spent=spent_usd if objective == "min_cost" else spent_s,
+        draws=Draws(left, profile, offer, seed=seed, speeds=speeds) if varies(profile, offer, speeds) else None,
     )
     present = rest.evaluate(Plan(stages=current.stages[done:]))
     chosen, verdict = _choose(rest, present)
@@ -139,7 +175,7 @@ def replan(
         present=present.prediction,
         changed=changed,
         keeps=rest.kept(chosen),
-        reason=_reason(because, verdict, _changes(done, present, chosen) if changed else ""),
+        reason=_reason(because, verdict, _changes(done, rest, present, chosen) if changed else ""),
     )
 
 
@@ -156,10 +192,11 @@ def _choose(rest: _Rest, present: Planned) -> tuple[Planned, str]:
     """The plan to take, and what is to be said of the one in force."""
     best = rest.best(rest.limits, rest.objective)
     if rest.kept(present):
-        better = best is not None and _gains(rest.objective, present.prediction, best.prediction)
-        return (best, "") if best is not None and better else (present, _holds(rest, present))
+        return _saves_enough(rest, present, best)
     if best is not None:
-        return best, f"the plan would {_failing(rest, present)}"
+        return _keeps_enough(rest, present, best)
+    if present.odds is not None and (likely := _likeliest(rest, present)) is not None:
+        return likely, f"no plan keeps its limits with a probability of {rest.limits.confidence:g} any more"
     soonest = rest.best(replace(rest.limits, deadline_s=None), "min_time")
     if soonest is not None:
         within_budget = meets(present.prediction, rest.limits)[1]
@@ -170,6 +207,39 @@ def _choose(rest: _Rest, present: Planned) -> tuple[Planned, str]:
     if cheapest is None or not _gains("min_cost", present.prediction, cheapest.prediction):
         cheapest = present
     return cheapest, f"no plan keeps max_cost any more{_surely(rest, cheapest)}; this one costs {_dear(rest, cheapest)}"
+
+
+def _saves_enough(rest: _Rest, present: Planned, best: Planned | None) -> tuple[Planned, str]:
+    """The best plan where the one in force keeps the limits too, if it saves more than what is unsure."""
+    if best is None or best.plan == present.plan:
+        return present, _holds(rest, present)
+    if not _gains(rest.objective, present.prediction, best.prediction):
+        return present, _holds(rest, present)
+    saves, unsure = rest.value(present) - rest.value(best), rest.unsure(present, best)
+    if saves > (unsure or 0.0):
+        return best, ""
+    return present, f"{_holds(rest, present)}; changing would save {_amount(rest, saves, unsure)}"
+
+
+def _keeps_enough(rest: _Rest, present: Planned, best: Planned) -> tuple[Planned, str]:
+    """The best plan where the one in force may well not keep the limits, if that is worth what it costs more."""
+    extra, more_likely = rest.value(best) - rest.value(present), rest.odds(best) - rest.odds(present)
+    failing = f"the plan would {_failing(rest, present)}"
+    if extra <= more_likely * (rest.spent + rest.value(present)):
+        return best, failing
+    return present, f"{failing}; changing would cost {_amount(rest, extra, rest.unsure(present, best))} more"
+
+
+def _likeliest(rest: _Rest, present: Planned) -> Planned | None:
+    """The plan that is worth most where none keeps the limits as surely as is asked; None if they are lost anyway."""
+    worth = rest.spent + rest.value(present)
+    asked = [share * rest.limits.confidence for share in LOWER_CONFIDENCES]
+    found = [rest.best(replace(rest.limits, confidence=each), rest.objective) for each in asked]
+    soonest = rest.best(replace(rest.limits, deadline_s=None), "min_time")
+    planned = [present, *(each for each in (*found, soonest) if each is not None)]
+    if max(map(rest.odds, planned)) <= _LOST:
+        return None
+    return max(planned, key=lambda each: rest.odds(each) * worth - rest.value(each))
 
 
 def _gains(objective: Objective, present: Prediction, other: Prediction) -> bool:
@@ -209,7 +279,7 @@ def _surely(rest: _Rest, planned: Planned) -> str:
     return "" if planned.odds is None else f" with a probability of {rest.limits.confidence:g}"
 
 
-def _changes(done: int, present: Planned, chosen: Planned) -> str:
+def _changes(done: int, rest: _Rest, present: Planned, chosen: Planned) -> str:
     """What the new plan changes, and what that costs and saves."""
     pairs = zip(present.plan.stages, chosen.plan.stages, strict=True)
     changes = [_change(done + index, old, new) for index, (old, new) in enumerate(pairs) if old != new]
@@ -217,7 +287,7 @@ def _changes(done: int, present: Planned, chosen: Planned) -> str:
     if len(changes) > MOST_CHANGES:
         left = len(changes) - MOST_CHANGES
         named.append("1 more stage changes" if left == 1 else f"{left} more stages change")
-    return f"{', '.join(named)} ({_difference(present.prediction, chosen.prediction)})"
+    return f"{', '.join(named)} ({_difference(rest, present, chosen)})"
 
 
 def _change(stage: int, old: StagePlan, new: StagePlan) -> str:
@@ -234,11 +304,31 @@ def _change(stage: int, old: StagePlan, new: StagePlan) -> str:
     return f"stage {stage} gets {' and '.join(parts)}"
 
 
-def _difference(present: Prediction, chosen: Prediction) -> str:
-    extra_usd, extra_s = chosen.cost_usd - present.cost_usd, chosen.jct_s - present.jct_s
-    cost = f"{'+' if extra_usd > 0 else '-'}{format_usd(abs(extra_usd))}" if abs(extra_usd) >= 5e-5 else "no dearer"
-    time = f", {_duration(extra_s)} {'later' if extra_s > 0 else 'sooner'}" if abs(extra_s) >= 1.0 else ""
-    return cost + time
+def _difference(rest: _Rest, present: Planned, chosen: Planned) -> str:
+    extra_usd = chosen.prediction.cost_usd - present.prediction.cost_usd
+    extra_s = chosen.prediction.jct_s - present.prediction.jct_s
+    unsure = rest.unsure(present, chosen)
+    by_cost = rest.objective == "min_cost"
+    cost = _usd(abs(extra_usd), unsure if by_cost else None)
+    told = f"costs {cost} more" if extra_usd > 0.0 else f"saves {cost}"
+    cost = told if abs(extra_usd) >= 5e-5 else "no dearer"
+    time = _seconds(abs(extra_s), None if by_cost else unsure)
+    return f"{cost}, {time} {'later' if extra_s > 0.0 else 'sooner'}" if abs(extra_s) >= 1.0 else cost
+
+
+def _amount(rest: _Rest, value: float, unsure: float | None) -> str:
+    return _usd(value, unsure) if rest.objective == "min_cost" else _seconds(value, unsure)
+
+
+def _usd(value_usd: float, unsure_usd: float | None) -> str:
+    if unsure_usd is None:
+        return format_usd(value_usd)
+    decimals = 2 if value_usd >= 0.01 else 4
+    return f"{value_usd:.{decimals}f} +- {unsure_usd:.{decimals}f} USD"
+
+
+def _seconds(value_s: float, unsure_s: float | None) -> str:
+    return _duration(value_s) + ("" if unsure_s is None else f" +- {_duration(unsure_s)}")
 
 
 def _duration(seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from rubberband.executor.events import (
     TrialReported,
 )
 from rubberband.executor.journal import Journal, sqlite_url
+from rubberband.executor.own_speeds import OwnSpeed
 from rubberband.executor.state import Job
 from rubberband.executor.training.failures import describe
 from rubberband.offer import Offer
@@ -76,6 +78,7 @@ EVENTS: list[Event] = [
         present_cost_usd=2.0,
         jct_s=3.0,
         cost_usd=4.0,
+        own={2: OwnSpeed(factor=1.25, error=0.1)},
     ),
 ]
 
@@ -93,6 +96,14 @@ def test_events_come_back_as_they_were(journal: Journal) -> None:
     journal.append(EVENTS[2:])
     assert [event for _, event in journal.events()] == EVENTS
     assert [seq for seq, _ in journal.events(after=2)] == [3, 4, 5, 6, 7]
+
+
+def test_a_decision_of_an_older_version_knows_of_no_trials_own_speed() -> None:
+    kind, body = encode_event(EVENTS[-1])
+    older = {name: value for name, value in json.loads(body).items() if name != "own"}
+    decision = decode_event(kind, json.dumps(older))
+    assert isinstance(decision, RestPlanned)
+    assert decision.own == {}
 
 
 def test_any_path_will_do(tmp_path: Path) -> None:

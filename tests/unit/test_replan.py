@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pytest
 
 from rubberband.errors import InputError
 from rubberband.offer import Offer
-from rubberband.plan import Cohort, Constraints, Plan, Stage, StagePlan
+from rubberband.plan import Cohort, Constraints, Plan, Speeds, Stage, StagePlan
 from rubberband.planner.replan import Replanned, replan
 from rubberband.planner.solver import Objective
 from rubberband.profile import Profile
@@ -31,6 +32,7 @@ def from_first_sync(
     objective: Objective = "min_cost",
     because: str = "",
     offer: Offer = OFFER,
+    speeds: Speeds | None = None,
     **limits: float,
 ) -> Replanned:
     """After stage 0 took four instances of 3.6 USD an hour two minutes, and cost 0.48 USD."""
@@ -46,6 +48,7 @@ def from_first_sync(
         current=current or instances(4, 2, 1),
         objective=objective,
         because=because,
+        speeds=speeds,
     )
 
 
@@ -89,7 +92,7 @@ def test_growing_again_pays_for_new_instances_and_waits_for_them() -> None:
 def test_it_is_changed_for_a_saving_that_is_worth_it_only() -> None:
     wasteful = from_first_sync(current=instances(4, 3, 1))
     assert wasteful.plan.stages[1].instances in (2, 4)
-    assert "(-0.24 USD" in wasteful.reason
+    assert "(saves 0.24 USD" in wasteful.reason
     cheap = Offer(instance_type="test", gpus=1, price_usd_per_hour=0.036, max_instances=8)
     assert not from_first_sync(current=instances(4, 3, 1), offer=cheap).changed
 
@@ -128,6 +131,44 @@ def test_noisy_times_ask_for_a_plan_that_keeps_the_deadline_with_confidence() ->
     found = from_first_sync(noisy, deadline_s=640.0)
     assert found.plan == instances(4, 4, 1)
     assert "with a probability of 0." in found.reason
+
+
+def varying(iteration_cv: float) -> Profile:
+    return Profile(seconds_per_iteration={1: 30.0}, iteration_cv=iteration_cv)
+
+
+def test_a_saving_within_what_is_unsure_changes_nothing_and_both_figures_are_told() -> None:
+    found = from_first_sync(varying(1.0), current=instances(4, 4, 1), deadline_s=800.0)
+    assert not found.changed
+    assert re.search(r"; changing would save 0\.\d\d \+- 0\.\d\d USD$", found.reason), found.reason
+
+
+def test_a_saving_beyond_what_is_unsure_is_taken() -> None:
+    found = from_first_sync(varying(0.3), current=instances(4, 4, 2), deadline_s=800.0)
+    assert found.plan == instances(4, 2, 1)
+    assert re.search(r"\(saves 0\.\d\d \+- 0\.\d\d USD, ", found.reason), found.reason
+
+
+def test_where_time_counts_what_is_unsure_is_told_of_time() -> None:
+    found = from_first_sync(varying(0.3), current=instances(4, 1, 1), objective="min_time", max_cost_usd=2.0)
+    assert found.changed
+    assert re.search(r", \dm\d+s \+- \d+s sooner\)$", found.reason), found.reason
+
+
+def test_a_probability_that_is_dear_to_buy_is_not_bought() -> None:
+    dear = Offer(instance_type="test", gpus=1, price_usd_per_hour=3.6, max_instances=8, data_usd_per_instance=5.0)
+    noisy = Profile(seconds_per_iteration={1: 30.0}, trial_cv=0.1)
+    found = from_first_sync(noisy, offer=dear, held=(Cohort(instances=2, held_s=120.0),), deadline_s=660.0)
+    assert not found.changed
+    assert "changing would cost" in found.reason
+
+
+def test_the_trials_that_go_on_are_planned_for_by_their_own_speed() -> None:
+    slow = Speeds(factors=(1.4, 1.3, 1.0, 0.9), errors=(0.0,) * 4)
+    average = from_first_sync(deadline_s=700.0)
+    known = from_first_sync(speeds=slow, deadline_s=700.0)
+    assert known.present.jct_s > average.present.jct_s + 60.0
+    assert known.plan == instances(4, 4, 1)
 
 
 def test_many_changes_are_counted() -> None:

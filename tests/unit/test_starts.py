@@ -1,0 +1,64 @@
+"""How long trials take to start: the first time on a worker, and later."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from rubberband.executor.controller import Controller
+from rubberband.executor.events import Slot
+from rubberband.executor.measured import measured
+from rubberband.executor.starts import Starts, starts
+from rubberband.executor.state import Allocation, Job, State
+from rubberband.offer import Offer
+from rubberband.profile import Profile
+from tests.unit.test_journal import JOB
+
+PROFILE = Profile(seconds_per_iteration={1: 10.0}, trial_startup_s=0.2)
+OFFER = Offer(instance_type="test", gpus=4, price_usd_per_hour=3.6, max_instances=4, init_delay_s=30.0)
+
+
+def started(*waves: list[float], startup_s: float = 0.2) -> tuple[Job, State]:
+    """A run whose trials took so long to start, one wave after another on the same workers."""
+    job = dataclasses.replace(JOB, profile=dataclasses.replace(PROFILE, trial_startup_s=startup_s), offer=OFFER)
+    state = Controller(job).state
+    for wave in waves:
+        for gpu, took_s in enumerate(wave):
+            gang = (Slot(instance="i-001", gpu=gpu),)
+            use = Allocation(trial=0, attempt=1, stage=0, gang=gang, started_at=0.0, training_at=took_s, ended_at=9.0)
+            state.allocations.append(use)
+    return job, state
+
+
+def test_crowded_first_starts_are_not_taken_for_later_ones() -> None:
+    found = starts(*started([2.9] * 4))
+    assert found.warm_s == 0.2
+    assert found.cold_surplus_s == pytest.approx(2.7)
+    assert starts(*started([2.9] * 4, [0.2] * 4)) == found
+
+
+def test_later_starts_are_measured_apart() -> None:
+    found = starts(*started([4.0] * 4, [1.0] * 4))
+    assert found.warm_s == pytest.approx(1.0)
+    assert found.cold_surplus_s == pytest.approx(3.0)
+
+
+def test_starts_that_take_as_long_every_time_have_no_surplus() -> None:
+    assert starts(*started([1.0] * 4, [1.0] * 4)) == Starts(warm_s=1.0, cold_surplus_s=0.0)
+    assert starts(*started([0.2] * 4)) == Starts(warm_s=0.2, cold_surplus_s=0.0)
+
+
+def test_even_the_first_starts_may_be_faster_than_profiled() -> None:
+    assert starts(*started([1.0] * 4, startup_s=5.0)) == Starts(warm_s=pytest.approx(1.0), cold_surplus_s=0.0)
+
+
+def test_few_starts_tell_nothing() -> None:
+    assert starts(*started([2.9] * 2, [9.0] * 2)) == Starts(warm_s=0.2, cold_surplus_s=0.0)
+
+
+def test_a_new_instance_takes_the_surplus_longer_and_later_stages_do_not() -> None:
+    found = measured(*started([2.9] * 4))
+    assert found.profile.trial_startup_s == 0.2
+    assert found.offer.init_delay_s == pytest.approx(32.7)
+    assert found.findings == "a trial's first start on a worker takes 2.9s"
