@@ -19,7 +19,8 @@ Times = npt.NDArray[Any]
 _FEW_SLOTS = 16
 """Up to so many, one trial after another is inserted between the times at which slots are free."""
 _MANY_WAVES = 12
-"""From so many waves on, only the last ones are scheduled."""
+_MANY_TRIALS = 512
+"""Of more waves, and more trials, only the last waves are scheduled."""
 _LAST_WAVES = 5
 _SHARE = 16
 """One in so many slots is filled at once even where a slot that ends early could take the last of these trials."""
@@ -28,22 +29,22 @@ _SHARE = 16
 def makespan(trials_s: Times, num_slots: int) -> Floats:
     """(rows,) When the last of the trials (n, rows) ends, if the first slot to be free takes the next one.
 
-    Exact up to 31 slots and 12 waves; beyond, within 1 % of what a row takes, and much closer on average.
+    Exact up to 31 slots and 512 trials; beyond, within 0.1 % on average unless times vary as much as their mean (1 %).
     """
     num_trials = len(trials_s)
     if num_slots >= num_trials or num_slots == 1:
-        latest = trials_s.sum(axis=0) if num_slots == 1 else trials_s.max(axis=0)
-        return latest.astype(float)
+        latest = trials_s.sum(axis=0, dtype=np.float64) if num_slots == 1 else trials_s.max(axis=0)
+        return np.asarray(latest, np.float64)
     free_s = trials_s[:num_slots]
     rest_s = trials_s[num_slots:]
     head = 0
-    if num_trials > _MANY_WAVES * max(num_slots, _FEW_SLOTS):
+    if num_trials > max(_MANY_WAVES * num_slots, _MANY_TRIALS):
         head = (num_trials // num_slots - _LAST_WAVES) * num_slots
         free_s, rest_s = _after_many(trials_s[:head], num_slots), trials_s[head:]
     ends_s = _inserted(free_s, rest_s) if num_slots <= _FEW_SLOTS else _in_batches(free_s, rest_s)
     if head:
         ends_s = np.maximum(ends_s, _stragglers(trials_s[:head], num_slots))
-    return ends_s.astype(float)
+    return np.asarray(ends_s, np.float64)
 
 
 def _inserted(free_s: Times, rest_s: Times) -> Times:
@@ -84,7 +85,7 @@ def _stragglers(head_s: Times, num_slots: int) -> Times:
     """(rows,) When the trials end that take longer than all of the last waves, which begin after them; else 0."""
     trial_s = head_s.mean(axis=0)
     long = np.flatnonzero(head_s.max(axis=0) > (_LAST_WAVES - 1) * trial_s)
-    ends_s = np.zeros_like(trial_s)
+    ends_s: Times = np.zeros_like(trial_s)
     if len(long):
         few_s = head_s[:, long].astype(np.float64)
         begins_s = (np.cumsum(few_s, axis=0) - few_s) / num_slots - trial_s[long] / 2.0

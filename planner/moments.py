@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rubberband.plan import Market, Stage
+from rubberband.planner.makespan import makespan
 from rubberband.planner.model import interruptions
-from rubberband.planner.sampling import Draws, makespan
+from rubberband.planner.sampling import Draws
 from rubberband.planner.table import Floats, Ints, distinct, mean_runs_s
 
 _ROWS = 200

@@ -19,7 +19,7 @@ from rubberband.errors import InfeasibleError
 from rubberband.offer import Offer, gang_sizes, slots
 from rubberband.plan import Cohort, Constraints, Market, Odds, Plan, Planned, Policy, Speeds, Stage, StagePlan
 from rubberband.planner.families import box_of, family
-from rubberband.planner.judge import Judge
+from rubberband.planner.judge import Judge, Look
 from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
 from rubberband.planner.mean_cost import mean_cost_of
 from rubberband.planner.model import check_plan, predict
@@ -79,8 +79,8 @@ def evaluator(
     draws = Draws(stages, profile, offer, seed=seed)
 
     def sampled(candidate: Plan) -> tuple[float, float]:
-        samples = draws.evaluate(candidate, 1)
-        return float(np.quantile(samples.jct_s, constraints.confidence)), float(samples.cost_usd.mean())
+        jct_s, cost_usd = draws.totals(candidate, range(1))
+        return float(np.quantile(jct_s, constraints.confidence)), float(cost_usd.mean())
 
     return sampled
 
@@ -105,12 +105,10 @@ def plan(
     for search.markets in _market_sets(offer, held):
         for proposed in search.propose():
             search.judge.look(proposed)
-    search.improve()
-    chosen = search.judge.best()
+    chosen = search.improved()
     if chosen is None:
         search.propose_safest()
-        search.improve()
-        chosen = search.judge.best()
+        chosen = search.improved()
     if chosen is None:
         raise search.infeasible()
     return planned(stages, chosen, profile, offer, constraints, held=held, draws=search.judge.draws)
@@ -131,9 +129,8 @@ def frontier(
     draws, points = search.judge.draws, list[tuple[float, float]]()
     for table in search.tables(search.z, search.tau_s()):
         for found in pareto(table, Box(), constant=constant):
-            samples = draws.evaluate(table.plan(found.path), 1)
-            jct_s = float(np.quantile(samples.jct_s, constraints.confidence))
-            points.append((jct_s, float(samples.cost_usd.mean())))
+            times_s, costs_usd = draws.totals(table.plan(found.path), range(1))
+            points.append((float(np.quantile(times_s, constraints.confidence)), float(costs_usd.mean())))
     box, steps = search.judge.box, list[tuple[float, float]]()
     for jct_s, cost_usd in sorted(points):
         inside = jct_s <= box.time_s and cost_usd <= box.cost_usd
@@ -209,29 +206,24 @@ class _Search:
         return [plan for _, plan in sorted(found, key=lambda pair: pair[0])]
 
     def propose(self) -> Iterable[Plan]:
-        """Plans on both sides of the confidence: a wider allowance until some keep it, a narrower one until none do."""
-        tau_s, low, high = self.tau_s(), 0.0, math.inf
-        z = self.z if math.isfinite(self.judge.box.time_s) else 0.0
-        margin = 0.0
+        """Plans about the confidence: the deadline that the search is given moves by how late the best of them is."""
+        tau_s, deadline_s, margin_usd = self.tau_s(), self.judge.box.time_s, 0.0
+        z, moved_s, found = (self.z if math.isfinite(deadline_s) else 0.0), 0.0, set[Plan]()
         for _ in range(_ROUNDS):
-            box = replace(self.judge.box, cost_usd=self.judge.box.cost_usd - margin)
-            proposals = list(
-                dict.fromkeys(itertools.chain.from_iterable(self.solved(z, tau_s * share, box) for share in (0.7, 1.3)))
-            )
+            box = Box(time_s=deadline_s - moved_s, cost_usd=self.judge.box.cost_usd - margin_usd)
+            proposals = self.solved(z, tau_s, box)
             yield from proposals
-            kept = [candidate for candidate in proposals if self.judge.likely(candidate)]
-            if kept:
-                high = min(high, z)
-                if z == 0.0 or high - low < 0.25:
-                    break
-                z = (low + high) / 2.0
-                tau_s = max(1e-3, float(self.judge.looks[kept[0]].jct_s.std()))
-            else:
-                low = max(low, z)
-                margin = self._margin_usd(proposals)
-                z = (low + high) / 2.0 if math.isfinite(high) else z + 0.6
-                if not math.isfinite(self.judge.box.time_s):
-                    z = 0.0
+            if not proposals and moved_s > 1e-3:
+                moved_s /= 2.0
+                continue
+            if not proposals or proposals[0] in found:
+                return
+            found.add(proposals[0])
+            look = self.judge.look(proposals[0])
+            margin_usd = 0.0 if any(map(self.judge.likely, proposals)) else self._margin_usd(proposals)
+            if math.isfinite(deadline_s):
+                moved_s += float(np.quantile(look.jct_s, self.judge.confidence)) - deadline_s
+                tau_s = max(1e-3, float(look.jct_s.std()))
 
     def _margin_usd(self, proposals: Sequence[Plan]) -> float:
         """What the cheapest proposal would have to cost less to keep the budget with the confidence."""
@@ -249,6 +241,13 @@ class _Search:
             for limit, goal in itertools.product(limits, OBJECTIVES):
                 for candidate in self.solved(z, tau_s, limit, goal):
                     self.judge.look(candidate)
+
+    def improved(self) -> Plan | None:
+        """The best candidate, after steps to better ones: once more where it is learned how lucky the samples are."""
+        self.improve()
+        self.judge.best()
+        self.improve()
+        return self.judge.best()
 
     def improve(self) -> None:
         """Step from the best candidates to better neighbours until there are none."""
@@ -269,11 +268,11 @@ class _Search:
     def _may_be_better(self, candidate: Plan, bound: float) -> bool:
         if candidate in self.judge.looks:
             return False
-        few = self.judge.draws.evaluate(candidate, 1, self.held)
+        few = Look(*self.judge.draws.totals(candidate, range(1), self.held))
         value = few.cost_usd.mean() if self.objective == "min_cost" else few.jct_s.mean()
         if bound == math.inf:
-            return odds(few, self.judge.box).p_both > 0.0
-        return float(value) < bound * 1.002 and odds(few, self.judge.box).p_both >= self.judge.confidence - 0.02
+            return few.kept(self.judge.box) > 0.0
+        return float(value) < bound * 1.002 and few.kept(self.judge.box) >= self.judge.confidence - 0.02
 
     def _neighbours(self, candidate: Plan) -> Iterable[Plan]:
         """Plans that differ in one run of stages of equal width, or in one stage."""

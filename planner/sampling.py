@@ -16,25 +16,23 @@ import numpy as np
 from rubberband.chance import Law, Spread
 from rubberband.offer import Offer, slots
 from rubberband.plan import Cohort, Distribution, Plan, Prediction, Speeds, Stage, StagePlan
+from rubberband.planner.makespan import Times, makespan
 from rubberband.planner.model import Step, check_plan, interruptions, summed, walk
-from rubberband.planner.table import Bools, Floats
+from rubberband.planner.table import Floats
+from rubberband.planner.totals import totals
 from rubberband.profile import Profile
 
-CHUNK = 1000
-"""Samples in a chunk, fewer for very many trials."""
-MOST_SAMPLES = 20_000
-_MOST_NUMBERS = 4_000_000
+CHUNK = 1024
+"""Samples in a chunk: a power of two, as stages of many trials have fewer rows that are repeated."""
+MOST_SAMPLES = 20 * CHUNK
+_MOST_PER_STAGE = 65_536
+_FEWEST_ROWS = 32
+"""The more trials a stage has, the less its time varies: so many numbers, and rows, are enough for it."""
+_MOST_DRAWN = 20_000_000
+_MOST_KEPT = 10_000_000
+_LEVELS = 2**16
 _FEW_NUMBERS = 100_000
 """So many are remembered from one job to the next."""
-_FEW_SLOTS = 16
-_WAVE_SLOTS = 8
-_FEW_WAVES = 5
-"""From so many slots on and up to so many waves, a wave of trials at a time is faster than a trial at a time."""
-_MOSTLY = 0.95
-_TRIED_ROWS = 64
-_MOST_SCHEDULED = 2048
-"""Stages with more trials are not scheduled one by one: that would take minutes."""
-_MANY_WAVES = 10
 _SLOWNESS_LEAST = 1e-9
 """Of a trial that takes no time at all, as the normal law allows."""
 
@@ -117,16 +115,18 @@ class Draws:
         """Draw nothing yet. With `speeds`, `stages` are the rest of a job; else nothing is known of its trials."""
         assert speeds is None or len(speeds.factors) == stages[0].trials, "every trial that goes on has a speed"
         self.stages, self.profile, self.offer, self.seed, self.speeds = stages, profile, offer, seed, speeds
-        num_trials = sum(stage.trials for stage in stages)
-        self.rows = max(100, min(CHUNK, _MOST_NUMBERS // num_trials))
-        self.most_chunks = max(2, min(MOST_SAMPLES, _MOST_NUMBERS // num_trials) // self.rows)
+        self.rows = CHUNK
+        numbers = sum(stage.trials * rows_of(stage.trials) for stage in stages)
+        self.most_chunks = max(4, min(MOST_SAMPLES // CHUNK, _MOST_DRAWN // numbers))
+        """As many as time bears."""
+        self._kept = max(2, _MOST_KEPT // numbers)
         """As many as memory bears."""
         self._chunks: list[Chunk] = []
 
     def chunk(self, index: int) -> Chunk:
         """The chunk `index`; the same numbers whenever it is asked for."""
         while len(self._chunks) <= index:
-            keep = len(self._chunks) < self.most_chunks
+            keep = len(self._chunks) < self._kept
             self._chunks.append(
                 Chunk(
                     self.stages, self.profile, self.offer, (self.seed, len(self._chunks)), self.rows, keep, self.speeds
@@ -134,9 +134,9 @@ class Draws:
             )
         return self._chunks[index]
 
-    def evaluate(self, plan: Plan, num_chunks: int, held: Sequence[Cohort] = (), first: int = 0) -> Samples:
-        """The samples of chunks `first` … of a plan that fits the job."""
-        walks = [walk(plan, self.offer, self.chunk(index), held) for index in range(first, first + num_chunks)]
+    def evaluate(self, plan: Plan, num_chunks: int, held: Sequence[Cohort] = ()) -> Samples:
+        """The samples of the first chunks of a plan that fits the job, stage by stage."""
+        walks = [walk(plan, self.offer, self.chunk(index), held) for index in range(num_chunks)]
         total = [
             (sum(step.provisioning_s + step.duration_s for step in steps), sum(step.cost_usd for step in steps))
             for steps in walks
@@ -148,6 +148,23 @@ class Draws:
             walks=walks,
         )
 
+    def totals(self, plan: Plan, chunks: range, held: Sequence[Cohort] = ()) -> tuple[Floats, Floats]:
+        """What the plan takes and costs in the samples of some chunks."""
+        ones = np.ones(self.rows)
+        found = [totals(plan, self.offer, self.chunk(index), held) for index in chunks]
+        return (
+            np.concatenate([jct_s * ones for jct_s, _ in found]),
+            np.concatenate([cost_usd * ones for _, cost_usd in found]),
+        )
+
+
+def rows_of(trials: int) -> int:
+    """Rows of the samples of a stage: all of a chunk, or fewer of very many trials."""
+    rows = CHUNK
+    while rows > _FEWEST_ROWS and trials * rows > _MOST_PER_STAGE:
+        rows //= 2
+    return rows
+
 
 _STEP = ("provisioning_s", "duration_s", "cost_usd")
 
@@ -158,7 +175,11 @@ def _mean(values: Sequence[float | Floats]) -> float:
 
 @dataclass(slots=True)
 class Chunk:
-    """`rows` samples of everything: the `Times` of a walk, as arrays (rows,)."""
+    """`rows` samples of everything: the `Times` of a walk, as arrays (rows,).
+
+    What the trials take is in single precision, (trials, rows of the stage): very many of them need fewer rows, which
+    are then repeated.
+    """
 
     stages: Sequence[Stage]
     profile: Profile
@@ -168,11 +189,13 @@ class Chunk:
     keep: bool
     """Whether the numbers are kept for the next candidate, or drawn again."""
     speeds: Speeds | None = None
-    _own: dict[int, Floats] = field(default_factory=dict)
-    _factors: dict[int, Floats] = field(default_factory=dict)
+    _own: dict[int, Times] = field(default_factory=dict)
+    _factors: dict[int, Times] = field(default_factory=dict)
     _maxima: dict[int, Floats] = field(default_factory=dict)
     _totals: dict[int, Floats] = field(default_factory=dict)
-    _stages: dict[tuple[int, int, int, str], tuple[Floats, Floats | None]] = field(default_factory=dict)
+    _trials: tuple[tuple[int, int, str], Times] | None = None
+    """What the trials of a stage take by a choice: the last one that was asked for."""
+    _stages: dict[tuple[int, int, int, str], tuple[float | Floats, float | Floats | None]] = field(default_factory=dict)
     _inits: dict[int, list[Floats]] = field(default_factory=dict)
     _init_rngs: dict[int, np.random.Generator] = field(default_factory=dict)
     _provisions: dict[int, Floats] = field(default_factory=dict)
@@ -206,44 +229,65 @@ class Chunk:
         assert busy_s is not None, "instances are billed, busy or not"
         return busy_s
 
-    def _stage(self, index: int, choice: StagePlan) -> tuple[Floats, Floats | None]:
+    def _stage(self, index: int, choice: StagePlan) -> tuple[float | Floats, float | Floats | None]:
         num_slots = min(self.stages[index].trials, slots(choice.instances, self.offer.gpus, choice.gpus_per_trial))
         key = (index, num_slots, choice.gpus_per_trial, choice.market)
         if key not in self._stages:
-            self._stages[key] = self._schedule(index, num_slots, choice)
+            stage_s, busy_s = self._schedule(index, num_slots, choice)
+            self._stages[key] = self._repeated(stage_s), None if busy_s is None else self._repeated(busy_s)
         return self._stages[key]
 
-    def _schedule(self, index: int, num_slots: int, choice: StagePlan) -> tuple[Floats, Floats | None]:
-        stage, startup_s = self.stages[index], self.startup_s(index)
-        work_s = stage.iterations * self.profile.iteration_s(choice.gpus_per_trial)
+    def _repeated(self, values: float | Floats) -> float | Floats:
+        return values if isinstance(values, float) else np.tile(values, self.rows // len(values))
+
+    def _schedule(self, index: int, num_slots: int, choice: StagePlan) -> tuple[float | Floats, float | Floats | None]:
+        stage, profile = self.stages[index], self.profile
+        work_s = stage.iterations * profile.iteration_s(choice.gpus_per_trial)
         is_billed = self.offer.billing == "per_function"
-        if choice.market == "on_demand" and num_slots == stage.trials and isinstance(startup_s, float):
-            busy_s = stage.trials * startup_s + work_s * self._total(index) if is_billed else None
-            return startup_s + work_s * self._slowest(index), busy_s
-        trials_s = startup_s + work_s * self.factor(index)
-        if choice.market == "spot":
-            trials_s = trials_s + self._lost_s(index, choice, trials_s)
-        return makespan(trials_s, num_slots), trials_s.sum(axis=0) if is_billed else None
+        if choice.market == "on_demand" and not profile.startup_varies:
+            startup_s = profile.trial_startup_s
+            if not self._varies(index):
+                waves = -(-stage.trials // num_slots)
+                return waves * (startup_s + work_s), stage.trials * (startup_s + work_s)
+            if num_slots == stage.trials:
+                busy_s = stage.trials * startup_s + work_s * self._total(index) if is_billed else None
+                return startup_s + work_s * self._slowest(index), busy_s
+        trials_s = self._trials_s(index, choice, work_s)
+        return makespan(trials_s, num_slots), trials_s.sum(axis=0, dtype=np.float64) if is_billed else None
+
+    def _varies(self, index: int) -> bool:
+        """Whether the trials of a stage train for unlike times."""
+        return self.speeds is not None or self.profile.stage_cv(self.stages[index].iterations) > 0.0
+
+    def _trials_s(self, index: int, choice: StagePlan, work_s: float) -> Times:
+        """(trials, rows of the stage) What each trial takes in all."""
+        key = (index, choice.gpus_per_trial, choice.market)
+        if self._trials is None or self._trials[0] != key:
+            trials_s = self.startup_s(index) + np.float32(work_s) * self.factor(index)
+            if choice.market == "spot":
+                trials_s = trials_s + self._lost_s(index, choice, trials_s)
+            self._trials = key, trials_s
+        return self._trials[1]
 
     def _slowest(self, index: int) -> Floats:
         if index not in self._maxima:
-            self._maxima[index] = self.factor(index).max(axis=0)
+            self._maxima[index] = self.factor(index).max(axis=0).astype(float)
         return self._maxima[index]
 
     def _total(self, index: int) -> Floats:
         if index not in self._totals:
-            self._totals[index] = self.factor(index).sum(axis=0)
+            self._totals[index] = self.factor(index).sum(axis=0, dtype=np.float64)
         return self._totals[index]
 
-    def startup_s(self, index: int) -> float | Floats:
+    def startup_s(self, index: int) -> np.float32 | Times:
         """(trials, rows) How long each trial takes to start in the stage; one number where that does not vary."""
         if not self.profile.startup_varies:
-            return self.profile.trial_startup_s
+            return np.float32(self.profile.trial_startup_s)
         drawn = self._noise(self.profile.startup_cv, index, 4, "lognormal")
-        startups_s: Floats = self.profile.trial_startup_s * drawn
+        startups_s: Times = np.float32(self.profile.trial_startup_s) * drawn
         return startups_s
 
-    def factor(self, index: int) -> Floats:
+    def factor(self, index: int) -> Times:
         """(trials, rows) How much longer than the profile's mean each trial trains in the stage.
 
         It is the product of what is the trial's own, the same in all of its stages, and of what is the stage's.
@@ -258,7 +302,7 @@ class Chunk:
             self._factors[index] = drawn
         return drawn
 
-    def _own_factor(self, index: int) -> Floats:
+    def _own_factor(self, index: int) -> Times:
         """(trials, rows) How much slower than the profile each trial of the stage is, all along."""
         first = _bracket(self.stages, index)
         own_s = self._own.get(first)
@@ -268,42 +312,54 @@ class Chunk:
                 self._own[first] = own_s
         if index == first:
             return own_s
-        rng, trials = self._rng(first, 6), self.stages[index].trials
+        rng, copies = self._rng(first, 6), rows_of(self.stages[index].trials) // own_s.shape[1]
+        return np.concatenate([self._survivors(own_s, self.stages[index].trials, rng) for _ in range(copies)], axis=1)
+
+    def _survivors(self, own_s: Times, trials: int, rng: np.random.Generator) -> Times:
+        """So many of the trials in each row: any of them, or the better ones of a metric that goes with the speed."""
         correlation = self.speeds.with_metric if self.speeds is not None else 0.0
         if correlation == 0.0:
             return own_s[rng.permutation(len(own_s))[:trials]]
-        # The better of a metric that goes with the speed as far as has been seen (a Gaussian copula).
+        # It goes with the speed as far as has been seen (a Gaussian copula).
         slowness = np.log(np.maximum(own_s, _SLOWNESS_LEAST))
         spread = slowness.std(axis=0)
         slowness = (slowness - slowness.mean(axis=0)) / np.where(spread > 0.0, spread, 1.0)
         merit = correlation * slowness + math.sqrt(1.0 - correlation**2) * rng.standard_normal(own_s.shape)
-        survivors: Floats = np.take_along_axis(own_s, np.argsort(-merit, axis=0)[:trials], axis=0)
+        survivors: Times = np.take_along_axis(own_s, np.argsort(-merit, axis=0)[:trials], axis=0)
         return survivors
 
-    def _drawn_speeds(self, first: int) -> Floats:
+    def _drawn_speeds(self, first: int) -> Times:
         if self.speeds is None or first > 0:
             return self._noise(self.profile.trial_cv, first, 5, self.profile.law)
-        factors, errors = np.array(self.speeds.factors)[:, None], np.array(self.speeds.errors)[:, None]
+        factors, errors = (np.array(each, np.float32)[:, None] for each in (self.speeds.factors, self.speeds.errors))
         variance = np.log1p(errors**2)
-        normals = self._rng(first, 5).standard_normal((len(factors), self.rows))
-        drawn: Floats = factors * np.exp(np.sqrt(variance) * normals - variance / 2.0)
+        normals = _normals((*self.seed, first, 5), (len(factors), rows_of(len(factors))))
+        drawn: Times = factors * np.exp(np.sqrt(variance) * normals - variance / 2.0)
         return drawn
 
-    def _noise(self, cv: float, index: int, what: int, law: Law) -> Floats:
-        """(trials, rows) Factors with mean 1."""
-        shape = (self.stages[index].trials, self.rows)
-        noise = _few_noises if shape[0] * self.rows <= _FEW_NUMBERS else _noise
-        return noise(cv, law, (*self.seed, index, what), shape)
+    def _noise(self, cv: float, index: int, what: int, law: Law) -> Times:
+        """(trials, rows of the stage) Factors with mean 1."""
+        trials = self.stages[index].trials
+        shape = (trials, rows_of(trials))
+        if cv == 0.0:
+            return np.ones(shape, np.float32)
+        drawn = _few_normals if trials * shape[1] <= _FEW_NUMBERS else _normals
+        normals = drawn((*self.seed, index, what), shape)
+        if law == "normal":
+            factors: Times = np.maximum(np.float32(0.0), np.float32(1.0) + np.float32(cv) * normals)
+            return factors
+        return _lognormal(cv, normals)
 
-    def _lost_s(self, index: int, choice: StagePlan, trials_s: Floats) -> Floats:
+    def _lost_s(self, index: int, choice: StagePlan, trials_s: Times) -> Times:
         """(trials, rows) Seconds that interruptions cost each trial: a Poisson number of them, each as long."""
         spot, stage = self.offer.spot, self.stages[index]
         assert spot is not None, "a plan uses the markets that its offer has"
         rate, _ = interruptions(stage, choice.gpus_per_trial, self.profile, self.offer)
         rng = self._rng(index, 3)
-        happens, where = rng.random(trials_s.shape), rng.random(trials_s.shape)
+        happens, where = (rng.random(trials_s.shape, dtype=np.float32) for _ in range(2))
         redone_s = min(spot.checkpoint_iterations, stage.iterations) * self.profile.iteration_s(choice.gpus_per_trial)
-        lost_s: Floats = poisson(happens, rate * trials_s) * (spot.restart_s + where * redone_s)
+        numbers = poisson(happens, np.float32(rate) * trials_s)
+        lost_s: Times = numbers * (np.float32(spot.restart_s) + where * np.float32(redone_s))
         return lost_s
 
     def _rng(self, index: int, what: int) -> np.random.Generator:
@@ -317,22 +373,34 @@ def _bracket(stages: Sequence[Stage], index: int) -> int:
     return index
 
 
-def _noise(cv: float, law: Law, seed: tuple[int, ...], shape: tuple[int, int]) -> Floats:
-    if cv == 0.0:
-        return np.ones(shape)
-    normals = np.random.default_rng(seed).standard_normal(shape)
-    drawn: Floats = np.maximum(0.0, 1.0 + cv * normals) if law == "normal" else _lognormal(cv, normals)
+@lru_cache(maxsize=1)
+def _levels() -> Times:
+    """The means of 2**16 equally likely parts of the standard normal law, in order."""
+    fine = np.linspace(-7.0, 7.0, 200_001)
+    density = np.exp(-fine * fine / 2.0) / math.sqrt(2.0 * math.pi)
+    below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2.0)]) * (fine[1] - fine[0])
+    edges = np.interp(np.arange(1, _LEVELS) / _LEVELS, below, fine)
+    density = np.concatenate([[0.0], np.exp(-edges * edges / 2.0) / math.sqrt(2.0 * math.pi), [0.0]])
+    levels: Times = ((density[:-1] - density[1:]) * _LEVELS).astype(np.float32)
+    return levels
+
+
+def _normals(seed: tuple[int, ...], shape: tuple[int, int]) -> Times:
+    """Standard normal numbers, of 16 random bits each: four at the price of one."""
+    size = shape[0] * shape[1]
+    bits = np.random.default_rng(seed).bit_generator.random_raw(-(-size // 4)).view(np.uint16)
+    drawn: Times = _levels().take(bits[:size]).reshape(shape)
     drawn.flags.writeable = False
     return drawn
 
 
 # Plans that are asked for one after another are of jobs that are alike, and their samples begin with the same seed.
-_few_noises = lru_cache(maxsize=64)(_noise)
+_few_normals = lru_cache(maxsize=128)(_normals)
 
 
-def _lognormal(cv: float, normals: Floats) -> Floats:
+def _lognormal(cv: float, normals: Times) -> Times:
     variance = math.log1p(cv * cv)
-    factors: Floats = np.exp(math.sqrt(variance) * normals - variance / 2.0)
+    factors: Times = np.exp(normals.dtype.type(math.sqrt(variance)) * normals - normals.dtype.type(variance / 2.0))
     return factors
 
 
@@ -342,7 +410,7 @@ def _factors(spread: Spread, rng: np.random.Generator, size: int) -> Floats:
     return _lognormal(spread.cv, rng.standard_normal(size))
 
 
-def poisson(uniforms: Floats, means: Floats) -> Floats:
+def poisson(uniforms: Times, means: Times) -> Times:
     """Poisson numbers by inversion: the same uniforms give never fewer for a larger mean."""
     term = np.exp(-means)
     below, count = term.copy(), np.zeros_like(means)
@@ -354,81 +422,3 @@ def poisson(uniforms: Floats, means: Floats) -> Floats:
         term = term * means / number
         below = below + term
     return count
-
-
-def makespan(trials_s: Floats, num_slots: int) -> Floats:
-    """(rows,) When the last of the trials (n, rows) ends, if the first slot to be free takes the next one."""
-    num_trials = len(trials_s)
-    latest: Floats
-    if num_slots >= num_trials or num_slots == 1:
-        latest = trials_s.sum(axis=0) if num_slots == 1 else trials_s.max(axis=0)
-        return latest
-    if num_trials > _MOST_SCHEDULED:
-        return _makespan_of_many(trials_s, num_slots)
-    is_short = num_slots >= _WAVE_SLOTS and num_trials <= _FEW_WAVES * num_slots
-    if not (is_short and _in_waves(trials_s[:, :_TRIED_ROWS], num_slots)[1].any()):
-        return _one_by_one(trials_s, num_slots)
-    latest, known = _in_waves(trials_s, num_slots)
-    unknown = np.flatnonzero(~known)
-    if len(unknown):
-        latest[unknown] = _one_by_one(np.take(trials_s, unknown, axis=1), num_slots)
-    return latest
-
-
-def _in_waves(trials_s: Floats, num_slots: int) -> tuple[Floats, Bools]:
-    """The same, a wave of trials at a time, and where it is known: nowhere if it is not so nearly everywhere.
-
-    It is known where the trials of every wave take the slots in the order in which these were free: where the last of
-    them is free before the first of these trials ends, as it is unless times vary much. Not where two slots are free at
-    once: it is for `_one_by_one` to say what happens then.
-    """
-    rows = trials_s.shape[1]
-    free_s, known = _first_wave(trials_s, num_slots), np.ones(rows, dtype=bool)
-    for first in range(num_slots, len(trials_s), num_slots):
-        wave_s = trials_s[first : first + num_slots]
-        width = len(wave_s)
-        free_s.sort(axis=0)
-        last_s = free_s[width - 1].copy()
-        known &= (free_s[1:] > free_s[:-1]).all(axis=0)
-        free_s[:width] += wave_s
-        known &= free_s[: width - 1].min(axis=0, initial=np.inf) > last_s
-        if np.count_nonzero(known) < _MOSTLY * rows:
-            return last_s, np.zeros(rows, dtype=bool)
-    latest: Floats = free_s.max(axis=0)
-    return latest, known
-
-
-def _first_wave(trials_s: Floats, num_slots: int) -> Floats:
-    """When each slot is free of its first trial; of few, a nanosecond a slot keeps two from being the first at once."""
-    first_s: Floats = trials_s[:num_slots]
-    return first_s + 1e-9 * np.arange(num_slots)[:, None] if num_slots <= _FEW_SLOTS else first_s.copy()
-
-
-def _one_by_one(trials_s: Floats, num_slots: int) -> Floats:
-    """The same, a trial at a time."""
-    latest: Floats
-    free_s = _first_wave(trials_s, num_slots)
-    if num_slots <= _FEW_SLOTS:
-        for trial_s in trials_s[num_slots:]:
-            free_s += (free_s == free_s.min(axis=0)) * trial_s
-        latest = free_s.max(axis=0)
-        return latest
-    free_s = np.ascontiguousarray(free_s.T)
-    every = np.arange(trials_s.shape[1])
-    for trial_s in trials_s[num_slots:]:
-        free_s[every, free_s.argmin(axis=1)] += trial_s
-    latest = free_s.max(axis=1)
-    return latest
-
-
-def _makespan_of_many(trials_s: Floats, num_slots: int) -> Floats:
-    """The same, nearly: the slots end within the longest trial of each other, on average half of it (Graham 1969).
-
-    With ten waves or more that is within 1 % of the mean; with fewer, Graham's bound is used, which is never too low.
-    """
-    share = 0.5 if len(trials_s) >= _MANY_WAVES * num_slots else 1.0
-    longest_s = trials_s.max(axis=0)
-    latest: Floats = np.maximum(
-        longest_s, trials_s.sum(axis=0) / num_slots + share * (1.0 - 1.0 / num_slots) * longest_s
-    )
-    return latest

@@ -5,6 +5,7 @@ SYNC makes stages additive (RubberBand §4.2), so this table and the terms of th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -235,7 +236,8 @@ def _block(
         choice, keep = _undominated(deadline_s, trials_usd)
         faster = _faster(deadline_s)
     young = _young_cohorts(duration_s.min(axis=(1, 2)), offer) + len(begin.young)
-    kept = _considered(faster, young, offer, counts, begin, noisy is not None)
+    edges = None if noisy is None else _wave_edges(stages, gangs, offer)
+    kept = _considered(faster, young, offer, counts, begin, edges)
     choice, keep = choice[:, kept], keep[:, kept]
     duration_s, extra_usd = _chosen(duration_s[:, kept], choice), _chosen(trials_usd[:, kept], choice)
     if market == "spot" and offer.spot is not None:
@@ -287,6 +289,8 @@ def _start(held: Sequence[Cohort], offer: Offer, market: Market) -> Start:
 
 
 _ALL_COUNTS = 64
+_STEP = 1.04
+"""Beyond some counts where times vary, each is so many times the one before."""
 
 
 def distinct(values: Floats) -> Floats:
@@ -295,19 +299,35 @@ def distinct(values: Floats) -> Floats:
     return np.concatenate([ordered[:1], ordered[1:][ordered[1:] != ordered[:-1]]])
 
 
-def _considered(faster: Bools, young_cohorts: int, offer: Offer, counts: Ints, begin: Start, noisy: bool) -> Ints:
+def _considered(
+    faster: Bools, young_cohorts: int, offer: Offer, counts: Ints, begin: Start, edges: set[int] | None
+) -> Ints:
     """Indices of the counts worth considering, for the reasons that `build_table` gives.
 
-    Where times vary, no count is quite like its neighbours: as many as the search bears are kept.
+    Where times vary, no count is quite like its neighbours: as many as the search bears are kept, with those (`edges`)
+    at which a stage needs a wave less.
     """
     fastest = int(np.flatnonzero(faster)[-1])
     kept = counts == begin.instances
     if holding_is_free(offer):
         kept[fastest] = True
         return np.flatnonzero(kept)
-    if young_cohorts or (noisy and fastest < _ALL_COUNTS):
+    if edges is not None and fastest >= _ALL_COUNTS:
+        few = np.geomspace(1.0, counts[fastest], round(math.log(counts[fastest]) / math.log(_STEP)))
+        near = edges | set(np.round(few).astype(int).tolist())
+        return np.flatnonzero(kept | [int(count) in near for count in counts] & (np.arange(len(counts)) <= fastest))
+    if young_cohorts or edges is not None:
         return np.arange(fastest + 1)
     return np.flatnonzero(kept | faster)
+
+
+_EDGES = 4
+
+
+def _wave_edges(stages: Sequence[Stage], gangs: Ints, offer: Offer) -> set[int]:
+    """The fewest instances that run a stage in one wave, two, and so on."""
+    needed = {-(-stage.trials // waves) for stage in stages for waves in range(1, _EDGES + 1)}
+    return {least_instances(trials, offer.gpus, gpus) for trials in needed for gpus in gangs.tolist()}
 
 
 def holding_is_free(offer: Offer) -> bool:

@@ -1,0 +1,131 @@
+"""What a plan takes and costs in all, for many samples at once: the sums of `model.walk`, without its stages.
+
+A bill is a sum of times, each with the price of what is held meanwhile, but for instances that live shorter than the
+billing minimum: what these owe beyond is added where it can be that there are any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rubberband.offer import SECONDS_PER_HOUR, Offer
+from rubberband.plan import Cohort, Market, Plan, StagePlan
+from rubberband.planner.model import Times, Value
+
+
+@dataclass(slots=True)
+class _Group:
+    """Instances that were started together."""
+
+    instances: int
+    since: int
+    """The first of the spans of time in which they are billed."""
+    held_s: float
+    """For how long they were billed before."""
+
+
+@dataclass(slots=True)
+class _Bill:
+    """Spans of time one after another, and what is owed for each second of them."""
+
+    offer: Offer
+    market: Market
+    groups: list[_Group]
+    """Oldest first."""
+    spans_s: list[Value] = field(default_factory=list)
+    usd_per_s: list[float] = field(default_factory=list)
+    fixed_usd: float = 0.0
+    extra_usd: list[Value] = field(default_factory=list)
+
+    @property
+    def price_usd_per_s(self) -> float:
+        return 0.0 if self.offer.billing == "per_function" else self.offer.market_price_usd_per_s(self.market)
+
+    def span(self, seconds: Value, also_usd_per_s: float = 0.0) -> None:
+        """Hold everything for so long."""
+        held = sum(group.instances for group in self.groups)
+        self.spans_s.append(seconds)
+        self.usd_per_s.append(held * self.price_usd_per_s + self.offer.head_cost_usd(1.0) + also_usd_per_s)
+
+    def start(self, instances: int) -> None:
+        """Start instances; what is owed for them at once, besides the time that they live."""
+        self.groups.append(_Group(instances, len(self.spans_s), 0.0))
+        self.fixed_usd += instances * self.offer.data_usd_per_instance
+
+    def release(self, surplus: int) -> None:
+        """Give back so many, those billed longest first."""
+        while surplus > 0:
+            oldest = self.groups[0]
+            released = min(surplus, oldest.instances)
+            self._owed(oldest, released)
+            oldest.instances -= released
+            surplus -= released
+            if not oldest.instances:
+                del self.groups[0]
+
+    def _owed(self, group: _Group, instances: int) -> None:
+        """What those that are given back owe for the rest of the billing minimum; what is prepaid costs nothing."""
+        price, minimum_s = self.price_usd_per_s, self.offer.minimum_billed_s
+        if price == 0.0 or group.held_s >= minimum_s:
+            return
+        self.fixed_usd -= instances * price * (minimum_s - group.held_s if group.since < 0 else 0.0)
+        lived_s: Value = group.held_s
+        for seconds in self.spans_s[max(0, group.since) :]:
+            lived_s = lived_s + seconds
+        short_s = np.maximum(0.0, minimum_s - lived_s)
+        if np.any(short_s > 0.0):
+            self.extra_usd.append(instances * price * short_s)
+
+    def sums(self) -> tuple[Value, Value]:
+        """Seconds and US dollars in all."""
+        time_s, cost_usd = 0.0, self.fixed_usd
+        arrays, weights = [], []
+        for seconds, usd_per_s in zip(self.spans_s, self.usd_per_s, strict=True):
+            if isinstance(seconds, np.ndarray):
+                arrays.append(seconds)
+                weights.append(usd_per_s)
+            else:
+                time_s, cost_usd = time_s + seconds, cost_usd + usd_per_s * seconds
+        both_s: Value = time_s
+        both_usd: Value = cost_usd
+        if arrays:
+            varying_s, varying_usd = np.array([np.ones(len(arrays)), weights]) @ np.array(arrays)
+            both_s, both_usd = time_s + varying_s, cost_usd + varying_usd
+        for owed_usd in self.extra_usd:
+            both_usd = both_usd + owed_usd
+        return both_s, both_usd
+
+
+def totals(plan: Plan, offer: Offer, times: Times, held: Sequence[Cohort] = ()) -> tuple[Value, Value]:
+    """What a plan takes and costs in all, as `model.walk` has it stage by stage; up to rounding."""
+    oldest_first = sorted(held, key=lambda cohort: -cohort.held_s)
+    groups = [_Group(cohort.instances, -1, float(cohort.held_s)) for cohort in oldest_first if cohort.instances]
+    bill = _Bill(offer, held[0].market if held else plan.stages[0].market, groups)
+    for index, choice in enumerate(plan.stages):
+        _add(index, choice, bill, times)
+    bill.release(sum(group.instances for group in bill.groups))
+    return bill.sums()
+
+
+def _add(index: int, choice: StagePlan, bill: _Bill, times: Times) -> None:
+    """One stage: give back what it does not need, start what it lacks, hold all while it lasts."""
+    offer, held = bill.offer, sum(group.instances for group in bill.groups)
+    if choice.market != bill.market:
+        bill.release(held)
+        bill.market, held = choice.market, 0
+    bill.release(held - choice.instances)
+    if choice.instances > held:
+        bill.span(times.provision_s(index))
+        bill.start(choice.instances - held)
+        bill.span(times.init_s(index, choice.instances - held))
+    replaced_usd_per_s = 0.0
+    if choice.market == "spot" and offer.spot is not None:
+        rate = offer.spot.interruptions_per_hour / SECONDS_PER_HOUR
+        replaced_usd_per_s = choice.instances * rate * offer.data_usd_per_instance
+    bill.span(times.stage_s(index, choice), replaced_usd_per_s)
+    if offer.billing == "per_function":
+        share = choice.gpus_per_trial / offer.gpus
+        bill.extra_usd.append(offer.market_price_usd_per_s(choice.market) * share * times.busy_s(index, choice))
