@@ -13,10 +13,11 @@ from datetime import UTC, datetime
 
 from rubberband.chance import FIXED, Spread
 from rubberband.cloud.instance_types import InstanceType, catalogue, load_table, nearest_types
+from rubberband.delays import Delay, delay_of
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.offer import Offer, Spot
 from rubberband.profile import Profile
-from rubberband.resources import Delay, Resources, delay_of
+from rubberband.resources import Resources
 from rubberband.units import format_instant, nearest, shown
 
 LOCAL_TYPE = "local"

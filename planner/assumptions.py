@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from rubberband.chance import Spread
 from rubberband.offer import Offer
 from rubberband.plan import Stage
 from rubberband.planner.estimate import Estimate
@@ -42,6 +43,11 @@ Name = Literal[
 ]
 MORE = 1.1
 """Most inputs are raised by 10 %."""
+_NOISE_WORDS = {
+    "trial_cv": "trials differ by",
+    "iteration_cv": "iterations vary by",
+    "startup_cv": "start-ups vary by",
+}
 _UNTOLD_CV = 0.1
 """The noise that is tried where the profile tells of none."""
 _CHUNKS = 2
@@ -184,13 +190,24 @@ def _delays(now: _Terms) -> Iterator[_Change]:
         change,
         _with_profile(now, trial_startup_s=startup_s),
     )
-    delays: tuple[tuple[Name, str, float], ...] = (
-        ("provisioning of an instance", "provision_delay_s", offer.provision_delay_s),
-        ("initialising of an instance", "init_delay_s", offer.init_delay_s),
+    delays: tuple[tuple[Name, str, float, Spread], ...] = (
+        ("provisioning of an instance", "provision_delay_s", offer.provision_delay_s, offer.provision_spread),
+        ("initialising of an instance", "init_delay_s", offer.init_delay_s, offer.init_spread),
     )
-    for name, field, delay_s in delays:
+    for name, field, delay_s, spread in delays:
         longer_s, change = _longer(delay_s, 10.0)
-        yield _Change(name, format_duration(delay_s), change, _with_offer(now, **{field: longer_s}))
+        value = f"{format_duration(delay_s)}{_varying(delay_s, spread)}"
+        yield _Change(name, value, change, _with_offer(now, **{field: longer_s}))
+
+
+def _varying(delay_s: float, spread: Spread) -> str:
+    """What a delay varies by."""
+    if spread.certain or delay_s == 0.0:
+        return ""
+    if not spread.samples:
+        return f", varying by {_percent(spread.cv)}"
+    least_s, most_s = (format_duration(delay_s * factor) for factor in (min(spread.samples), max(spread.samples)))
+    return f", from {least_s} to {most_s} in {len(spread.samples)} samples"
 
 
 def _longer(delay_s: float, from_nothing_s: float) -> tuple[float, str]:
@@ -236,14 +253,16 @@ def _prices(now: _Terms) -> Iterator[_Change]:
 def _noise(now: _Terms) -> _Change:
     profile = now.profile
     if profile.varies:
-        told_cvs = {
-            name: cv for name in ("trial_cv", "iteration_cv", "startup_cv") if (cv := getattr(profile, name)) > 0.0
-        }
+        told_cvs = {name: cv for name in _NOISE_WORDS if (cv := getattr(profile, name)) > 0.0}
         more = {name: MORE * cv for name, cv in told_cvs.items()}
-        value = ", ".join(f"{name}={cv:g}" for name, cv in told_cvs.items())
+        value = ", ".join(f"{_NOISE_WORDS[name]} {_percent(cv)}" for name, cv in told_cvs.items())
         return _Change("noise of trials", value, "+10 %", _with_profile(now, **more))
-    told = f"trial_cv={_UNTOLD_CV:g} instead"
+    told = f"{_NOISE_WORDS['trial_cv']} {_percent(_UNTOLD_CV)} instead"
     return _Change("noise of trials", "none", told, _with_profile(now, trial_cv=_UNTOLD_CV))
+
+
+def _percent(cv: float) -> str:
+    return f"{100.0 * cv:.2g} %" if cv < 1.0 else f"{100.0 * cv:.0f} %"
 
 
 def _with_profile(now: _Terms, **changes: object) -> _Terms:

@@ -143,8 +143,8 @@ def bases(experiment: Experiment, case: Case, table: Table | None = None) -> dic
         "noise scale of the gradients": "measured" if profile.goodput and profile.goodput.points else "given",
         "start-up of a trial": profiled if by_file or profile.trial_startup_s else "default",
         "noise of trials": profiled if profile.varies or _tells_noise(experiment, instance_type) else "default",
-        "provisioning of an instance": _delay(resources.provision_delay, profile.provision_delay_s),
-        "initialising of an instance": _delay(resources.init_delay, profile.init_delay_s),
+        "provisioning of an instance": _delay(resources.provision_delay, profile.provision_delay_s, profiled),
+        "initialising of an instance": _delay(resources.init_delay, profile.init_delay_s, profiled),
         "price of an instance": _price(price_source(resources, instance_type, table=table)),
         "price of a spot instance": _price(spot_source(resources, instance_type, table=table)),
     }
@@ -190,10 +190,10 @@ def _price(source: str) -> Basis:
     return "live" if source.startswith("AWS") else "default"
 
 
-def _delay(asked: object, measured_s: float | None) -> Basis:
+def _delay(asked: object, of_profile_s: float | None, profiled: Basis) -> Basis:
     if asked is not None:
         return "given"
-    return "default" if measured_s is None else "measured"
+    return "default" if of_profile_s is None else profiled
 
 
 def _tells_noise(experiment: Experiment, instance_type: str) -> bool:
@@ -202,4 +202,6 @@ def _tells_noise(experiment: Experiment, instance_type: str) -> bool:
     if isinstance(written, ProfilesByType):
         by_type: Mapping[str, object] = written.by_instance_type
         written = by_type.get(instance_type)
-    return isinstance(written, InlineProfile) and bool({"trial_cv", "iteration_cv"} & written.model_fields_set)
+    return isinstance(written, InlineProfile) and bool(
+        {"trial_cv", "iteration_cv", "startup_cv"} & written.model_fields_set
+    )

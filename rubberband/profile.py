@@ -33,10 +33,13 @@ class Profile:
     law: Law = "lognormal"
     """Of the noise of trials and iterations."""
     provision_delay_s: float | None = None
-    """Seconds from asking for an instance until it runs, where it was measured; the mean."""
+    """Seconds from asking for an instance until it runs, where it is known; the mean."""
     provision_spread: Spread = FIXED
     init_delay_s: float | None = None
-    """Seconds from a running instance until its workers are warm, where it was measured; the mean."""
+    """Seconds from a running instance until its workers are warm, where it is known; the mean.
+
+    Where it was measured, it has in it what a trial's first start on a fresh worker takes beyond `trial_startup_s`.
+    """
     init_spread: Spread = FIXED
     source: Literal["inline", "file"] = "inline"
     goodput: GoodputProfile | None = None

@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, ValidationError
 
-from rubberband.chance import FIXED, Law, measured
+from rubberband.chance import FIXED, Law
 from rubberband.chance import Spread as Varying
+from rubberband.delays import Delay, LognormalDelay, SampledDelay, delay_of
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.goodput_words import GoodputWords, goodput_document
 from rubberband.profile import Profile
@@ -42,24 +43,37 @@ class InlineProfile(Words):
     """GPUs -> mean seconds per iteration. Counts may be left out (between measured ones the throughput is interpolated,
     beyond the largest it stays as it is), and more GPUs may be slower."""
     trial_startup_s: Duration = Field(0.0, alias="trial_startup")
-    """To gang-start a trial on warm workers."""
+    """To gang-start a trial on warm workers; the mean."""
     trial_cv: Spread = 0.0
-    """Coefficient of variation between trials."""
+    """Coefficient of variation between trials: a trial's speed is its own, the same in every stage."""
     iteration_cv: Spread = 0.0
     """Coefficient of variation between the iterations of a trial."""
+    startup_cv: Spread = 0.0
+    """Coefficient of variation between the starts of trials (lognormal)."""
     noise: Law = "lognormal"
-    """The law of both."""
+    """The law of the first two."""
+    provision_delay: Delay | None = None
+    """From asking for an instance until it runs; `resources.provision_delay` counts where both are written."""
+    init_delay: Delay | None = None
+    """From a running instance until its workers are warm; `resources.init_delay` counts where both are written."""
     goodput: GoodputWords | None = None
     """Of trials that adapt their batch size; `seconds_per_iteration` is that of a fixed one all the same."""
 
     def to_profile(self) -> Profile:
         """The plain values that the planner reckons with."""
+        provision_delay_s, provision_spread = _inline_delay(self.provision_delay)
+        init_delay_s, init_spread = _inline_delay(self.init_delay)
         return Profile(
             seconds_per_iteration=dict(sorted(self.seconds_per_iteration.items())),
             trial_startup_s=self.trial_startup_s,
             trial_cv=self.trial_cv,
             iteration_cv=self.iteration_cv,
+            startup_cv=self.startup_cv,
             law=self.noise,
+            provision_delay_s=provision_delay_s,
+            provision_spread=provision_spread,
+            init_delay_s=init_delay_s,
+            init_spread=init_spread,
             source="inline",
             goodput=None if self.goodput is None else self.goodput.to_plain(),
         )
@@ -74,13 +88,19 @@ class ProfileFile(Words):
     """GPUs -> coefficient of variation of one iteration's time with that many GPUs."""
     trial_startup_s: Duration = 0.0
     trial_cv: Spread = 0.0
+    """Between trials: a trial's speed is its own, the same in every stage."""
     iteration_cv: Spread = 0.0
+    startup_cv: Spread = 0.0
+    """Between the starts of trials."""
     noise: Law = "lognormal"
-    """The law of both coefficients."""
+    """The law of `trial_cv` and `iteration_cv`."""
     provision_delay_s: Duration | None = None
+    provision_delay_cv: Spread = 0.0
+    """Of the lognormal law, where there are no single measurements."""
     provision_delay_samples_s: Samples | None = None
     """The single measurements; where there are any, the mean is theirs."""
     init_delay_s: Duration | None = None
+    init_delay_cv: Spread = 0.0
     init_delay_samples_s: Samples | None = None
     goodput: GoodputWords | None = None
     """Of trials that adapt their batch size; `seconds_per_iteration` is that of a fixed one all the same."""
@@ -93,13 +113,14 @@ class ProfileFile(Words):
 
     def to_profile(self) -> Profile:
         """The plain values that the planner reckons with."""
-        provision_delay_s, provision_spread = _delay(self.provision_delay_s, self.provision_delay_samples_s)
-        init_delay_s, init_spread = _delay(self.init_delay_s, self.init_delay_samples_s)
+        provision_delay_s, provision_spread = _inline_delay(self.provision_delay)
+        init_delay_s, init_spread = _inline_delay(self.init_delay)
         return Profile(
             seconds_per_iteration=dict(sorted(self.seconds_per_iteration.items())),
             trial_startup_s=self.trial_startup_s,
             trial_cv=self.trial_cv,
             iteration_cv=self.iteration_cv,
+            startup_cv=self.startup_cv,
             law=self.noise,
             provision_delay_s=provision_delay_s,
             provision_spread=provision_spread,
@@ -109,9 +130,39 @@ class ProfileFile(Words):
             goodput=None if self.goodput is None else self.goodput.to_plain(),
         )
 
+    @property
+    def provision_delay(self) -> Delay | None:
+        """The provisioning of an instance, in the words of an experiment."""
+        return _written_delay(self.provision_delay_s, self.provision_delay_cv, self.provision_delay_samples_s)
 
-def _delay(mean_s: float | None, samples_s: Sequence[float] | None) -> tuple[float | None, Varying]:
-    return measured(samples_s) if samples_s else (mean_s, FIXED)
+    @property
+    def init_delay(self) -> Delay | None:
+        """The initialising of an instance, in the words of an experiment."""
+        return _written_delay(self.init_delay_s, self.init_delay_cv, self.init_delay_samples_s)
+
+    def to_inline(self) -> InlineProfile:
+        """The profile as it is written in an experiment file."""
+        return InlineProfile(
+            seconds_per_iteration=self.seconds_per_iteration,
+            trial_startup=self.trial_startup_s,
+            trial_cv=self.trial_cv,
+            iteration_cv=self.iteration_cv,
+            startup_cv=self.startup_cv,
+            noise=self.noise,
+            provision_delay=self.provision_delay,
+            init_delay=self.init_delay,
+            goodput=self.goodput,
+        )
+
+
+def _written_delay(mean_s: float | None, cv: float, samples_s: Sequence[float] | None) -> Delay | None:
+    if samples_s:
+        return SampledDelay.model_validate({"samples": samples_s})
+    return LognormalDelay(mean=mean_s, cv=cv) if mean_s is not None and cv > 0.0 else mean_s
+
+
+def _inline_delay(delay: Delay | None) -> tuple[float | None, Varying]:
+    return (None, FIXED) if delay is None else delay_of(delay)
 
 
 def load_profile(path: str | os.PathLike[str]) -> Profile:
@@ -160,10 +211,13 @@ def save_profile(
         "trial_startup_s": profile.trial_startup_s,
         "trial_cv": profile.trial_cv,
         "iteration_cv": profile.iteration_cv,
+        "startup_cv": profile.startup_cv,
         "noise": profile.law,
         "provision_delay_s": profile.provision_delay_s,
+        "provision_delay_cv": profile.provision_spread.cv or None,
         "provision_delay_samples_s": _samples(profile.provision_delay_s, profile.provision_spread),
         "init_delay_s": profile.init_delay_s,
+        "init_delay_cv": profile.init_spread.cv or None,
         "init_delay_samples_s": _samples(profile.init_delay_s, profile.init_spread),
         "goodput": goodput_document(profile.goodput),
         "measured_at": measured_at.astimezone(UTC).isoformat(timespec="seconds") if measured_at else None,

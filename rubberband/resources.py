@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from rubberband.chance import FIXED, Spread, measured
+from rubberband.delays import Delay, delay_of
 from rubberband.offer import Billing
 from rubberband.plan import Market
 from rubberband.units import shown
 from rubberband.words import Amount, Bytes, Count, Duration, Gpus, Usd, Words, fault
-from rubberband.words import Spread as Coefficient
 
 LOG_LIMIT_BYTES = 64_000_000
 """How much of what a trial prints is kept, where nothing else is said."""
@@ -36,34 +35,6 @@ class GpusPerTrial(Words):
         if self.max is not None and self.max < self.min:
             raise fault(f"min={self.min} is more than max={self.max}; lower min or raise max")
         return self
-
-
-class LognormalDelay(Words):
-    """A delay that differs from one time to the next: its mean and coefficient of variation."""
-
-    mean_s: Duration = Field(alias="mean")
-    cv: Coefficient = 0.0
-
-
-class SampledDelay(Words):
-    """A delay that was measured: each of the `samples` is as likely as the others."""
-
-    samples_s: Annotated[tuple[Duration, ...], Field(alias="samples", min_length=1, max_length=10_000)]
-
-
-def _delay_kind(value: Any) -> str:
-    if isinstance(value, SampledDelay) or (isinstance(value, Mapping) and "samples" in value):
-        return "samples"
-    return "mean" if isinstance(value, LognormalDelay | Mapping) else "duration"
-
-
-Delay = Annotated[
-    Annotated[Duration, Tag("duration")]
-    | Annotated[LognormalDelay, Tag("mean")]
-    | Annotated[SampledDelay, Tag("samples")],
-    Discriminator(_delay_kind),
-]
-"""A duration, `{mean: 30s, cv: 0.5}`, or `{samples: [12s, 15s, 31s]}`."""
 
 
 class SpotMarket(Words):
@@ -219,12 +190,3 @@ class Resources(Words):
                     at=key,
                 )
         return self
-
-
-def delay_of(delay: float | LognormalDelay | SampledDelay) -> tuple[float, Spread]:
-    """The mean of a delay in seconds, and how it varies about it."""
-    if isinstance(delay, SampledDelay):
-        return measured(delay.samples_s)
-    if isinstance(delay, LognormalDelay):
-        return delay.mean_s, Spread(cv=delay.cv) if delay.mean_s > 0.0 else FIXED
-    return delay, FIXED

@@ -9,8 +9,7 @@ from typing import Any
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.experiment import Experiment, ProfilesByType
 from rubberband.files import load_experiment
-from rubberband.goodput_words import GoodputWords
-from rubberband.profile_file import InlineProfile, ProfileFile, read_profile_file
+from rubberband.profile_file import ProfileFile, read_profile_file
 
 Submittable = Experiment | Mapping[str, Any] | str | os.PathLike[str]
 """An experiment, its words, or the path of its file."""
@@ -35,11 +34,11 @@ def self_contained(experiment: Submittable, overrides: Sequence[str] = ()) -> di
             "operator installs, and write module:attribute"
         )
     if isinstance(found.profile, str):
-        _write_out(words, _read(found.profile))
+        words["profile"] = _inline(found.profile)
     elif isinstance(found.profile, ProfilesByType):
         for name, written in found.profile.by_instance_type.items():
             if isinstance(written, str):
-                words["profile"]["by_instance_type"][name] = _inline_by_type(words, name, written)
+                words["profile"]["by_instance_type"][name] = _inline(written)
     return words
 
 
@@ -58,42 +57,6 @@ def _read(path: str) -> ProfileFile:
         raise ProfileMissingError(f"profile: {error}") from None
 
 
-def _write_out(words: dict[str, Any], profile: ProfileFile) -> None:
-    """The profile in the experiment's words; the delays that it measured become those of the resources."""
-    words["profile"] = _inline(profile)
-    resources = words.setdefault("resources", {})
-    for key, mean_s, samples_s in _delays(profile):
-        if key not in resources and (samples_s or mean_s is not None):
-            resources[key] = {"samples": list(samples_s)} if samples_s else mean_s
-
-
-def _inline_by_type(words: Mapping[str, Any], name: str, path: str) -> dict[str, Any]:
-    profile = _read(path)
-    told = words.get("resources", {})
-    for key, mean_s, samples_s in _delays(profile):
-        if key not in told and (samples_s or mean_s is not None):
-            raise InputError(
-                f"profile.by_instance_type.{name}: {path} measured a {key}, which can only be told for all types; "
-                f"write resources.{key}"
-            )
-    return _inline(profile)
-
-
-def _delays(profile: ProfileFile) -> list[tuple[str, float | None, Sequence[float] | None]]:
-    return [
-        ("provision_delay", profile.provision_delay_s, profile.provision_delay_samples_s),
-        ("init_delay", profile.init_delay_s, profile.init_delay_samples_s),
-    ]
-
-
-def _inline(profile: ProfileFile) -> dict[str, Any]:
-    goodput: GoodputWords | None = profile.goodput
-    inline = InlineProfile(
-        seconds_per_iteration=profile.seconds_per_iteration,
-        trial_startup=profile.trial_startup_s,
-        trial_cv=profile.trial_cv,
-        iteration_cv=profile.iteration_cv,
-        noise=profile.noise,
-        goodput=goodput,
-    )
-    return inline.model_dump(mode="json", by_alias=True, exclude_none=True)
+def _inline(path: str) -> dict[str, Any]:
+    """A profile file in the experiment's words."""
+    return _read(path).to_inline().model_dump(mode="json", by_alias=True, exclude_none=True)

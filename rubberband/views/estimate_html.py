@@ -52,8 +52,8 @@ def _certain(answer: Estimate) -> str:
     takes = f"{format_duration(prediction.jct_s)} and costs {format_usd(prediction.cost_usd)}"
     return (
         "<section><h2>How time and cost vary</h2>"
-        f'<p class="note">Nothing varies in what the estimate reckons with: every run takes {takes}. Give trial_cv and '
-        "iteration_cv in the profile, or delays with a cv, to see distributions.</p></section>"
+        f'<p class="note">Nothing varies in what the estimate reckons with: every run takes {takes}. Give trial_cv, '
+        "iteration_cv or startup_cv in the profile, or delays with a cv, to see distributions.</p></section>"
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -316,7 +317,10 @@ def test_a_profile_in_a_file_is_written_out_with_the_delays_that_it_measured(tmp
         "schema": "rubberband.profile/1",
         "seconds_per_iteration": {"1": 8.0, "2": 5.0},
         "trial_cv": 0.1,
+        "iteration_cv": 0.05,
+        "startup_cv": 0.2,
         "init_delay_s": 12.0,
+        "init_delay_cv": 0.3,
         "provision_delay_samples_s": [3.0, 5.0],
         "provision_delay_s": 4.0,
     }
@@ -324,13 +328,13 @@ def test_a_profile_in_a_file_is_written_out_with_the_delays_that_it_measured(tmp
     found = self_contained({**words(), "profile": str(tmp_path / "p.json")})
     assert found["profile"]["seconds_per_iteration"] == {"1": 8.0, "2": 5.0}
     assert found["profile"]["trial_cv"] == 0.1
-    assert found["resources"]["init_delay"] == 12.0
-    assert found["resources"]["provision_delay"] == {"samples": [3.0, 5.0]}
+    assert found["profile"]["init_delay"] == {"mean": 12.0, "cv": 0.3}
+    assert found["profile"]["provision_delay"] == {"samples": [3.0, 5.0]}
     there = rubberband.Experiment(**found).loaded_profile()
     here = rubberband.Experiment(**{**words(), "profile": str(tmp_path / "p.json")}).loaded_profile()
     assert there is not None
     assert here is not None
-    assert there.seconds_per_iteration == here.seconds_per_iteration
+    assert there == replace(here, source="inline")
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ import pytest
 
 from rubberband.adaptive import AdaptiveBatch, BatchLimits, Throughput
 from rubberband.chance import FIXED, Spread, measured
+from rubberband.delays import delay_of
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.experiment import Experiment
 from rubberband.files import load_profile, save_profile
 from rubberband.plan import Stage
 from rubberband.profile import Profile
-from rubberband.resources import delay_of
 from tests.unit.experiment_words import words
 
 GOODPUT: dict[str, Any] = {
@@ -380,6 +380,38 @@ def test_a_profile_file_reads_back_what_was_saved(tmp_path: Path) -> None:
     assert load_profile(path) == profile
     assert Experiment(**words(profile=str(path))).loaded_profile() == profile
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.profile.json"]
+
+
+def test_every_component_of_the_noise_is_written_inline_or_in_a_file(tmp_path: Path) -> None:
+    inline = {
+        "seconds_per_iteration": {1: 10.0},
+        "trial_startup": "2s",
+        "trial_cv": 0.1,
+        "iteration_cv": 0.2,
+        "startup_cv": 0.3,
+        "provision_delay": {"mean": "20s", "cv": 0.4},
+        "init_delay": {"samples": ["10s", 30]},
+    }
+    found = Experiment(**words(profile=inline)).loaded_profile()
+    assert found == Profile(
+        seconds_per_iteration={1: 10.0},
+        trial_startup_s=2.0,
+        trial_cv=0.1,
+        iteration_cv=0.2,
+        startup_cv=0.3,
+        provision_delay_s=20.0,
+        provision_spread=Spread(cv=0.4),
+        init_delay_s=20.0,
+        init_spread=Spread(samples=(0.5, 1.5)),
+    )
+    save_profile(found, tmp_path / "x.json")
+    assert load_profile(tmp_path / "x.json") == replace(found, source="file")
+
+
+@pytest.mark.parametrize("value", [{"mean": "9s", "cv": -1}, {"samples": []}, "soon"])
+def test_a_profiles_delays_are_read_as_strictly_as_those_of_resources(value: object) -> None:
+    with pytest.raises(InputError, match=r"profile\.init_delay"):
+        Experiment(**words(profile__init_delay=value))
 
 
 def test_the_model_of_adaptive_batches_is_kept_and_may_be_written_inline(tmp_path: Path) -> None:
