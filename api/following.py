@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from rubberband.api.observing import Observed, at_work, sight_before
 from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import Entry, ExperimentState, Submission, Summary
-from rubberband.api.summaries import Sight, Standing, standing, summary_of
+from rubberband.api.store.records import ExperimentState, Submission, Summary
+from rubberband.api.summaries import Sight, Standing, entries, standing, summary_of
 from rubberband.errors import DamagedJournalError, JournalError, RubberbandError
+from rubberband.executor.events import Event
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.hosting import read_mark
 from rubberband.executor.salvage import explained, salvage
@@ -52,7 +53,7 @@ class Follower:
         """Its journal, from when there is one."""
         self._told = -1
         """The last place of the journal that is in the feed."""
-        self._pending: list[Entry] = []
+        self._pending: list[tuple[int, Event]] = []
         self._misreads = 0
         self._summarised_at = 0.0
         self._summarised_count = -1
@@ -101,15 +102,18 @@ class Follower:
             self.observed, self._told = Observed(self._folder, clock=self._experiments_clock), told
         mark = read_mark(self._folder)
         fresh = self.observed.refresh(live=busy and not (mark is not None and mark.waits_for))
-        self._pending += [entry for entry in fresh if entry.seq is not None and entry.seq > self._told]
+        self._pending += [(seq, event) for seq, event in fresh if seq > self._told]
         return self.observed.sight(busy)
 
     def _tell(self) -> None:
-        while self._pending:
-            batch = self._pending[:BATCH]
-            self._store.append(batch)
-            del self._pending[: len(batch)]
-            self._wake()
+        told = 0
+        try:
+            while self.observed is not None and (batch := self._pending[told : told + BATCH]):
+                self._store.append(entries(self.observed.header, batch))
+                told += len(batch)
+                self._wake()
+        finally:
+            del self._pending[:told]
 
     def _unreadable(self, row: Submission, error: Exception) -> Standing:
         self._store.check()

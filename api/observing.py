@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rubberband.api.store.records import Entry, Summary
-from rubberband.api.summaries import Sight, entries, outcome_of, summary_of
+from rubberband.api.store.records import Summary
+from rubberband.api.summaries import Sight, outcome_of, summary_of
 from rubberband.cloud.steady import time_of
 from rubberband.executor.controller import Controller
 from rubberband.executor.desk import asked_limits
-from rubberband.executor.events import TrialFailed
+from rubberband.executor.events import Event, TrialFailed
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.forecast import forecast
 from rubberband.executor.hosting import is_hosted, read_ending, read_mark
@@ -67,8 +67,8 @@ class Observed:
         """The state as far as it was read; to be looked at by the thread that refreshes."""
         return self._reader.controller
 
-    def refresh(self, *, live: bool) -> list[Entry]:
-        """Read what is new, as lines of the feed. `live`: a driver is at work, so that time goes on between events.
+    def refresh(self, *, live: bool) -> list[tuple[int, Event]]:
+        """Read what is new: (sequence number, event). `live`: a driver is at work, so that time goes on between events.
 
         Raises JournalError.
         """
@@ -80,7 +80,7 @@ class Observed:
                 if isinstance(event, TrialFailed):
                     said = f"attempt {event.attempt} {event.kind}: {event.message}\n{event.details}"
                     self.failures.append(Failure(seq=seq, trial=event.trial, lines=tuple(said.splitlines())))
-            return entries(self.header, events)
+            return events
 
     @property
     def now(self) -> float:

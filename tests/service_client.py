@@ -21,8 +21,8 @@ ADDRESS = "http://127.0.0.1:8265"
 class Client:
     """Asks an app whose lifespan has begun."""
 
-    def __init__(self, app: FastAPI, loop: asyncio.AbstractEventLoop) -> None:
-        self.app, self._loop = app, loop
+    def __init__(self, app: FastAPI, loop: asyncio.AbstractEventLoop, patience_s: float) -> None:
+        self.app, self._loop, self._patience_s = app, loop, patience_s
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         self._client = httpx.AsyncClient(transport=transport, base_url=ADDRESS)
 
@@ -45,19 +45,19 @@ class Client:
     def post(self, path: str, **options: Any) -> httpx.Response:
         return self.request("POST", path, **options)
 
-    def wait(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = 120.0) -> T:
+    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """What a coroutine gives that runs where the app lives."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_s)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(self._patience_s)
 
 
 @contextmanager
-def served(app: FastAPI) -> Iterator[Client]:
-    """The app from its beginning to its end."""
+def served(app: FastAPI, patience_s: float = 120.0) -> Iterator[Client]:
+    """The app from its beginning to its end; no answer may take longer than `patience_s`."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="service")
     thread.start()
     try:
-        client = Client(app, loop)
+        client = Client(app, loop, patience_s)
         living = app.router.lifespan_context(app)
         client.wait(living.__aenter__())
         try:

@@ -31,10 +31,18 @@ class Json(TypeDecorator[Any]):
     cache_ok = True
 
     def process_bind_param(self, value: Any, _dialect: sql.Dialect) -> str | None:
-        return None if value is None else json.dumps(_plain(value), separators=(",", ":"), allow_nan=False)
+        if value is None:
+            return None
+        try:
+            return _encode(value)
+        except (TypeError, ValueError):  # it is no plain JSON value yet
+            return _encode(_plain(value))
 
     def process_result_value(self, value: str | None, _dialect: sql.Dialect) -> Any:
         return None if value is None else json.loads(value)
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def _plain(value: Any) -> Any:

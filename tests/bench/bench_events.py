@@ -10,7 +10,6 @@ Run: python -m tests.bench.bench_events [--alike] [TRIALS ...]
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import resource
@@ -46,6 +45,7 @@ SIZES = (100, 1_000, 10_000, 100_000)
 ETA, GRACE, MOST = 4, 1, 64
 PARTS = ("", "/trials?limit=1000", "/allocations", "/costs", "/decisions")
 """Of `/v1/experiments/NAME`."""
+PATIENCE_S = 3600.0
 
 
 def experiment(trials: int) -> Experiment:
@@ -109,23 +109,30 @@ def most_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
 
 
-def measure(trials: int, alike: bool) -> dict[str, float]:
-    """The figures of one size."""
+def show(name: str, value: float) -> None:
+    """Print a figure."""
+    print(f"  {name:<28}{value:>12,.{2 if isinstance(value, float) else 0}f}", flush=True)
+
+
+def measure(trials: int, alike: bool) -> None:
+    """Print the figures of one size."""
     with tempfile.TemporaryDirectory() as home, open(Path(home) / "said.txt", "w", encoding="utf-8") as said:
         written = experiment(trials)
         job, plan_s = timed(lambda: plan_job(written, written.loaded_profiles()))
+        show("planning, s", plan_s)
         folder = ExperimentFolder(home=Path(home), name=written.name)
         session.create(folder, job, make_setup(written, None, folder, Spent()))
-        figures = {"plan_s": plan_s} | drive(folder, alike, said)
+        drive(folder, alike, said)
         command = [sys.executable, "-m", "rubberband.cli", "report", written.name]
         environment = os.environ | {"RUBBERBAND_HOME": home}
-        for name, more in (("report_s", ()), ("report_json_s", ("-o", "json")), ("html_s", ("--html", f"{home}/x"))):
-            _, figures[name] = timed(lambda more=more: report([*command, *more], environment))
-        return figures | page(Path(home), written.name)
+        for more in ((), ("-o", "json"), ("--html", f"{home}/report.html")):
+            _, report_s = timed(lambda more=more: report([*command, *more], environment))
+            show(f"report {' '.join(more[:1])} as a process, s".replace("  ", " "), report_s)
+        page(Path(home), written.name)
 
 
-def drive(folder: ExperimentFolder, alike: bool, said: TextIO) -> dict[str, float]:
-    """Run it, and say what it took."""
+def drive(folder: ExperimentFolder, alike: bool, said: TextIO) -> None:
+    """Run it, and print what it took."""
     count = Count()
 
     def view(job: Job, clock: Callable[[], float], stack: ExitStack) -> Sequence[Observer]:
@@ -134,10 +141,15 @@ def drive(folder: ExperimentFolder, alike: bool, said: TextIO) -> dict[str, floa
     with ExitStack() as stack:
         if not alike:
             stack.enter_context(patch.object(session, "make_backend", uneven))
+        began_s = time.monotonic()
         result, run_s = timed(lambda: session.run(folder, view=view))
+    show("run, s", run_s)
+    show("run, seconds on the clock", time.monotonic() - began_s)
+    show("events", count.events)
+    show("instants with any (commits)", count.instants)
+    show("events a second", round(count.events / run_s))
+    show("most memory, MiB", round(most_mib()))
     assert result.outcome == "done", result.reason
-    del result
-    return {"events": count.events, "commits": count.instants, "run_s": run_s, "run_mib": most_mib()}
 
 
 def report(command: Sequence[str], environment: dict[str, str]) -> None:
@@ -145,23 +157,23 @@ def report(command: Sequence[str], environment: dict[str, str]) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
 
 
-def page(home: Path, name: str) -> dict[str, float]:
+def page(home: Path, name: str) -> None:
     """The page of an experiment as a service gives it: its charts, and its parts as JSON, the first time and again."""
-    settings, found = Settings(home=home), dict[str, float]()
-    began_s = cpu_s()
-    with served(create_app(settings, store=open_store(None, home))) as client:
+    settings, began_s = Settings(home=home), cpu_s()
+    with served(create_app(settings, store=open_store(None, home)), PATIENCE_S) as client:
         while (seen := client.get(f"/v1/experiments/{name}")).status_code != 200 or seen.json()["state"] != "done":
             time.sleep(0.1)
-        found["taken_in_s"] = cpu_s() - began_s
-        for which in ("first", "again"):
-            for what, address in (
-                ("page", f"/experiments/{name}"),
-                ("figures", f"/experiments/{name}/figures"),
-                *((f"json{part.partition('?')[0]}", f"/v1/experiments/{name}{part}") for part in PARTS),
-            ):
-                answer, found[f"{what}_{which}_s"] = timed(lambda address=address: client.get(address))
-                assert answer.status_code == 200, answer.text
-    return found | {"service_mib": most_mib()}
+        show("taken in by a service, s", cpu_s() - began_s)
+        for what, address in (
+            ("page", f"/experiments/{name}"),
+            ("the page's charts", f"/experiments/{name}/figures"),
+            *((f"JSON{part.partition('?')[0]}", f"/v1/experiments/{name}{part}") for part in PARTS),
+        ):
+            answer, took_s = timed(lambda address=address: client.get(address))
+            assert answer.status_code == 200, answer.text
+            show(f"{what}, s", took_s)
+            show(f"{what}, kB", round(len(answer.content) / 1000))
+    show("most memory, MiB", round(most_mib()))
 
 
 def main() -> None:
@@ -169,13 +181,12 @@ def main() -> None:
     alike = "--alike" in given
     sizes = [int(size.replace(",", "")) for size in given if not size.startswith("--")] or SIZES
     if "--one" in given:
-        print(json.dumps(measure(sizes[0], alike)))
+        measure(sizes[0], alike)
         return
     for trials in sizes:
+        print(f"{trials:,} trials{', all as fast' if alike else ''} (seconds are of one processor)", flush=True)
         command = [sys.executable, "-m", "tests.bench.bench_events", "--one", *["--alike"] * alike, str(trials)]
-        figures = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-        print(f"{trials:,} trials: {figures['events'] / figures['run_s']:,.0f} events a CPU second")
-        print("".join(f"  {name} {value:,.{2 * name.endswith('_s')}f}\n" for name, value in figures.items()), end="")
+        subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":
