@@ -232,11 +232,12 @@ def _delays(offer: Offer, state: State, cold_surplus_s: float) -> tuple[Offer, l
     """The offer with the delays and the spot price that instances showed, and what differs.
 
     A new instance is as good as a held one only when its workers have started their first trials: what these take
-    beyond others counts as its own.
+    beyond others counts as its own, as it does in a measured profile.
     """
     records = state.instances.values()
     waited = {r.requested_at: r.running_at - r.requested_at for r in records if r.running_at is not None}
-    init = [r.ready_at - r.running_at for r in records if r.ready_at is not None and r.running_at is not None]
+    started = [(r.running_at, r.ready_at) for r in records if r.ready_at is not None and r.running_at is not None]
+    init = [ready_at - running_at + cold_surplus_s for running_at, ready_at in started]
     # What is asked for at once waits in one queue, and tells of it once.
     provision_s = settled(offer.provision_delay_s, list(waited.values()), _cv(offer.provision_spread))
     init_s = settled(offer.init_delay_s, init, _cv(offer.init_spread))
@@ -245,8 +246,7 @@ def _delays(offer: Offer, state: State, cold_surplus_s: float) -> tuple[Offer, l
         _delay("its workers are warm after", offer.init_delay_s, init_s),
     ]
     priced, change = _spot_price(offer, state)
-    corrected = replace(priced, provision_delay_s=provision_s, init_delay_s=init_s + cold_surplus_s)
-    return corrected, [*changes, change]
+    return replace(priced, provision_delay_s=provision_s, init_delay_s=init_s), [*changes, change]
 
 
 def _spot_price(offer: Offer, state: State) -> tuple[Offer, str]:

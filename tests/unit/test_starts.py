@@ -10,7 +10,7 @@ from rubberband.executor.controller import Controller
 from rubberband.executor.events import Slot
 from rubberband.executor.measured import measured
 from rubberband.executor.starts import Starts, starts
-from rubberband.executor.state import Allocation, Job, State
+from rubberband.executor.state import Allocation, InstanceRecord, InstanceStatus, Job, State
 from rubberband.offer import Offer
 from rubberband.profile import Profile
 from tests.unit.test_journal import JOB
@@ -19,10 +19,14 @@ PROFILE = Profile(seconds_per_iteration={1: 10.0}, trial_startup_s=0.2)
 OFFER = Offer(instance_type="test", gpus=4, price_usd_per_hour=3.6, max_instances=4, init_delay_s=30.0)
 
 
-def started(*waves: list[float], startup_s: float = 0.2) -> tuple[Job, State]:
-    """A run whose trials took so long to start, one wave after another on the same workers."""
-    job = dataclasses.replace(JOB, profile=dataclasses.replace(PROFILE, trial_startup_s=startup_s), offer=OFFER)
+def started(*waves: list[float], startup_s: float = 0.2, init_delay_s: float = 30.0) -> tuple[Job, State]:
+    """A run whose trials took so long to start, one wave after another on the same workers; these took 30 s."""
+    offer = dataclasses.replace(OFFER, init_delay_s=init_delay_s)
+    job = dataclasses.replace(JOB, profile=dataclasses.replace(PROFILE, trial_startup_s=startup_s), offer=offer)
     state = Controller(job).state
+    state.instances["i-001"] = InstanceRecord(
+        instance="i-001", requested_at=-30.0, running_at=-30.0, ready_at=0.0, status=InstanceStatus.READY
+    )
     for wave in waves:
         for gpu, took_s in enumerate(wave):
             gang = (Slot(instance="i-001", gpu=gpu),)
@@ -61,4 +65,12 @@ def test_a_new_instance_takes_the_surplus_longer_and_later_stages_do_not() -> No
     found = measured(*started([2.9] * 4))
     assert found.profile.trial_startup_s == 0.2
     assert found.offer.init_delay_s == pytest.approx(32.7)
-    assert found.findings == "a trial's first start on a worker takes 2.9s"
+    assert found.findings == (
+        "a trial's first start on a worker takes 2.9s, its workers are warm after 32.7s instead of 30s"
+    )
+
+
+def test_a_surplus_that_the_profile_measured_is_not_counted_twice() -> None:
+    found = measured(*started([2.9] * 4, init_delay_s=32.7))
+    assert found.offer.init_delay_s == pytest.approx(32.7)
+    assert "workers are warm" not in found.findings
