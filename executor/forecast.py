@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from rubberband.executor.accounting import bill_usd, instance_cost_usd, market_usd_per_s, new_instance_usd
 from rubberband.executor.own_speeds import OwnSpeed, updated
@@ -92,47 +93,67 @@ def _functions_left_usd(job: Job, state: State, now: float) -> float:
 def _stage_left_s(job: Job, state: State, now: float) -> float:
     """Seconds until the current stage's last trial is done: list scheduling on the plan's slots."""
     chosen = state.chosen()
-    free_in = _running_left_s(job, state, now)
     num_slots = max(1, slots(chosen.instances, job.offer.gpus, chosen.gpus_per_trial))
+    late = _lateness(len(state.running()) + len(state.queued()), num_slots)
+    free_in = _running_left_s(job, state, now, late)
     free_in += [0.0] * (num_slots - len(free_in))
     heapq.heapify(free_in)
     for trial in state.queued():
-        heapq.heappush(free_in, heapq.heappop(free_in) + _trial_left_s(job, state, trial))
+        heapq.heappush(free_in, heapq.heappop(free_in) + _trial_left_s(job, state, trial, late=late))
     return max(free_in)
 
 
-def _running_left_s(job: Job, state: State, now: float) -> list[float]:
+def _lateness(trials: int, num_slots: int) -> float:
+    """By how many standard deviations the last of so many trials is later than the average, where times vary.
+
+    That is the largest of as many normal quantities as there are slots (Blom's approximation), of sums of trials where
+    some wait.
+    """
+    last = min(trials, num_slots)
+    if last <= 1:
+        return 0.0
+    waves = math.ceil(trials / num_slots)
+    return NormalDist().inv_cdf((last - 0.375) / (last + 0.25)) / math.sqrt(waves)
+
+
+def _running_left_s(job: Job, state: State, now: float, late: float = 0.0) -> list[float]:
     """Seconds that each running trial still takes, what it has done since its start or last report left out."""
     trained = {use.trial for use in state.allocations if use.ended_at is None and use.training_at is not None}
     return [
-        max(0.0, _trial_left_s(job, state, trial, starts=trial.trial not in trained) - (now - trial.progress_at))
+        max(0.0, _trial_left_s(job, state, trial, trial.trial not in trained, late) - (now - trial.progress_at))
         for trial in state.running()
     ]
 
 
-def _trial_left_s(job: Job, state: State, trial: TrialState, starts: bool = True) -> float:
-    """Seconds from the trial's start, or from its latest report, to the stage's end."""
+def _trial_left_s(job: Job, state: State, trial: TrialState, starts: bool = True, late: float = 0.0) -> float:
+    """Seconds from the trial's start, or its latest report, to the stage's end, `late` standard deviations late."""
     stage = state.stages[-1].stage
     target = total_iterations(job.stages[: stage + 1])
-    iteration_s = state.profile.iteration_s(state.chosen().gpus_per_trial)
-    training_s = (target - trial.iterations) * iteration_s * _slowness(job, state, trial)
+    left, own = target - trial.iterations, _own_speed(job, state, trial)
+    training_s = left * state.profile.iteration_s(state.chosen().gpus_per_trial) * own.factor
+    if late and left > 0:
+        deviation = math.sqrt(math.log1p(own.error**2 + state.profile.iteration_cv**2 / left))
+        training_s *= math.exp(late * deviation - deviation**2 / 2.0)
     return training_s + (state.profile.trial_startup_s if starts else 0.0)
 
 
-def _slowness(job: Job, state: State, trial: TrialState) -> float:
+_AVERAGE = OwnSpeed(factor=1.0, error=0.0)
+
+
+def _own_speed(job: Job, state: State, trial: TrialState) -> OwnSpeed:
     """How much longer than the profile's the trial's iterations take, by earlier stages and by this one."""
     latest = state.decisions[-1] if state.decisions else None
     known = latest.own.get(trial.trial) if latest is not None else None
     if known is None:
         if state.profile.trial_cv == 0.0:
-            return 1.0
+            return _AVERAGE
         known = OwnSpeed(factor=1.0, error=state.profile.trial_cv)
     done = trial.iterations - total_iterations(job.stages[: state.stages[-1].stage])
     if done <= 0 or trial.status is not TrialStatus.RUNNING:
-        return known.factor
+        return known
     use = state.allocation(trial)
     if use.training_at is None or use.repeated_until is not None or trial.reports[-done].reported_at <= use.training_at:
-        return known.factor  # it began anew in between
+        return known  # it began anew in between
     taken_s = trial.reports[-1].reported_at - use.training_at
     ratio = taken_s / (done * state.profile.iteration_s(len(use.gang)))
-    return updated(known, ratio, done, state.profile.iteration_cv).factor
+    return updated(known, ratio, done, state.profile.iteration_cv)

@@ -104,6 +104,8 @@ def surely_usd(prediction: Prediction) -> float:
 
 
 def _within(terms: Constraints, job: Job, state: State, standing: Standing) -> Replanned:
+    speeds = standing.seen.speeds
+    are_all = speeds is not None and len(speeds.factors) == standing.stages[standing.done].trials
     return replan(
         standing.stages,
         standing.seen.profile,
@@ -116,7 +118,7 @@ def _within(terms: Constraints, job: Job, state: State, standing: Standing) -> R
         current=state.plan,
         objective=job.objective,
         because=standing.because,
-        speeds=standing.seen.speeds,
+        speeds=speeds if are_all else None,
     )
 
 

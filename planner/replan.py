@@ -28,6 +28,10 @@ PAIRED_CHUNKS = 4
 """Chunks of samples that two plans are compared with."""
 LOWER_CONFIDENCES = (0.9, 0.75, 0.5)
 """What is tried, as shares of the confidence, where no plan reaches it."""
+_WORTH = 2.0
+"""Keeping the limits is worth so many times what the whole run costs (or takes, if time is what counts)."""
+_LIKELY = 0.5
+"""A change of later stages that may not be needed waits; one that is likely needed is planned for."""
 _LOST = 0.05
 """The limits are lost where no plan keeps them with a higher probability."""
 MOST_CHANGES = 3
@@ -64,10 +68,12 @@ class _Rest:
     objective: Objective
     seed: int
     speeds: Speeds | None
-    spent: float
-    """Of what is minimised."""
+    spent_s: float
+    spent_usd: float
     draws: Draws | None
     """None if nothing varies."""
+    first: int
+    """The stage of the job that is the first one left."""
 
     def evaluate(self, choice: Plan) -> Planned:
         """What a plan of the rest takes and costs from now on, and how likely it keeps the limits."""
@@ -100,14 +106,26 @@ class _Rest:
         saves = one.cost_usd - two.cost_usd if self.objective == "min_cost" else one.jct_s - two.jct_s
         return float(saves.std())
 
+    def worth(self, present: Planned) -> float:
+        """What it is worth to keep the limits, for what is minimised."""
+        by_cost = self.objective == "min_cost"
+        return _WORTH * (self.value(present) + (self.spent_usd if by_cost else self.spent_s))
+
+    def worth_the_time(self, present: Planned, sooner: Planned) -> bool:
+        """Whether what `sooner` saves of the whole time is worth what it costs, where the limits are lost anyway."""
+        if self.objective == "min_time":
+            return True
+        share = (present.prediction.jct_s - sooner.prediction.jct_s) / (self.spent_s + present.prediction.jct_s)
+        return sooner.prediction.cost_usd - present.prediction.cost_usd <= share * self.worth(present)
+
     def odds(self, planned: Planned) -> float:
         """How likely a plan keeps the limits."""
         return float(all(meets(planned.prediction, self.limits))) if planned.odds is None else planned.odds.p_both
 
     def best(self, limits: Constraints, objective: Objective) -> Planned | None:
-        """The best plan within `limits`; None if none keeps them."""
+        """The best plan within `limits`, with the odds of keeping what is left; None if none keeps them."""
         try:
-            return plan(
+            found = plan(
                 self.stages,
                 self.profile,
                 self.offer,
@@ -120,6 +138,8 @@ class _Rest:
             )
         except InfeasibleError:
             return None
+        box, asked = (replace(each, confidence=1.0) for each in (limits, self.limits))
+        return found if box == asked else self.evaluate(found.plan)
 
     def kept(self, planned: Planned) -> bool:
         """Whether a plan keeps the limits, as surely as they ask."""
@@ -145,9 +165,10 @@ def replan(
     """The best plan from stage `done` on, with the instances `held` now and what is left of the `constraints`.
 
     The plan in force stays while it keeps the constraints, unless another saves more than hysteresis asks for and more
-    than what is unsure about it. One that no longer keeps them stays where that is not worth what another costs more:
-    to keep them is worth as much as the whole run, so a percentage point of probability is worth one percent of that.
-    If none keeps them: the one that ends soonest within the budget; if not even that can be kept, the cheapest.
+    than what is unsure about it. One that no longer keeps them stays where that is not worth what another costs more
+    (`_WORTH`), and where the next stage can stay as it is, later ones being decided on after it.
+    If none keeps them: the one that ends soonest within the budget, unless it costs a larger share of the whole than
+    that is worth; if not even the budget can be kept, the cheapest.
     `because` (what differs from the plan's assumptions) goes into the reason; `speeds` are those of the
     trials that go on.
 
@@ -163,8 +184,10 @@ def replan(
         objective=objective,
         seed=seed,
         speeds=speeds,
-        spent=spent_usd if objective == "min_cost" else spent_s,
+        spent_s=spent_s,
+        spent_usd=spent_usd,
         draws=Draws(left, profile, offer, seed=seed, speeds=speeds) if varies(profile, offer, speeds) else None,
+        first=done,
     )
     present = rest.evaluate(Plan(stages=current.stages[done:]))
     chosen, verdict = _choose(rest, present)
@@ -200,8 +223,8 @@ def _choose(rest: _Rest, present: Planned) -> tuple[Planned, str]:
     soonest = rest.best(replace(rest.limits, deadline_s=None), "min_time")
     if soonest is not None:
         within_budget = meets(present.prediction, rest.limits)[1]
-        stays = within_budget and not _gains("min_time", present.prediction, soonest.prediction)
-        taken = present if stays else soonest
+        sooner = _gains("min_time", present.prediction, soonest.prediction) and rest.worth_the_time(present, soonest)
+        taken = present if within_budget and not sooner else soonest
         return taken, f"no plan keeps the deadline any more{_surely(rest, taken)}; this one ends {_late(rest, taken)}"
     cheapest = rest.best(replace(rest.limits, deadline_s=None, max_cost_usd=None), "min_cost")
     if cheapest is None or not _gains("min_cost", present.prediction, cheapest.prediction):
@@ -222,24 +245,40 @@ def _saves_enough(rest: _Rest, present: Planned, best: Planned | None) -> tuple[
 
 
 def _keeps_enough(rest: _Rest, present: Planned, best: Planned) -> tuple[Planned, str]:
-    """The best plan where the one in force may well not keep the limits, if that is worth what it costs more."""
+    """The best plan where the one in force may well not keep the limits, if that is worth what it costs more now."""
     extra, more_likely = rest.value(best) - rest.value(present), rest.odds(best) - rest.odds(present)
     failing = f"the plan would {_failing(rest, present)}"
-    if extra <= more_likely * (rest.spent + rest.value(present)):
+    later = _changed_later(rest, present, best)
+    if later is not None and rest.odds(present) >= _LIKELY:
+        return present, f"{failing}; stage {rest.first} stays as it is, later ones can still change"
+    if later is not None:
+        return later, failing
+    if extra <= more_likely * rest.worth(present):
         return best, failing
     return present, f"{failing}; changing would cost {_amount(rest, extra, rest.unsure(present, best))} more"
 
 
+def _changed_later(rest: _Rest, present: Planned, best: Planned) -> Planned | None:
+    """The plan that leaves the next stage as it is, and keeps the limits as surely by changing those after it; if that
+    is cheaper than to change now. The probability that it is needed is that of the plan in force not to keep them.
+    """
+    extra = rest.value(best) - rest.value(present)
+    if present.odds is None or extra <= 0.0 or len(present.plan.stages) == 1:
+        return None
+    later = rest.evaluate(Plan(stages=(present.plan.stages[0], *best.plan.stages[1:])))
+    needed = 1.0 - rest.odds(present)
+    return later if rest.kept(later) and needed * (rest.value(later) - rest.value(present)) <= extra else None
+
+
 def _likeliest(rest: _Rest, present: Planned) -> Planned | None:
     """The plan that is worth most where none keeps the limits as surely as is asked; None if they are lost anyway."""
-    worth = rest.spent + rest.value(present)
     asked = [share * rest.limits.confidence for share in LOWER_CONFIDENCES]
     found = [rest.best(replace(rest.limits, confidence=each), rest.objective) for each in asked]
     soonest = rest.best(replace(rest.limits, deadline_s=None), "min_time")
     planned = [present, *(each for each in (*found, soonest) if each is not None)]
     if max(map(rest.odds, planned)) <= _LOST:
         return None
-    return max(planned, key=lambda each: rest.odds(each) * worth - rest.value(each))
+    return max(planned, key=lambda each: rest.odds(each) * rest.worth(present) - rest.value(each))
 
 
 def _gains(objective: Objective, present: Prediction, other: Prediction) -> bool:

@@ -21,6 +21,7 @@ from rubberband.executor.events import (
 )
 from rubberband.executor.forecast import forecast
 from rubberband.executor.measured import measured
+from rubberband.executor.own_speeds import OwnSpeed
 from rubberband.executor.replanning import decide, held
 from rubberband.executor.state import Job, Phase
 from rubberband.plan import Plan, StagePlan
@@ -155,3 +156,30 @@ def test_where_instances_come_sooner_than_was_told_the_forecast_of_a_stage_that_
     told = told_of(decision) | {"plan": grown, "predicted": rest.stages, "profile": job.profile}
     assert kinds(story.tell(RestPlanned, **told)) == ["LaunchInstance"]
     assert forecast(job, story.state, story.at).jct_s == pytest.approx(story.at - 101.0 + rest.jct_s)
+
+
+def test_the_forecast_of_a_stage_knows_how_fast_its_trials_are() -> None:
+    story = synced()
+    job = story.controller.job
+    decision = decide(job, story.state, story.at)
+    told = told_of(decision) | {"plan": job.plan, "changed": False, "own": {}}
+    story.tell(RestPlanned, **told)
+    average_s = forecast(job, story.state, story.at).jct_s
+    again = synced()
+    own = {1: OwnSpeed(factor=1.5, error=0.0), 3: OwnSpeed(factor=1.2, error=0.0)}
+    again.tell(RestPlanned, **told | {"own": own})
+    run_s = 2 * job.profile.iteration_s(1)
+    assert forecast(job, again.state, again.at).jct_s == pytest.approx(average_s + 0.5 * run_s)
+
+
+def test_the_forecast_learns_how_fast_a_trial_is_while_it_runs() -> None:
+    job = dataclasses.replace(REPLANNED, profile=dataclasses.replace(JOB.profile, trial_cv=0.3))
+    story = synced(job)
+    decision = decide(job, story.state, story.at)
+    slow = {1: OwnSpeed(factor=1.0, error=0.3), 3: OwnSpeed(factor=1.0, error=0.0)}
+    story.tell(RestPlanned, **told_of(decision) | {"plan": job.plan, "own": slow})
+    story.tell(TrialStarted, trial=1, attempt=story.state.trials[1].attempt)
+    before_s = forecast(job, story.state, story.at).jct_s
+    story.at += 2.0 * job.profile.iteration_s(1)
+    story.report(1, 0.9)
+    assert forecast(job, story.state, story.at).jct_s > before_s + 1.5 * job.profile.iteration_s(1)

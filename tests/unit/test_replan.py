@@ -163,6 +163,17 @@ def test_a_probability_that_is_dear_to_buy_is_not_bought() -> None:
     assert "changing would cost" in found.reason
 
 
+def test_what_can_be_mended_after_the_next_stage_waits_while_it_may_not_be_needed() -> None:
+    two_gpus = Profile(seconds_per_iteration={1: 30.0, 2: 18.0}, iteration_cv=0.3)
+    held = (Cohort(instances=4, held_s=120.0),)
+    found = from_first_sync(two_gpus, current=instances(4, 4, 1), held=held, deadline_s=520.0, max_gpus_per_trial=2)
+    assert not found.changed
+    assert found.reason.endswith("not 0.95; stage 1 stays as it is, later ones can still change")
+    needed = from_first_sync(two_gpus, current=instances(4, 4, 1), held=held, deadline_s=480.0, max_gpus_per_trial=2)
+    assert needed.plan.stages[:2] == instances(4, 4).stages
+    assert needed.plan.stages[2].instances == 2
+
+
 def test_the_trials_that_go_on_are_planned_for_by_their_own_speed() -> None:
     slow = Speeds(factors=(1.4, 1.3, 1.0, 0.9), errors=(0.0,) * 4)
     average = from_first_sync(deadline_s=700.0)
