@@ -31,6 +31,8 @@ _MOST_BYTES = 64 * MIB
 _MOST_REQUESTS = 50_000
 _MOST_UNKEPT = 1000
 """Answers that wait to be stored; of more, the oldest are not."""
+_KEEP_EVERY_S = 0.1
+"""Answers are stored together: one by one they would cost the server as much as all else that it does for them."""
 _log = logging.getLogger(__name__)
 
 
@@ -215,7 +217,8 @@ class Plans:
 
     async def _planned(self, planner: Planner, id: str, preview: Preview) -> PlanAnswer | asyncio.Future[PlanAnswer]:
         """The answer to what a planner was asked; or the promise of one, if another planner is at it."""
-        known = await self.find(id) or self._planning.get(id)
+        # While the store is asked, another planner may begin it, and may even be done.
+        known = await self.find(id) or self._memory.answer(id) or self._planning.get(id)
         if known is not None:
             await planner.skip()
             return known
@@ -260,7 +263,7 @@ class Plans:
         return answer
 
     def _keep(self, plan: StoredPlan) -> None:
-        """Store a plan, after what is being stored."""
+        """Store a plan, with others that come soon."""
         self._unkept[plan.id] = plan
         if len(self._unkept) > _MOST_UNKEPT:
             del self._unkept[next(iter(self._unkept))]
@@ -269,12 +272,14 @@ class Plans:
 
     async def _keep_all(self) -> None:
         while self._unkept:
-            plan = next(iter(self._unkept.values()))
+            await asyncio.sleep(_KEEP_EVERY_S)
+            plans = list(self._unkept.values())
             try:
-                await asyncio.to_thread(self._store.keep_plan, plan)
+                await asyncio.to_thread(self._store.keep_plans, plans)
             except RubberbandError as error:
-                _log.warning("plan %s was not stored: %s", plan.id, error)
-            self._unkept.pop(plan.id, None)
+                _log.warning("%d plans were not stored: %s", len(plans), error)
+            for plan in plans:
+                self._unkept.pop(plan.id, None)
 
 
 def fingerprint(*parts: bytes) -> bytes:

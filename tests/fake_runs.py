@@ -142,7 +142,7 @@ class NearPlans(Plans):
         made = StoredPlan(
             id=question.id, created_at=time.time(), words=question.words, options={}, status=status, body=body
         )
-        self._store.keep_plan(made)
+        self._store.keep_plans([made])
         return PlanAnswer(id=question.id, status=status, body=body)
 
 

@@ -112,8 +112,8 @@ class Store(Protocol):
 
     # Plans
 
-    def keep_plan(self, plan: StoredPlan) -> None:
-        """Keep a preview (again). This write may be lost in a power failure. `prune` lets old ones go."""
+    def keep_plans(self, plans: Sequence[StoredPlan]) -> None:
+        """Keep previews (again). This write may be lost in a power failure. `prune` lets old ones go."""
         ...
 
     def plan(self, id: str) -> StoredPlan | None:

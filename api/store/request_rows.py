@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import sqlalchemy as sql
@@ -13,6 +14,7 @@ from rubberband.executor.database import Database
 
 SERVED_WITHIN_S = 60.0
 """After that, a request without an answer is taken for one that came to nothing."""
+_PLAN = sql.select(PLANS).where(PLANS.c.id == sql.bindparam("id"))
 
 
 class RequestRows:
@@ -21,17 +23,20 @@ class RequestRows:
     _database: Database
     _keeping: Keeping
 
-    def keep_plan(self, plan: StoredPlan) -> None:
-        """See `Store.keep_plan`."""
-        row = asdict(plan)
-        insert = self._database.if_absent(PLANS).values(row).on_conflict_do_update(index_elements=["id"], set_=row)
+    def keep_plans(self, plans: Sequence[StoredPlan]) -> None:
+        """See `Store.keep_plans`."""
+        names = PLANS.c.keys()
+        insert = self._database.if_absent(PLANS)
+        insert = insert.on_conflict_do_update(
+            index_elements=["id"], set_={name: insert.excluded[name] for name in names}
+        )
         with self._database.writing(durable=False) as connection:
-            connection.execute(insert)
+            connection.execute(insert, [{name: getattr(plan, name) for name in names} for plan in plans])
 
     def plan(self, id: str) -> StoredPlan | None:
         """See `Store.plan`."""
         with self._database.reading() as connection:
-            row = connection.execute(sql.select(PLANS).where(PLANS.c.id == id)).first()
+            row = connection.execute(_PLAN, {"id": id}).first()
         return None if row is None else StoredPlan(**row._mapping)
 
     def claim_key(self, key: str, *, owner: str, request_hash: str, at: float) -> KeptAnswer | str | None:

@@ -79,7 +79,7 @@ def store_figures(store: SqlStore, seconds: float) -> Iterator[tuple[str, float]
     yield "  pages of 50 read", per_second(lambda: store.submissions(limit=50), seconds)
     body, ids = b"x" * 20_000, count()
     plan = lambda: StoredPlan(id=f"p{next(ids)}", created_at=1.0, words={}, options={}, status=200, body=body)  # noqa: E731
-    yield "plans of 20 kB: kept (not durable)", per_second(lambda: store.keep_plan(plan()), seconds)
+    yield "plans of 20 kB: kept (not durable)", per_second(lambda: store.keep_plans([plan()]), seconds)
     yield "  read", per_second(lambda: store.plan("p0"), seconds)
     store.add_token(TokenRecord(id="t", name="t", scope="read", created_at=1.0), "hash")
     yield "tokens: read", per_second(lambda: store.token("t"), seconds)

@@ -260,8 +260,8 @@ def test_plans_are_kept_and_the_oldest_let_go(store_url: str) -> None:
     store = SqlStore(store_url, Keeping(plans=2, plans_s=20.0))
     plan = StoredPlan(id="p0", created_at=0.0, words={"name": "a"}, options={"seed": 1}, status=422, body=b"{\x00\xff}")
     for number in range(4):
-        store.keep_plan(dataclasses.replace(plan, id=f"p{number}", created_at=float(number)))
-    store.keep_plan(dataclasses.replace(plan, created_at=9.0))
+        store.keep_plans([dataclasses.replace(plan, id=f"p{number}", created_at=float(number))])
+    store.keep_plans([dataclasses.replace(plan, created_at=9.0)])
     store.prune(at=10.0)
     assert store.plan("p0") == dataclasses.replace(plan, created_at=9.0)
     assert [store.plan(f"p{number}") is not None for number in range(4)] == [True, False, False, True]
