@@ -77,6 +77,10 @@ def require_token(settings: Settings, store: Store) -> None:
         )
 
 
+_GARBAGE = (700, 10, 10)
+"""As often as Python itself looks for garbage: connections that have ended hold what was sent until then."""
+
+
 class _Server(uvicorn.Server):
     """A server whose streams end when it is told to."""
 
@@ -89,6 +93,7 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*_GARBAGE)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end. Called by the signal."""

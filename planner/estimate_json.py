@@ -131,8 +131,8 @@ def _prediction(estimate: Estimate, job: JobPlan) -> Json:
     else:
         in_time, in_budget, both = job.odds.p_deadline, job.odds.p_budget, job.odds.p_both
     return {
-        "jct_s": asdict(prediction.jct or Distribution.point(prediction.jct_s)),
-        "cost_usd": asdict(prediction.cost or Distribution.point(prediction.cost_usd)),
+        "jct_s": (prediction.jct or Distribution.point(prediction.jct_s)).to_json(),
+        "cost_usd": (prediction.cost or Distribution.point(prediction.cost_usd)).to_json(),
         "p_deadline": in_time,
         "p_budget": in_budget,
         "p_both": both,

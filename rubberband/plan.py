@@ -98,6 +98,10 @@ class Distribution:
         """Of a quantity that does not vary."""
         return cls(mean=value, p10=value, p50=value, p90=value, p95=value)
 
+    def to_json(self) -> dict[str, float]:
+        """Plain values by name."""
+        return {"mean": self.mean, "p10": self.p10, "p50": self.p50, "p90": self.p90, "p95": self.p95}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
