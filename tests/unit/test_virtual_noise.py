@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rubberband.chance import Spread
+from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor.accounting import bill_usd
 from rubberband.executor.state import Job
 from rubberband.executor.virtual import VirtualBackend
@@ -53,9 +54,11 @@ def finished(profile: Profile, offer: Offer, seed: int) -> tuple[float, float]:
         mode="max",
         replan=False,
     )
-    backend = VirtualBackend("noise", offer, profile, metric="score", metric_of=shuffled(seed))
-    noise = Noise(profile, offer, seed=seed, now=backend.now)
-    backend = VirtualBackend("noise", offer, profile, metric="score", metric_of=shuffled(seed), faults=noise)
+    clock = VirtualClock()
+    noise = Noise(profile, offer, seed=seed, now=clock.now)
+    backend = VirtualBackend(
+        "noise", offer, profile, metric="score", metric_of=shuffled(seed), faults=noise, clock=clock
+    )
     controller, backend, _ = run_virtual(job, backend=backend)
     state = controller.state
     return state.stages[-1].ended_at - state.started_at, bill_usd(job, state, state.now)
