@@ -227,6 +227,7 @@ def make_ray_backend(
     """
     from rubberband.executor.ray.backend import RayBackend
     from rubberband.executor.ray.code import pack
+    from rubberband.executor.ray.fork_server import ForkServer
 
     assert setup.entrypoint is not None, "the edge asks for an entry point"
     on_ec2 = setup.provider == "aws"
@@ -234,6 +235,7 @@ def make_ray_backend(
     provider = open_cluster(folder, setup, offer, dearest_usd_per_hour=dearest_usd_per_hour, not_before=not_before)
     return RayBackend(
         provider,
+        fork_server=None if on_ec2 else ForkServer(folder.name, folder.instances, setup.entrypoint),
         entrypoint=setup.entrypoint,
         configurations=setup.configurations,
         seeds=setup.seeds,

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 _NO_PORT = -1
@@ -21,6 +22,8 @@ _STAND_IN = "import os,sys,time\np=os.getppid()\nsys.stdin.read()\nwhile os.getp
 """Lives as long as the raylet, which holds the other end of its standard input (or, in another Ray, is its parent)."""
 _WORKER_PORTS = (10_002, 19_999)
 """Those of `ray start`."""
+_WORKER_SCRIPT = "RUBBERBAND_WORKER_SCRIPT"
+"""As `worker_start` has it; to import the package takes as long as much of the rest."""
 _LOOK_S = 0.5
 
 
@@ -55,7 +58,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 
 def _prepared(chosen: argparse.Namespace) -> Callable[[], Any]:
     """What starts the node, and returns once it has joined. All that may be missing in another Ray is looked up now."""
-    from ray._private import services
+    from ray._private import services, workers
     from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
     from ray._private.node import Node
     from ray._private.parameter import RayParams
@@ -86,6 +89,10 @@ def _prepared(chosen: argparse.Namespace) -> Callable[[], Any]:
         no_monitor=True,
         num_redis_shards=None,
     )
+    script = Path(workers.__file__).parent / "default_worker.py"
+    if script.is_file():
+        os.environ[_WORKER_SCRIPT] = str(script)
+        parameters.update_if_absent(worker_path=str(Path(__file__).with_name("worker_start.py")))
     ensure_token_if_auth_enabled({}, create_token_if_missing=False)
     _start_without_agents(services)
     return lambda: LeanNode(parameters, head=chosen.head, shutdown_at_exit=True, spawn_reaper=True)

@@ -28,6 +28,7 @@ from rubberband.executor.ray.attempt import Attempt
 from rubberband.executor.ray.code import Code
 from rubberband.executor.ray.crew import Crew
 from rubberband.executor.ray.fleet import RayFleet
+from rubberband.executor.ray.fork_server import ForkServer
 from rubberband.executor.ray.leases import Leases
 from rubberband.executor.ray.mailbox import Mailbox
 from rubberband.executor.ray.shipment import Shipment
@@ -62,6 +63,7 @@ class RayBackend:
         logs: Path | None = None,
         log_limit_bytes: int = LOG_LIMIT_BYTES,
         code: Code | None = None,
+        fork_server: ForkServer | None = None,
         lease_s: float = 60.0,
         lease_interval_s: float = 2.0,
         ready_timeout_s: float = 180.0,
@@ -71,8 +73,9 @@ class RayBackend:
 
         `configurations[i]` and `seeds[i]` belong to trial i. `logs` is a directory of this machine: what trial 7 prints
         goes to `trial-007.log` in it, and `log_limit_bytes` of that are kept. `code` is sent to instances that are
-        other machines. `batch` is how trials adapt their batch size (None: not at all), and `known_points` what is
-        known of their steps. An instance whose workers are not warm within `ready_timeout_s` is given up as lost.
+        other machines; `fork_server` forks the workers of those that are this one, and is closed with this. `batch` is
+        how trials adapt their batch size (None: not at all), and `known_points` what is known of their steps. An
+        instance whose workers are not warm within `ready_timeout_s` is given up as lost.
         Instances outlive this driver by `lease_s` at most, which is renewed every `lease_interval_s`.
         """
         self._entrypoint = entrypoint
@@ -87,6 +90,7 @@ class RayBackend:
         self._logs = logs
         self._log_limit_bytes = log_limit_bytes
         self._clock = clock
+        self._fork_server = fork_server
         self._remote = provider.remote
         shipment = Shipment(code) if code is not None and self._remote else None
         self._mailbox = Mailbox(clock)
@@ -231,4 +235,6 @@ class RayBackend:
                 attempt.wait(max(0.0, deadline - time.monotonic()))
         finally:
             self._fleet.close()
+            if self._fork_server is not None:
+                self._fork_server.close()
             self._closed = True

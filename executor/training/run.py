@@ -24,14 +24,25 @@ class _Closable(Protocol):
     def close(self) -> None: ...
 
 
+def preload(entrypoint: Entrypoint) -> bool:
+    """Import what training needs, and nothing more: this process may be forked. Tells whether torch is part of that.
+
+    Raises EntrypointError.
+    """
+    target = entrypoint.load()
+    uses_torch = isinstance(target, type) and issubclass(target, TorchTrial)
+    if uses_torch:
+        from rubberband.executor.training import gang, loop  # noqa: F401
+    return uses_torch
+
+
 def warm_up(entrypoint: Entrypoint, device: Literal["cpu", "cuda"]) -> None:
     """Import everything that training needs, so that the first segment starts as fast as the later ones.
 
     An entry point that does not load is left for `run_segment` to report: it fails the trials, and the worker is well.
     """
     with contextlib.suppress(EntrypointError):
-        target = entrypoint.load()
-        if isinstance(target, type) and issubclass(target, TorchTrial):
+        if preload(entrypoint):
             from rubberband.executor.training.loop import first_step
 
             first_step(device)

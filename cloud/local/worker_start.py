@@ -1,0 +1,74 @@
+"""Starts one worker of a local Ray node: forked off the driver's fork server, which has imported all, or as Ray does.
+
+Ray's raylet runs it by path in the place of Ray's own script, with the words of that. It imports nothing but the
+standard library. Where the fork server does not take the worker in, Ray's script is run as if this had not been.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+FORK_SERVER = "fork-server"
+"""File in the provider's directory: the name of the fork server's socket (Linux's abstract ones)."""
+DIRECTORY_TAG = "RUBBERBAND_DIRECTORY"
+WORKER_SCRIPT = "RUBBERBAND_WORKER_SCRIPT"
+"""Environment variable: path of Ray's own script."""
+READY, FORKED = b"r", b"f"
+
+_PATIENCE_S = 120.0
+"""For the server's imports; the worker's own would hardly end sooner."""
+
+
+def main(words: Sequence[str]) -> None:
+    """Be forked, or go on as Ray's script."""
+    script = os.environ[WORKER_SCRIPT]
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        if _ask(Path(os.environ[DIRECTORY_TAG]), [script, *words]):
+            return
+    flags = ["-S"] * sys.flags.no_site + ["-s"] * sys.flags.no_user_site
+    os.execv(sys.executable, [sys.executable, *flags, script, *words])
+
+
+def _ask(directory: Path, argv: Sequence[str]) -> bool:
+    """Whether the fork server has forked the worker."""
+    name = (directory / FORK_SERVER).read_text()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.settimeout(_PATIENCE_S)
+        server.connect(f"\0{name}")
+        if peer_uid(server) != os.getuid() or server.recv(1) != READY:
+            return False
+        send(server, argv)
+        return server.recv(1) == FORKED
+
+
+def send(server: socket.socket, argv: Sequence[str]) -> None:
+    """Tell the server what a worker with these words, in the place of this process, would find."""
+    order = {
+        "argv": list(argv),
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "nice": os.nice(0),
+        "oom_score": int(Path("/proc/self/oom_score_adj").read_text()),
+        "ignores_children": signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN,
+    }
+    content = json.dumps(order).encode()
+    socket.send_fds(server, [struct.pack("!I", len(content))], [0, 1, 2])
+    server.sendall(content)
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """The user at the other end."""
+    found: int = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+    return found
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

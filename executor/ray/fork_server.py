@@ -1,0 +1,248 @@
+"""One process that has imported what training needs, and forks the workers of all instances of this machine.
+
+Importing takes a worker most of its start, and all of them import the same. Who asks is `cloud/local/worker_start.py`,
+in whose place the forked worker goes on: with its words, environment, folder and streams, so that leases, sweeps and
+logs find what they would have found. It forks only where that is safe: no thread runs that could hold a lock, and no
+GPU is in use. Else, and on a machine that is no Linux, workers start on their own.
+
+It ends with the driver, and takes no worker with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import importlib
+import json
+import os
+import pickle
+import runpy
+import secrets
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rubberband.cloud.local import ray_node
+from rubberband.cloud.local.instance import DIRECTORY_TAG, EXPERIMENT_TAG, INSTANCE_TAG
+from rubberband.cloud.local.worker_start import FORK_SERVER, FORKED, READY, peer_uid
+from rubberband.errors import EntrypointError
+from rubberband.executor.training.entrypoint import Entrypoint
+
+_NAME = "fork-server"
+_PADDING = "RUBBERBAND_PADDING"
+_PADDING_BYTES = 16 * 1024
+"""By so much a worker's environment may be larger than this process's: it is written over that."""
+_QUEUE = 256
+_FAREWELL_S = 3.0
+_ORDER_S = 10.0
+_HARMLESS_THREADS = {"jemalloc_bg_thd"}
+"""Threads that look after a fork themselves (jemalloc's, in pyarrow)."""
+_RAY_IMPORTS = ("google.protobuf.json_format", "jsonschema", "msgpack", "psutil", "requests", "yaml")
+"""What Ray imports. It is not imported itself: it reads, once, of which raylet and job it is a worker."""
+_ENVIRONMENT_FIELDS = slice(47, 49)
+"""Where /proc/self/stat has the addresses of the environment, counted from behind the command's name."""
+
+
+class ForkServer:
+    """The driver's end of it."""
+
+    def __init__(self, experiment: str, directory: Path, entrypoint: Entrypoint) -> None:
+        """Start it for the provider's `directory`; it imports what `entrypoint` needs. Nothing where that cannot be."""
+        self._directory = directory.resolve()
+        self._process: subprocess.Popen[bytes] | None = None
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError, RuntimeError):  # no process to be had, or no home
+                self._start(experiment, entrypoint)
+
+    def _start(self, experiment: str, entrypoint: Entrypoint) -> None:
+        tags = {EXPERIMENT_TAG: experiment, DIRECTORY_TAG: str(self._directory), INSTANCE_TAG: _NAME}
+        environment = ray_node.environment(os.environ, ray_node.default_token_path(), tags, ())
+        environment.setdefault("OMP_NUM_THREADS", "1")  # as Ray has it in its workers; a pool of threads is not forked
+        environment[_PADDING] = " " * _PADDING_BYTES
+        name = secrets.token_hex(16)
+        with socket.socket(socket.AF_UNIX) as listener, open(self._directory / f"{_NAME}.log", "wb") as log:
+            listener.bind(f"\0{name}")
+            listener.listen(_QUEUE)  # who comes early waits for the imports
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "rubberband.executor.ray.fork_server", str(listener.fileno())],
+                env=environment,
+                pass_fds=[listener.fileno()],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        assert self._process.stdin is not None
+        pickle.dump(entrypoint, self._process.stdin)
+        self._process.stdin.flush()
+        draft = self._directory / f".{FORK_SERVER}"
+        draft.write_text(name)
+        os.replace(draft, self._directory / FORK_SERVER)
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(OSError):
+            (self._directory / FORK_SERVER).unlink(missing_ok=True)
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(_FAREWELL_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def main() -> None:
+    """Be the server; in a process that was forked, be the worker."""
+    entrypoint = pickle.load(sys.stdin.buffer)
+    _end_with_driver()
+    with socket.socket(fileno=int(sys.argv[1])) as listener:
+        if not _import(entrypoint):
+            return
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for workers
+        gc.collect()
+        gc.freeze()
+        order = _serve(listener)
+    if order is not None:
+        _become(order)
+
+
+def _end_with_driver() -> None:
+    """Let the kernel end this process when the driver is gone, whatever is imported just then."""
+    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)  # SIGIO at the end of the pipe
+    if select.select([0], [], [], 0.0)[0]:
+        sys.exit()
+
+
+def _import(entrypoint: Entrypoint) -> bool:
+    """Import what a worker imports, Ray excepted, and tell whether this process may be forked."""
+    from rubberband.executor.ray import worker  # noqa: F401 - this is what workers are made of
+    from rubberband.executor.training.run import preload
+
+    for name in _RAY_IMPORTS:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    try:
+        preload(entrypoint)
+    except EntrypointError as error:  # a worker tells that better
+        print(error, flush=True)
+        return False
+    why_not = unforkable()
+    if why_not:
+        print(f"workers start on their own: {why_not}", flush=True)
+    return not why_not
+
+
+def unforkable() -> str:
+    """Why this process must not be forked; empty: it may be."""
+    if "ray" in sys.modules:
+        return "Ray is imported, which takes in its process's environment then"
+    threads = [Path("/proc/self/task", thread, "comm").read_text().strip() for thread in os.listdir("/proc/self/task")]
+    others = [thread for thread in threads if thread not in _HARMLESS_THREADS]
+    if len(others) > 1:
+        return f"{len(others) - 1} threads run beside the main one ({', '.join(sorted(others))})"
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{number}").startswith("/dev/nvidia"):
+                return "CUDA is in use"
+    return ""
+
+
+def _serve(listener: socket.socket) -> Mapping[str, Any] | None:
+    """Fork workers until the driver is gone (None); in a worker, what it was told."""
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
+    while True:
+        readable = select.select([0, listener.fileno()], [], [])[0]
+        if 0 in readable:
+            return None
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError, ValueError, EOFError):
+            order = _take(connection)
+            if order is not None:
+                return order
+
+
+def _take(connection: socket.socket) -> Mapping[str, Any] | None:
+    """Fork the worker that is asked for; what it was told, in the worker."""
+    if peer_uid(connection) != os.getuid():
+        return None
+    connection.settimeout(_ORDER_S)
+    connection.sendall(READY)
+    header, streams, _, _ = socket.recv_fds(connection, 4, 3)
+    try:
+        content = connection.makefile("rb").read(struct.unpack("!I", header)[0])
+        order: dict[str, Any] = json.loads(content)
+        begin, end = _environment_place()
+        if len(_block(order["environment"])) > end - begin:
+            return None
+        if os.fork():
+            connection.sendall(FORKED)
+            return None
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+        return order
+    finally:
+        for stream in streams:
+            os.close(stream)
+
+
+def _block(environment: Mapping[str, str]) -> bytes:
+    """As the kernel lays it out."""
+    return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
+
+
+def _environment_place() -> tuple[int, int]:
+    """Where in memory others (ps, sweep) read this process's environment: what it was started with, not os.environ."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end = map(int, fields[_ENVIRONMENT_FIELDS])
+    return begin, end
+
+
+def _become(order: Mapping[str, Any]) -> None:
+    """Go on as the worker."""
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN if order["ignores_children"] else signal.SIG_DFL)
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    Path("/proc/self/oom_score_adj").write_text(str(order["oom_score"]))
+    os.nice(order["nice"] - os.nice(0))
+    os.chdir(order["folder"])
+    _take_over(order["environment"])
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()  # Python's own generator has been seeded at the fork
+    sys.argv = list(order["argv"])
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def _take_over(environment: Mapping[str, str]) -> None:
+    """Let this process, and who looks at it from outside, find that environment and no other.
+
+    The first variable stays where it is: a process sets its title by what lies before that.
+    """
+    first = next(iter(os.environ))
+    for name in list(os.environ):
+        if name not in environment:
+            del os.environ[name]
+    for name, value in environment.items():
+        if name != first or os.environ[name] != value:
+            os.environ[name] = value
+    content = _block({name: environment[name] for name in (*os.environ, *environment) if name in environment})
+    begin, end = _environment_place()
+    ctypes.memmove(begin, content.ljust(end - begin, b"\0"), end - begin)
+
+
+if __name__ == "__main__":
+    main()

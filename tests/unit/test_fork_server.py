@@ -1,0 +1,152 @@
+"""Workers that are forked off one process: they are what they would have been, and where that cannot be they start."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rubberband.cloud.local import worker_start
+from rubberband.executor.ray.fork_server import ForkServer
+from rubberband.executor.training.entrypoint import Entrypoint
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+
+_SCRIPT = """
+import json, os, sys
+found = {
+    "words": sys.argv[1:], "folder": os.getcwd(), "environment": dict(os.environ), "parent": os.getppid(),
+    "seen": open("/proc/self/environ").read().rstrip(chr(0)).split(chr(0)), "imported": "code" in sys.modules,
+    "oom_score": int(open("/proc/self/oom_score_adj").read()),
+}
+print("begun", flush=True)
+with open(sys.argv[1] + ".draft", "w") as file:
+    json.dump(found, file)
+os.rename(sys.argv[1] + ".draft", sys.argv[1])
+"""
+_TRAIN = "def train(config):\n    pass\n"
+_PATIENCE_S = 60.0
+
+Serve = Callable[[str], ForkServer]
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Starts a server for a module of that source."""
+    servers = []
+
+    def start(source: str) -> ForkServer:
+        (tmp_path / "fork_tests_code.py").write_text(source)
+        found = ForkServer("test", tmp_path, Entrypoint.parse("fork_tests_code:train", search_path=[tmp_path]))
+        servers.append(found)
+        return found
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def worker(tmp_path: Path, **extra: str) -> dict[str, Any]:
+    """What a worker finds that Ray's raylet starts."""
+    script, told, folder = tmp_path / "script.py", tmp_path / "told.json", tmp_path / "folder"
+    script.write_text(_SCRIPT.replace('"code"', '"fork_tests_code"'))
+    folder.mkdir(exist_ok=True)
+    told.unlink(missing_ok=True)
+    environment = os.environ | extra | {"RUBBERBAND_DIRECTORY": str(tmp_path), worker_start.WORKER_SCRIPT: str(script)}
+    command = [sys.executable, worker_start.__file__, str(told), "--two=2"]
+    with open(tmp_path / "output", "wb") as output:
+        subprocess.run(command, cwd=folder, env=environment, stdout=output, check=True, timeout=_PATIENCE_S)
+    deadline = time.monotonic() + _PATIENCE_S
+    while not told.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    found: dict[str, Any] = json.loads(told.read_text())
+    assert found["words"] == [str(told), "--two=2"]
+    assert found["folder"] == str(folder)
+    assert found["environment"].items() >= environment.items()
+    assert (tmp_path / "output").read_text() == "begun\n"
+    return found
+
+
+def test_a_forked_worker_finds_what_it_would_have_found(tmp_path: Path, serve: Serve) -> None:
+    serve(_TRAIN)
+    for instance in ("i-1", "i-2"):
+        found = worker(tmp_path, RUBBERBAND_INSTANCE=instance)
+        assert found["imported"]
+        assert found["parent"] != os.getpid()
+        assert f"RUBBERBAND_INSTANCE={instance}" in found["seen"]
+        assert sorted(found["seen"]) == sorted(f"{name}={value}" for name, value in found["environment"].items())
+        assert "RUBBERBAND_PADDING" not in found["environment"]
+        assert found["oom_score"] == int(Path("/proc/self/oom_score_adj").read_text())
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(
+            "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n" + _TRAIN,
+            id="a thread runs",
+        ),
+        pytest.param("import ray\n" + _TRAIN, id="Ray is imported"),
+        pytest.param("raise ValueError('no')", id="it cannot be imported"),
+        pytest.param("import os\nos._exit(1)", id="it ends the process"),
+    ],
+)
+def test_a_worker_starts_on_its_own_where_it_must_not_be_forked(tmp_path: Path, serve: Serve, source: str) -> None:
+    serve(source)
+    assert not worker(tmp_path)["imported"]
+
+
+def test_a_worker_starts_on_its_own_where_no_server_is(tmp_path: Path, serve: Serve) -> None:
+    assert not worker(tmp_path)["imported"]
+    server = serve(_TRAIN)
+    server.close()
+    server.close()
+    assert not worker(tmp_path)["imported"]
+
+
+def test_an_environment_that_has_no_room_is_not_forked(tmp_path: Path, serve: Serve) -> None:
+    serve(_TRAIN)
+    assert not worker(tmp_path, LARGE="x" * 20_000)["imported"]
+    assert worker(tmp_path)["imported"]
+
+
+@pytest.mark.parametrize("source", [_TRAIN, "import time\ntime.sleep(1000)"], ids=["serving", "importing"])
+def test_the_server_ends_with_a_driver_that_is_killed(tmp_path: Path, source: str) -> None:
+    (tmp_path / "fork_tests_code.py").write_text(source)
+    driver = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys, time\nfrom pathlib import Path\n"
+            "from rubberband.executor.ray.fork_server import ForkServer\n"
+            "from rubberband.executor.training.entrypoint import Entrypoint\n"
+            "entrypoint = Entrypoint.parse('fork_tests_code:train', search_path=[sys.argv[1]])\n"
+            "server = ForkServer('test', Path(sys.argv[1]), entrypoint)\n"
+            "print(server._process.pid, flush=True)\ntime.sleep(1000)",
+            str(tmp_path),
+        ],
+        stdout=subprocess.PIPE,
+    )
+    assert driver.stdout is not None
+    server = psutil.Process(int(driver.stdout.readline()))
+    time.sleep(1.0)  # it may be anywhere by then
+    driver.kill()
+    driver.wait()
+    driver.stdout.close()
+    deadline = time.monotonic() + _PATIENCE_S
+    while server.is_running() and server.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
