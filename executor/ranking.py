@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from rubberband.executor.state import State, TrialState, TrialStatus
@@ -11,14 +11,17 @@ from rubberband.executor.state import State, TrialState, TrialStatus
 
 def rank(trials: Sequence[TrialState], metric: str, mode: Literal["max", "min"]) -> tuple[int, ...]:
     """Trial ids, best latest metric first; ties by trial id; those without a finite metric last."""
+    return tuple(trial.trial for trial in sorted(trials, key=_key(metric, mode)))
 
+
+def _key(metric: str, mode: Literal["max", "min"]) -> Callable[[TrialState], tuple[bool, float, int]]:
     def key(trial: TrialState) -> tuple[bool, float, int]:
         value = trial.metric(metric)
         if value is None or not math.isfinite(value):
             return (True, 0.0, trial.trial)
         return (False, -value if mode == "max" else value, trial.trial)
 
-    return tuple(trial.trial for trial in sorted(trials, key=key))
+    return key
 
 
 def best_trial(state: State, metric: str, mode: Literal["max", "min"]) -> TrialState | None:
@@ -29,6 +32,5 @@ def best_trial(state: State, metric: str, mode: Literal["max", "min"]) -> TrialS
     """
     if state.outcome == "done":
         return state.trials[state.stages[-1].ranking[0]]
-    reported = [trial for trial in state.trials if trial.reports and trial.status is not TrialStatus.FAILED]
-    ranking = rank(reported, metric, mode)
-    return state.trials[ranking[0]] if ranking else None
+    reported = (trial for trial in state.trials if trial.reports and trial.status is not TrialStatus.FAILED)
+    return min(reported, key=_key(metric, mode), default=None)

@@ -45,9 +45,17 @@ class JournalReader:
         """
         found = list(self.journal.events(after=self.seq))
         for seq, event in found:
-            self.controller.handle(event)
-            self.seq = seq
+            self._fold(seq, event)
         return found
+
+    def read_through(self) -> None:
+        """Likewise, of what is read only once: its events are not kept. Raises JournalError."""
+        for seq, event in self.journal.events(after=self.seq):
+            self._fold(seq, event)
+
+    def _fold(self, seq: int, event: Event) -> None:
+        self.controller.handle(event)
+        self.seq = seq
 
     def result(self, now: float) -> Result:
         """What came of what was folded so far; what runs counts up to `now`: Unix time, or that of a virtual run."""
@@ -68,7 +76,7 @@ def read_whole(folder: ExperimentFolder) -> tuple[Result, bool]:
     with explaining(folder):
         reader = JournalReader(folder)
         try:
-            reader.refresh()
+            reader.read_through()
         finally:
             reader.close()
     live = folder.driven and reader.header.setup["provider"] != "virtual"

@@ -241,8 +241,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="best-of-the-failed",
         harm="a run that was cut short names a failed trial as its best",
         file="executor/ranking.py",
-        old="[trial for trial in state.trials if trial.reports and trial.status is not TrialStatus.FAILED]",
-        new="[trial for trial in state.trials if trial.reports]",
+        old="(trial for trial in state.trials if trial.reports and trial.status is not TrialStatus.FAILED)",
+        new="(trial for trial in state.trials if trial.reports)",
         tests=("tests/unit/test_ranking.py",),
     ),
     Mutant(
