@@ -271,9 +271,7 @@ def _cv(spread: Spread) -> float:
 def _pace(factor: float) -> str:
     if factor == 1.0:
         return ""
-    return (
-        f"iterations take {100.0 * abs(factor - 1.0):.0f} % {'longer' if factor > 1.0 else 'less time'} than profiled"
-    )
+    return f"{100.0 * abs(factor - 1.0):.0f} % {'slower' if factor > 1.0 else 'faster'} than profiled"
 
 
 def _delay(what: str, expected_s: float, settled_s: float) -> str:

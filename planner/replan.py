@@ -291,7 +291,7 @@ def _gains(objective: Objective, present: Prediction, other: Prediction) -> bool
 def _holds(rest: _Rest, present: Planned) -> str:
     if rest.limits.deadline_s is None:
         return "no other saves enough to change it"
-    return f"it ends {_late(rest, present)}"
+    return f"{_duration(rest.limits.deadline_s - present.prediction.jct_s)} to spare"
 
 
 def _failing(rest: _Rest, present: Planned) -> str:
@@ -377,4 +377,4 @@ def _duration(seconds: float) -> str:
 
 def _reason(because: str, verdict: str, changes: str) -> str:
     said = "; ".join(part for part in (verdict, changes) if part)
-    return f"{because}: {said}" if because else said
+    return f"{because}; {said}" if because else said

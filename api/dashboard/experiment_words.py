@@ -305,7 +305,7 @@ def _decided(decision: DecisionResult) -> Happening:
     if decision.changed:
         expected += f", before {duration(decision.present_jct_s)} and {usd(decision.present_cost_usd)} USD"
     kind = "changed" if decision.changed else "kept"
-    what = f"plan {kind} from stage {decision.stage} on"
+    what = f"plan {'changed' if decision.changed else 'unchanged'} from stage {decision.stage} on"
     return Happening(at_s=decision.at_s, what=what, told=f"{printable(decision.reason)} ({expected})", kind=kind)
 
 

@@ -120,5 +120,5 @@ def listed(names: Iterable[object], most: int = 8) -> str:
 
 
 def decided(changed: bool, reason: str) -> str:
-    """What was decided of the rest of a plan: `kept: …` or `changed: …`."""
-    return f"{'changed' if changed else 'kept'}: {reason}"
+    """What was decided of the rest of a plan: `unchanged: …` or `changed: …`."""
+    return f"{'changed' if changed else 'unchanged'}: {reason}"

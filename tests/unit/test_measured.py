@@ -60,9 +60,9 @@ def table(*args: object, **kwargs: object) -> dict[int, float]:
 def test_what_was_seen_is_adopted_where_all_trials_agree() -> None:
     found = measured(*seen({1: [[13.0, 13.0]] * 4}))
     assert dict(found.profile.seconds_per_iteration) == pytest.approx({1: 13.0, 2: 7.8, 4: 5.2})
-    assert found.findings == "iterations take 30 % longer than profiled"
+    assert found.findings == "30 % slower than profiled"
     faster = measured(*seen({1: [[6.0, 6.0]] * 4}))
-    assert faster.findings == "iterations take 40 % less time than profiled"
+    assert faster.findings == "40 % faster than profiled"
 
 
 def test_small_deviations_and_few_iterations_are_left_alone() -> None:
@@ -185,7 +185,7 @@ def test_speed_is_what_the_noise_scale_does_not_explain() -> None:
     profile = adaptive()
     found = measured(*seen_at([50.0] * 6, 1.3, profile, gpus=2))
     assert found.findings == (
-        "the noise scale fell from 200 to 50: larger gangs pay off less, iterations take 30 % longer than profiled"
+        "the noise scale fell from 200 to 50: larger gangs pay off less, 30 % slower than profiled"
     )
     expected = {gpus: 1.3 * time_s for gpus, time_s in at(50.0, profile).items()}
     assert dict(found.profile.seconds_per_iteration) == pytest.approx(expected, rel=0.02)
@@ -238,8 +238,8 @@ def test_noise_scale_and_speed_are_told_apart(phi: float, pace: float, gpus: int
     ("phi", "pace", "expected"),
     [
         (2000.0, 1.0, "the noise scale rose from 200 to 2,000: larger gangs pay off more"),
-        (2000.0, 1.5, "larger gangs pay off more, iterations take 50 % longer than profiled"),
-        (200.0, 1.5, "iterations take 50 % longer than profiled"),
+        (2000.0, 1.5, "larger gangs pay off more, 50 % slower than profiled"),
+        (200.0, 1.5, "50 % slower than profiled"),
     ],
 )
 def test_a_run_is_planned_again_with_the_noise_scale_it_has_come_to(phi: float, pace: float, expected: str) -> None:

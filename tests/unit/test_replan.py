@@ -59,15 +59,15 @@ def test_a_plan_that_keeps_its_limits_stays() -> None:
     assert found.prediction == found.present
     assert found.prediction.jct_s == 480.0
     assert found.prediction.cost_usd == pytest.approx(0.72)
-    assert found.reason == "it ends 1m40s before the deadline"
+    assert found.reason == "1m40s to spare"
 
 
 def test_a_plan_that_would_be_late_is_changed_and_the_reason_says_how() -> None:
-    found = from_first_sync(SLOWER, because="iterations take 30 % longer than profiled", deadline_s=700.0)
+    found = from_first_sync(SLOWER, because="30 % slower than profiled", deadline_s=700.0)
     assert found.changed
     assert found.plan == instances(4, 4, 1)
     assert found.reason == (
-        "iterations take 30 % longer than profiled: the plan would end 44s after the deadline; "
+        "30 % slower than profiled; the plan would end 44s after the deadline; "
         "stage 1 gets 4 instances instead of 2 (no dearer, 2m36s sooner)"
     )
 

@@ -78,10 +78,10 @@ def test_each_decision_of_a_replan_is_told_in_one_line() -> None:
     assert "promoted 4 of 12 (trials 0, 1, 2, 3); stopped 8" in at_sync[0]
     assert "forecast 1m57s, 0.0202 USD" in at_sync[0]
     assert at_sync[1:3] == [
-        "1m10s  plan kept: it ends 13s before the deadline",
+        "1m10s  plan unchanged: 13s to spare",
         "1m10s  stage 1: 4 trials x 2 iterations; 3 -> 2 instances, releasing i-001",
     ]
-    assert sum("plan kept" in line for line in lines) == 2
+    assert sum("plan unchanged" in line for line in lines) == 2
 
 
 def test_failures_say_why_and_what_follows() -> None:

@@ -271,7 +271,7 @@ def test_each_decision_is_a_row_and_the_first_plan_is_compared_with() -> None:
     first, second = result.decisions
     assert (first.stage, second.stage) == (1, 2)
     assert first.changed
-    assert first.reason.startswith("iterations take 50 % longer than profiled: ")
+    assert first.reason.startswith("50 % slower than profiled; ")
     assert result.stages[1].planned_instances == job.plan.stages[1].instances
     assert result.planned_jct_s == job.prediction.jct_s
     shown = decisions(result)
