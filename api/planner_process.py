@@ -29,13 +29,13 @@ from rubberband.api.problems import INFEASIBLE, INTERNAL, PROFILE_MISSING, TOO_L
 from rubberband.api.rest_planning import answered
 from rubberband.cloud.catalogue import table_of, types_of
 from rubberband.errors import RubberbandError
-from rubberband.estimating import Answer, Terms, answer
+from rubberband.estimating import Answer, Terms, answer, local_terms
 from rubberband.experiment import Experiment
 from rubberband.units import format_duration
 
 _VERSION = rubberband.__version__
 _LIVE_GOOD_S = 60.0
-"""How long an answer with prices that were asked for is given again."""
+"""How long an answer with prices that were asked for, or starts that were seen, is given again."""
 _MOST_BYTES = 4 << 30
 """Of memory: what needs more would take the server's, and too long anyway."""
 _TOO_MUCH = (
@@ -81,6 +81,8 @@ def question_of(asked: Mapping[str, Any], home: Path, *, live: bool) -> Question
         from rubberband.live_terms import live_terms
 
         terms, good_s = live_terms(experiment, home), _LIVE_GOOD_S
+    elif experiment.resources.provider == "local" and experiment.entrypoint is not None:
+        terms, good_s = local_terms(experiment, home), _LIVE_GOOD_S
     if experiment.constraints.deadline_at is not None:
         good_s = 1.0
     options = {name: asked[name] for name in ("policy", "frontier", "seed", "most_usd")}
@@ -108,6 +110,7 @@ def _identity(experiment: Experiment, words: Json, options: Mapping[str, Any], t
         "options": options,
         "now": None if experiment.constraints.deadline_at is None else now,
         "prices": [*rows, repr(terms.room), *terms.notes],
+        "starts": repr(terms.starts),
     }
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).digest()
     return base64.urlsafe_b64encode(digest[:24]).decode()

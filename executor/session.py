@@ -7,10 +7,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from rubberband import start_times
 from rubberband.adaptive import AdaptiveBatch, BatchPoint
 from rubberband.cloud.catalogue import types_of
 from rubberband.cloud.cluster import ClusterProvider
@@ -167,9 +169,23 @@ def _run(folder: ExperimentFolder, known: Sequence[CheckpointRef], view: View, c
             views.callback(backend.close)
             observers = view(header.job, backend.now, views)
             inbox = Inbox(folder.inbox)
+            began_at = backend.now()
+            if setup.provider == "local":
+                views.callback(lambda: _note_starts(folder.home, str(setup.entrypoint), controller, began_at))
             drive(controller, backend, journal, observers=observers, cancelled=cancelled, requests=inbox)
             now = backend.now()
         return summarise(controller.job, controller.state, header.setup, now)
+
+
+def _note_starts(home: Path, entrypoint: str, controller: Controller, began_at: float) -> None:
+    """Let later plans reckon with how long instances took to start on this machine, since `began_at`."""
+    instants = [
+        (record.requested_at, record.running_at, record.ready_at)
+        for record in controller.state.instances.values()
+        if record.running_at is not None and record.ready_at is not None and record.requested_at >= began_at
+    ]
+    with suppress(OSError):  # a full disk
+        start_times.record(home, start_times.starts_of(entrypoint, instants), time.time())
 
 
 def failures(folder: ExperimentFolder) -> dict[int, list[str]]:

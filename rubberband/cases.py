@@ -7,13 +7,17 @@ from dataclasses import replace
 
 from rubberband.adaptive import GoodputProfile
 from rubberband.cloud.catalogue import Table, offers
+from rubberband.delays import LognormalDelay, delay_of
 from rubberband.errors import InputError
 from rubberband.experiment import Experiment
 from rubberband.offer import Offer, gang_sizes
 from rubberband.plan import Market
 from rubberband.planner.estimate import Case
 from rubberband.profile import Profile
+from rubberband.start_times import StartTimes, remark
 
+_ABOUT, _ABOUT_S = 0.2, 1.0
+"""A delay in the file that is off by no more than this share, or by no more seconds, is not remarked upon."""
 MARKETS: tuple[Market, Market] = ("on_demand", "spot")
 POOR_FIT = 0.1
 """A model that is off by more over its own points is worth a remark."""
@@ -21,6 +25,41 @@ POOR_FIT = 0.1
 
 Room = Mapping[str, Mapping[Market, int]]
 """Instance type -> market -> how many instances the provider lets one hold; what is not named is not known."""
+
+
+def with_start_times(
+    experiment: Experiment, times: StartTimes | None
+) -> tuple[Experiment, tuple[str, ...], frozenset[str]]:
+    """The experiment with the delays that were seen on this machine, remarks, and the words that were replaced.
+
+    What the file says stays where it is about what was seen; where it is not, a remark says so.
+    """
+    if times is None or experiment.resources.provider != "local":
+        return experiment, (), frozenset()
+    seen = {
+        "provision_delay": LognormalDelay.model_construct(mean_s=times.provision_s, cv=times.provision_spread.cv),
+        "init_delay": LognormalDelay.model_construct(mean_s=times.init_s, cv=0.0),
+    }
+    remarks = []
+    for word, delay in list(seen.items()):
+        place, written_s = _written_delay(experiment, word)
+        if written_s is None:
+            continue
+        if abs(written_s - delay.mean_s) <= max(_ABOUT_S, _ABOUT * delay.mean_s):
+            del seen[word]
+        else:
+            remarks.append(remark(f"{place}.{word}", written_s, delay.mean_s, times))
+    changed = experiment.resources.model_copy(update=seen)
+    return experiment.model_copy(update={"resources": changed}), tuple(remarks), frozenset(seen)
+
+
+def _written_delay(experiment: Experiment, word: str) -> tuple[str, float | None]:
+    """In which part of the file a delay is written, and its mean in seconds; None if it is not."""
+    for place, part in (("resources", experiment.resources), ("profile", experiment.profile)):
+        written = getattr(part, word, None)
+        if written is not None:
+            return place, delay_of(written)[0]
+    return "resources", None
 
 
 def cases(

@@ -5,14 +5,15 @@ The command line, the service and Python give the same JSON. No file is read; no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
-from rubberband.cases import Room, batch_notes, cases
+from rubberband.cases import Room, batch_notes, cases, with_start_times
 from rubberband.cloud.catalogue import Table, price_source, row_source, spot_source
 from rubberband.errors import InputError
-from rubberband.experiment import Experiment, ProfilesByType
+from rubberband.experiment import Experiment, ProfilesByType, entrypoint_words
 from rubberband.offer import Offer
 from rubberband.plan import Plan, Policy, Stage
 from rubberband.planner.assumptions import Assumption, Basis, Name, assumptions
@@ -23,6 +24,7 @@ from rubberband.profile import Profile
 from rubberband.profile_file import InlineProfile
 from rubberband.remedies import Reached, find_remedies, reached
 from rubberband.resources import Resources
+from rubberband.start_times import StartTimes, start_times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +35,18 @@ class Terms:
     """Of instance types; None: that of the experiment."""
     room: Room | None = None
     """How many instances may be held; None: as many as the file says."""
+    starts: StartTimes | None = None
+    """How long instances take to start on this machine, where that is where they start and it has been seen."""
     notes: tuple[str, ...] = ()
     """What is worth knowing of these."""
+
+
+def local_terms(experiment: Experiment, home: Path) -> Terms:
+    """What an experiment reckons with that rents this machine, as seen by runs of `home`; nothing for any other."""
+    resources, name = experiment.resources, entrypoint_words(experiment.entrypoint)
+    if resources.provider != "local" or name is None:
+        return Terms()
+    return Terms(starts=start_times(home, name, resources.max_instances))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +84,8 @@ def answer(
     of searched for. With the whole `frontier` it takes much longer. `clock` reads seconds, for the time that planning
     takes. Raises InputError for what cannot be planned.
     """
+    written = experiment
+    experiment, remarks, seen = with_start_times(written, terms.starts)
     found = cases(experiment, profiles, now, table=terms.table, room=terms.room)
     brackets, name = experiment.brackets(), experiment.name
     if plan is not None:
@@ -86,8 +100,8 @@ def answer(
         best = _with_remedies(best, experiment, profiles, terms, now=now, clock=clock, most_usd=most_usd)
     return Answer(
         estimate=best,
-        assumptions=assumptions(best, bases(experiment, best.case, terms.table)),
-        notes=(*notes_of(experiment, best.case, terms.table), *terms.notes),
+        assumptions=assumptions(best, bases(written, best.case, terms.table, seen)),
+        notes=(*remarks, *notes_of(experiment, best.case, terms.table), *terms.notes),
     )
 
 
@@ -133,8 +147,13 @@ def case_of_plan(cases: Sequence[Case], brackets: Sequence[Sequence[Stage]]) -> 
     return cases[0]
 
 
-def bases(experiment: Experiment, case: Case, table: Table | None = None) -> dict[Name, Basis]:
-    """Where the inputs of an estimate come from; what is not named is given in the experiment file."""
+def bases(
+    experiment: Experiment, case: Case, table: Table | None = None, seen: Collection[str] = ()
+) -> dict[Name, Basis]:
+    """Where the inputs of an estimate come from; what is not named is given in the experiment file.
+
+    `seen` are the words in whose place there is what was seen on this machine.
+    """
     resources, profile, instance_type = experiment.resources, case.profile, case.offer.instance_type
     by_file = profile.source == "file"
     profiled: Basis = "measured" if by_file else "given"
@@ -148,6 +167,10 @@ def bases(experiment: Experiment, case: Case, table: Table | None = None) -> dic
         "price of an instance": _price(price_source(resources, instance_type, table=table)),
         "price of a spot instance": _price(spot_source(resources, instance_type, table=table)),
     }
+    if "provision_delay" in seen:
+        found["provisioning of an instance"] = "measured"
+    if "init_delay" in seen:
+        found["initialising of an instance"] = "measured"
     if _asks_head_price(resources, case.offer, table):
         found["head node"] = "live"
     if "interruptions_per_hour" not in resources.spot.model_fields_set:

@@ -105,7 +105,8 @@ def _entrypoint(value: Any) -> Any:
     raise fault(f"{shown(value)} is not an entry point; write module:attribute, such as examples.digits:DigitsTrial")
 
 
-def _entrypoint_words(value: Any) -> str | None:
+def entrypoint_words(value: Any) -> str | None:
+    """An entry point as the file has it: `module:attribute`; None if there is none."""
     return value if value is None or isinstance(value, str) else f"{value.__module__}:{value.__qualname__}"
 
 
@@ -140,7 +141,7 @@ class Experiment(Words):
     entrypoint: Annotated[
         Any,
         PlainValidator(_entrypoint, json_schema_input_type=str | None),
-        PlainSerializer(_entrypoint_words),
+        PlainSerializer(entrypoint_words),
     ] = None
     """`module:attribute` of a trial, or (in Python) the class or function itself; needed to run, not to estimate."""
     search: Search

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rubberband.cloud.catalogue import types_of
 from rubberband.cloud.prices import live_table
 from rubberband.errors import InputError, ProviderError
-from rubberband.estimating import Terms
+from rubberband.estimating import Terms, local_terms
 from rubberband.experiment import Experiment
 from rubberband.plan import Market
 
@@ -25,7 +25,7 @@ def live_terms(experiment: Experiment, home: Path) -> Terms:
     there is no boto3 to ask with.
     """
     if experiment.resources.provider != "aws":
-        return Terms()
+        return local_terms(experiment, home)
     from rubberband.cloud.aws.extra import open_aws
 
     session = open_aws(experiment.resources.region)

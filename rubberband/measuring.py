@@ -9,7 +9,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +31,7 @@ from rubberband.plan import Constraints
 from rubberband.planner.goodput.autoscale import scaled_size
 from rubberband.profile import Profile
 from rubberband.profile_file import save_profile
+from rubberband.start_times import record, start_of
 from rubberband.units import format_duration, format_usd
 from rubberband.views.measured_words import noise_lines, point_line, start_lines
 
@@ -179,6 +180,8 @@ def measure_profile(
             on_point=lambda point: announce(point_line(point)),
             cancelled=cancelled,
         )
+    if setup.provider == "local":
+        _note_start(folder.home, str(entrypoint), found.starts)
     return MeasuredProfile(
         profile=found.profile,
         points=found.points,
@@ -191,6 +194,13 @@ def measure_profile(
         stopped_by=found.stopped_by,
         remarks=found.remarks,
     )
+
+
+def _note_start(home: Path, entrypoint: str, starts: Starts) -> None:
+    """Let later plans reckon with how long instances took to start on this machine."""
+    instants = [(0.0, each.provision_s, each.provision_s + each.init_s) for each in starts.instances]
+    with suppress(OSError):  # a full disk
+        record(home, [start_of(entrypoint, instants)], time.time())
 
 
 def _run_note(scratch: ExperimentFolder) -> Path:

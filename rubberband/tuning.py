@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rubberband.cases import MARKETS, Room, batch_notes, known_gpus
+from rubberband.cases import MARKETS, Room, batch_notes, known_gpus, with_start_times
 from rubberband.cloud.catalogue import Table, offers, types_of
 from rubberband.cloud.prices import live_table
 from rubberband.cloud.steady import elapsed_s
 from rubberband.errors import Cancelled, InputError
+from rubberband.estimating import local_terms
 from rubberband.executor.driver import Observer
 from rubberband.executor.folder import ExperimentFolder, open_folder
 from rubberband.executor.inbox import Inbox
@@ -90,7 +91,10 @@ def run_experiment(
             announce(f"the profile is kept in {_keep(measured, profile_path, folder)}")
             profiles = measured.profile
             spent = Spent(seconds=elapsed_s() - began_s, cost_usd=measured.cost_usd)
-        job = plan_job(experiment, profiles, policy, spent=spent, table=terms.table, room=terms.room, most_usd=most_usd)
+        planned, remarks, _ = with_start_times(experiment, local_terms(experiment, folder.home).starts)
+        for line in remarks:
+            announce(line)
+        job = plan_job(planned, profiles, policy, spent=spent, table=terms.table, room=terms.room, most_usd=most_usd)
         for note in batch_notes(experiment, job.profile.goodput):
             announce(note)
         announce(_plan_line(job))

@@ -114,8 +114,6 @@ def estimate(
     shows what else could be done, what other deadlines would cost, and what the figures rest on. Exit code 3: no plan
     is within the limits; the nearest one is told.
     """
-    from rubberband.estimating import Terms
-
     asked = Asked(
         file=file,
         output=output,
@@ -127,7 +125,19 @@ def estimate(
         seed=seed,
         overrides=overrides or [],
     )
-    show_estimate(asked, lambda _: Terms())
+    show_estimate(asked, _local_terms)
+
+
+def _local_terms(experiment: Experiment) -> Terms:
+    from rubberband.errors import InputError
+    from rubberband.estimating import Terms, local_terms
+    from rubberband.home import default_home
+
+    try:
+        home = default_home()
+    except InputError:  # this user has no home, and nothing to estimate with in it
+        return Terms()
+    return local_terms(experiment, home)
 
 
 def show_estimate(asked: Asked, terms_of: Callable[[Experiment], Terms]) -> None:

@@ -1,0 +1,188 @@
+"""How long instances took to start on this machine: what is kept of it, and what plans make of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from rubberband.cases import with_start_times
+from rubberband.chance import FIXED
+from rubberband.cli import app
+from rubberband.estimating import answer, local_terms
+from rubberband.experiment import Experiment
+from rubberband.start_times import FILE, LATEST, MOST_BYTES, Start, record, start_of, start_times, starts_of
+
+CODE = "code:train"
+START = Start(entrypoint=CODE, instances=4, provision_s=2.0, init_s=19.0)
+
+
+def experiment(**resources: object) -> Experiment:
+    """One of four local instances."""
+    return Experiment(
+        name="starts",
+        entrypoint=CODE,
+        search={
+            "space": {"lr": [0.1]},
+            "scheduler": {"type": "stages", "stages": [{"trials": 4, "iterations": 2}]},
+            "metric": "loss",
+            "mode": "min",
+        },
+        constraints={"deadline": "10m"},
+        resources={"provider": "local", "max_instances": 4, **resources},
+        profile={"seconds_per_iteration": {1: 10}},
+    )
+
+
+def test_what_is_recorded_is_known_again_for_its_entry_point_only(tmp_path: Path) -> None:
+    assert start_times(tmp_path, CODE, 4) is None
+    record(tmp_path, [START], at=1.0)
+    found = start_times(tmp_path, CODE, 4)
+    assert found is not None
+    assert (found.starts, found.instances, found.provision_s, found.init_s) == (1, 4, 2.0, 19.0)
+    assert found.provision_spread is FIXED
+    assert start_times(tmp_path, "other:train", 4) is None
+
+
+def test_the_latest_starts_of_the_nearest_number_count(tmp_path: Path) -> None:
+    record(tmp_path, [replace(START, instances=1, init_s=5.0), replace(START, instances=8, init_s=40.0)], at=1.0)
+    record(tmp_path, [replace(START, init_s=100.0)] + [replace(START, init_s=18.0 + n) for n in range(LATEST)], at=2.0)
+    found = [start_times(tmp_path, CODE, number) for number in (1, 4, 5, 100)]
+    assert [times and times.init_s for times in found] == [5.0, 20.0, 20.0, 40.0]
+    assert found[1] is not None
+    assert found[1].starts == LATEST
+    spread_s = found[1].provision_spread.cv * found[1].provision_s
+    assert spread_s == pytest.approx(2.5**0.5)  # that of the whole start
+
+
+def test_instances_that_share_a_machine_start_together() -> None:
+    found = start_of(CODE, [(0.0, 2.0, 10.0), (0.0, 4.0, 13.0)])
+    assert (found.instances, found.provision_s, found.init_s) == (2, 3.0, 10.0)
+    instants = [(100.0, 101.0, 105.0), (0.0, 2.0, 10.0), (100.4, 101.4, 106.0), (0.2, 2.0, 9.0)]
+    assert [start.instances for start in starts_of(CODE, instants)] == [2, 2]
+    assert starts_of(CODE, []) == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"\x00\xff{",
+        b"null",
+        b"[" * 10_000,
+        json.dumps({"version": "0", "entrypoint": CODE, "instances": 4, "provision_s": 1, "init_s": 1}).encode(),
+        b'{"init_s": NaN}',
+    ],
+)
+def test_damaged_lines_count_for_nothing(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / FILE).write_bytes(damage)
+    assert start_times(tmp_path, CODE, 4) is None
+    record(tmp_path, [START], at=1.0)
+    found = start_times(tmp_path, CODE, 4)
+    assert found is not None
+    assert found.starts == 1
+
+
+@given(
+    st.fixed_dictionaries(
+        {
+            "provision_s": st.one_of(st.floats(), st.text(), st.none(), st.integers()),
+            "init_s": st.one_of(st.floats(), st.lists(st.integers())),
+            "instances": st.one_of(st.integers(), st.booleans(), st.floats(), st.text()),
+        }
+    )
+)
+def test_what_a_line_says_is_a_delay_or_nothing(
+    tmp_path_factory: pytest.TempPathFactory, said: dict[str, object]
+) -> None:
+    home = tmp_path_factory.mktemp("home")
+    record(home, [START], at=1.0)
+    line = json.loads((home / FILE).read_text())
+    (home / FILE).write_text(json.dumps(line | said) + "\n")
+    found = start_times(home, CODE, 4)
+    assert found is None or (0.0 <= found.provision_s < 1e4 and 0.0 <= found.init_s < 1e4 and found.instances > 0)
+
+
+def test_writers_do_not_get_in_one_anothers_way_and_the_file_is_bounded(tmp_path: Path) -> None:
+    long = replace(START, entrypoint="x" * 400)
+
+    def write() -> None:
+        for _ in range(100):
+            record(tmp_path, [long], at=1.0)
+
+    writers = [threading.Thread(target=write) for _ in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    record(tmp_path, [START], at=2.0)
+    content = (tmp_path / FILE).read_bytes()
+    assert len(content) <= MOST_BYTES
+    assert all(json.loads(line)["instances"] == 4 for line in content.splitlines())
+    assert start_times(tmp_path, CODE, 4) is not None
+
+
+def test_a_home_that_cannot_be_read_knows_nothing(tmp_path: Path) -> None:
+    (tmp_path / FILE).mkdir()
+    assert start_times(tmp_path, CODE, 4) is None
+
+
+def test_an_estimate_reckons_with_what_was_seen_and_says_where_the_file_is_wrong(tmp_path: Path) -> None:
+    record(tmp_path, [START], at=1.0)
+    asked = experiment(provision_delay="2s", init_delay="15s")
+    profiles = asked.loaded_profiles()
+    assert profiles is not None
+    found = answer(asked, profiles, local_terms(asked, tmp_path), now=0.0, clock=lambda: 0.0)
+    assert found.estimate.offer.init_delay_s == 19.0
+    assert found.estimate.offer.provision_delay_s == 2.0
+    assert found.notes[0] == (
+        "resources.init_delay: the file says 15s, and the last start of 4 instances at once on this machine took 19s, "
+        "which is reckoned with; write init_delay: 19s, or leave it out."
+    )
+    bases = {assumption.name: assumption.basis for assumption in found.assumptions}
+    assert bases["initialising of an instance"] == "measured"
+    assert bases["provisioning of an instance"] == "given"
+
+
+def test_a_file_that_says_nothing_or_about_the_same_is_not_remarked_upon(tmp_path: Path) -> None:
+    record(tmp_path, [START], at=1.0)
+    times = local_terms(experiment(), tmp_path).starts
+    planned, remarks, seen = with_start_times(experiment(), times)
+    assert (planned.resources.provision_delay_s, planned.resources.init_delay_s) == (2.0, 19.0)
+    assert (remarks, seen) == ((), {"provision_delay", "init_delay"})
+    near = experiment(provision_delay="2.5s", init_delay="20s")
+    assert with_start_times(near, times) == (near, (), frozenset())
+
+
+def test_a_delay_in_an_inline_profile_is_remarked_upon_where_it_is_written(tmp_path: Path) -> None:
+    record(tmp_path, [START], at=1.0)
+    profile = {"seconds_per_iteration": {1: 10}, "init_delay": "60s"}
+    asked = Experiment(**(experiment().to_words() | {"profile": profile}))
+    planned, remarks, _ = with_start_times(asked, local_terms(asked, tmp_path).starts)
+    assert planned.resources.init_delay_s == 19.0
+    assert [remark.split(":")[0] for remark in remarks] == ["profile.init_delay"]
+
+
+def test_other_providers_know_nothing_of_this_machine(tmp_path: Path) -> None:
+    record(tmp_path, [START], at=1.0)
+    elsewhere = experiment(provider="virtual", instance_type="p3.2xlarge")
+    assert local_terms(elsewhere, tmp_path).starts is None
+    assert with_start_times(elsewhere, start_times(tmp_path, CODE, 4)) == (elsewhere, (), frozenset())
+
+
+def test_the_command_line_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
+    file = tmp_path / "starts.yaml"
+    file.write_text(json.dumps(experiment(init_delay="15s").to_words()))
+    before = CliRunner().invoke(app, ["estimate", str(file), "-o", "json"])
+    record(tmp_path / "home", [START], at=1.0)
+    after = CliRunner().invoke(app, ["estimate", str(file), "-o", "json"])
+    assert (before.exit_code, after.exit_code) == (0, 0)
+    told = [json.loads(result.stdout) for result in (before, after)]
+    assert [any("the file says 15s" in note for note in each["notes"]) for each in told] == [False, True]
