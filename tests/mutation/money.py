@@ -355,6 +355,22 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_measured.py",),
     ),
     Mutant(
+        name="cold-starts-for-warm-ones",
+        harm="first starts on new workers are taken for those of all later stages",
+        file="executor/starts.py",
+        old="is_warm = trained.issuperset(use.gang)",
+        new="is_warm = True",
+        tests=("tests/unit/test_starts.py",),
+    ),
+    Mutant(
+        name="survivors-as-fast-as-the-average",
+        harm="the rest is planned for the average trial, though slower ones survived",
+        file="executor/replanning.py",
+        old="speeds=speeds if are_all else None,",
+        new="speeds=None,",
+        tests=("tests/unit/test_measured.py",),
+    ),
+    Mutant(
         name="extension-forgets-profiling",
         harm="extending the budget grants what profiling cost a second time",
         file="executor/extending.py",

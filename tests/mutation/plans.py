@@ -186,6 +186,22 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=_REPLAN,
     ),
     Mutant(
+        name="replan-within-the-noise",
+        harm="a plan changes for a saving that is less than what is unsure about it",
+        file="planner/replan.py",
+        old="if saves > (unsure or 0.0):",
+        new="if saves > 0.0:",
+        tests=("tests/unit/test_replan.py",),
+    ),
+    Mutant(
+        name="replan-at-any-price",
+        harm="a plan that may be late is left for one that costs more than that is worth",
+        file="planner/replan.py",
+        old="if extra <= more_likely * rest.worth(present):",
+        new="if True:",
+        tests=("tests/unit/test_replan.py",),
+    ),
+    Mutant(
         name="replan-with-the-old-deadline",
         harm="a late run is planned as if no time had passed",
         file="planner/replan.py",

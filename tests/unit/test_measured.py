@@ -282,3 +282,37 @@ def test_delays_of_instances_are_corrected_too() -> None:
     assert found.offer.provision_delay_s == pytest.approx(90.0)
     assert found.offer.init_delay_s == 30.0
     assert found.findings == "an instance runs after 1m30s instead of 1m"
+
+
+def own_paces(trial: int) -> float:
+    return 0.7 + 0.05 * trial
+
+
+def test_where_larger_models_win_the_rest_is_foretold_for_the_survivors() -> None:
+    profile = dataclasses.replace(PROFILE, trial_cv=0.2)
+    stages = (Stage(trials=16, iterations=2), Stage(trials=4, iterations=6))
+    limits = Constraints(deadline_s=600.0, max_gpus_per_trial=4)
+    planned = plan(stages, profile, OFFER, limits)
+    job = dataclasses.replace(
+        JOB,
+        stages=stages,
+        plan=planned.plan,
+        prediction=planned.prediction,
+        offer=OFFER,
+        profile=profile,
+        deadline_s=limits.deadline_s,
+        replan=True,
+        max_gpus_per_trial=4,
+    )
+    backend = VirtualBackend(
+        job.name, OFFER, profile, metric=job.metric, metric_of=lambda trial, _: own_paces(trial), pace_of=own_paces
+    )
+    controller, _, finish = run_virtual(job, backend=backend)
+    state = controller.state
+    assert finish.outcome == "done"
+    (decision,) = state.decisions
+    assert set(decision.own) == {12, 13, 14, 15}
+    ended_at = state.stages[-1].ended_at
+    assert ended_at is not None
+    assert decision.jct_s == pytest.approx(ended_at - state.started_at, rel=1e-3)
+    assert "the trials that go on are 28 % slower than average" in decision.reason
