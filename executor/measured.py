@@ -93,6 +93,7 @@ def measured(job: Job, state: State) -> Measured:
         trial_startup_s=seen.warm_s,
         trial_cv=own.trial_cv,
         iteration_cv=own.iteration_cv,
+        mean_cv=0.0 if speeds else job.profile.mean_cv,
     )
     going_on = _going_on(job, state, own)
     findings = [

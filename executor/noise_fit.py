@@ -65,6 +65,8 @@ class Fit:
     """Between the iterations of a trial."""
     log_seconds: Mapping[int, float]
     """GPUs -> logarithm of the seconds per iteration of the average trial."""
+    mean_error: float
+    """Standard error of `log_seconds`, which comes from that there are few trials more than from anything else."""
     log_speeds: Mapping[int, float]
     """Trial -> how much slower than the average it is: the logarithm of a factor, shrunk by what is unsure of it."""
 
@@ -109,8 +111,8 @@ def fit(cells: Sequence[Cell]) -> Fit:
         trial_sd, residual_sd = _zoom(trial_sd, residual_sd, weights)
     weights = table.posterior(trial_sd, residual_sd)
     trial, residual = _component(trial_sd, weights.sum(axis=1)), _component(residual_sd, weights.sum(axis=0))
-    log_seconds, log_speeds = table.effects(_sd(trial.cv), _sd(residual.cv))
-    return Fit(trial=trial, iteration=residual, log_seconds=log_seconds, log_speeds=log_speeds)
+    log_seconds, mean_error, log_speeds = table.effects(_sd(trial.cv), _sd(residual.cv))
+    return Fit(trial=trial, iteration=residual, log_seconds=log_seconds, mean_error=mean_error, log_speeds=log_speeds)
 
 
 class _Table:
@@ -166,15 +168,17 @@ class _Table:
         found = np.exp(density - density.max())
         return np.asarray(found / found.sum())
 
-    def effects(self, trial_sd: float, residual_sd: float) -> tuple[dict[int, float], dict[int, float]]:
-        """The best linear unbiased prediction of either effect, of known deviations."""
-        ratio = np.array([(trial_sd / max(residual_sd, _LEAST)) ** 2])
+    def effects(self, trial_sd: float, residual_sd: float) -> tuple[dict[int, float], float, dict[int, float]]:
+        """The best linear unbiased prediction of either effect, of known deviations, and the fixed one's error."""
+        residual_sd = max(residual_sd, _LEAST)
+        ratio = np.array([(trial_sd / residual_sd) ** 2])
         matrix, right = self._normal(ratio)
         fixed = np.linalg.solve(matrix[0], right[0])
         weights = ratio / (1.0 + ratio * self._per_trial)
         speeds = weights * (self._sums.sum(axis=1) - self._counts @ fixed)
         log_seconds = {gpus: float(value) + self._middle for gpus, value in zip(self.gpus, fixed, strict=True)}
-        return log_seconds, {trial: float(value) for trial, value in zip(self.trials, speeds, strict=True)}
+        mean_error = residual_sd * math.sqrt(float(np.diag(np.linalg.inv(matrix[0])).mean()))
+        return log_seconds, mean_error, {trial: float(value) for trial, value in zip(self.trials, speeds, strict=True)}
 
 
 def _log_prior(deviations: Floats) -> Floats:

@@ -82,6 +82,8 @@ class Noise:
     """Between the iterations of a trial."""
     startup: Component | None
     """Between the starts of trials; None where they take no time."""
+    mean_cv: float
+    """How unsure the seconds per iteration are, with so few trials: an error that they share."""
     seconds_per_iteration: Mapping[int, float]
     """GPUs -> mean over all trials that were timed."""
 
@@ -112,6 +114,7 @@ def noise_of(points: Sequence[Point]) -> Noise:
         trial=found.trial,
         iteration=found.iteration,
         startup=fit(starts).iteration if vary else None,
+        mean_cv=found.mean_error if found.mean_error >= _LEAST_CV else 0.0,
         seconds_per_iteration=found.seconds_per_iteration(cells),
     )
 
@@ -137,6 +140,7 @@ def profile_of(points: Sequence[Point], starts: Starts, noise: Noise) -> Profile
         trial_cv=_cv(noise.trial),
         iteration_cv=_cv(noise.iteration),
         startup_cv=_cv(noise.startup),
+        mean_cv=noise.mean_cv,
         provision_delay_s=provision_s,
         provision_spread=provision_spread,
         init_delay_s=init_s,

@@ -27,6 +27,7 @@ class Noise:
         """The same `seed` gives the same noise, whatever the plan. `now` reads the clock of the virtual run."""
         self._profile, self._offer, self._seed, self._now = profile, offer, seed, now
         self._speeds: dict[int, float] = {}
+        self._mean = _factor(profile.mean_cv, "lognormal", Random(f"{seed}/mean"))
         self._provision: dict[float, float] = {}
         self._iterations: dict[int, list[float]] = {}
         self._iteration_rngs: dict[int, Random] = {}
@@ -62,7 +63,7 @@ class Noise:
         """Return how many times longer than profiled the trial's iterations take, all along."""
         if trial not in self._speeds:
             source = Random(f"{self._seed}/trial {trial}")
-            self._speeds[trial] = _factor(self._profile.trial_cv, self._profile.law, source)
+            self._speeds[trial] = self._mean * _factor(self._profile.trial_cv, self._profile.law, source)
         return self._speeds[trial]
 
     def iteration(self, trial: int, iterations: int) -> float:

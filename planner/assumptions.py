@@ -47,6 +47,7 @@ _NOISE_WORDS = {
     "trial_cv": "trials differ by",
     "iteration_cv": "iterations vary by",
     "startup_cv": "start-ups vary by",
+    "mean_cv": "their mean is unsure by",
 }
 _UNTOLD_CV = 0.1
 """The noise that is tried where the profile tells of none."""

@@ -277,7 +277,7 @@ def frontier(
         return search.frontier(brackets[0], case.profile, case.offer, limits, policy, seed=seed)
     if case.offer.spot is not None:
         return []
-    profile = replace(case.profile, trial_cv=0.0, iteration_cv=0.0, startup_cv=0.0)
+    profile = replace(case.profile, trial_cv=0.0, iteration_cv=0.0, startup_cv=0.0, mean_cv=0.0)
     offer = replace(case.offer, provision_spread=FIXED, init_spread=FIXED)
     points: list[Point] = []
     for deadline_s in _deadlines_s(brackets, Case(offer=offer, profile=profile, constraints=limits), policy):

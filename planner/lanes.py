@@ -351,7 +351,8 @@ def _certain(offer: Offer, profile: Profile, slowed: float = 1.0) -> tuple[Offer
     """A lane's terms with nothing that varies; the head node is the job's."""
     fixed = replace(offer, head_price_usd_per_hour=0.0, provision_spread=FIXED, init_spread=FIXED, spot=None)
     slower = {gpus: slowed * time_s for gpus, time_s in profile.seconds_per_iteration.items()}
-    return fixed, replace(profile, seconds_per_iteration=slower, trial_cv=0.0, iteration_cv=0.0, startup_cv=0.0)
+    steady = replace(profile, trial_cv=0.0, iteration_cv=0.0, startup_cv=0.0, mean_cv=0.0)
+    return fixed, replace(steady, seconds_per_iteration=slower)
 
 
 def _late_s(job: JobPlan) -> float:

@@ -296,7 +296,7 @@ class Chunk:
             return self._factors[index]
         iterations = self.stages[index].iterations
         drawn = self._noise(self.profile.iteration_cv / math.sqrt(iterations), index, 0, self.profile.law)
-        if self.profile.trial_cv > 0.0 or self.speeds is not None:
+        if self.profile.trial_cv > 0.0 or self.profile.mean_cv > 0.0 or self.speeds is not None:
             drawn = self._own_factor(index) * drawn
         if self.keep:
             self._factors[index] = drawn
@@ -330,12 +330,19 @@ class Chunk:
 
     def _drawn_speeds(self, first: int) -> Times:
         if self.speeds is None or first > 0:
-            return self._noise(self.profile.trial_cv, first, 5, self.profile.law)
+            drawn = self._noise(self.profile.trial_cv, first, 5, self.profile.law)
+            return drawn if self.speeds is not None else drawn * self._mean_error()[:, : drawn.shape[1]]
         factors, errors = (np.array(each, np.float32)[:, None] for each in (self.speeds.factors, self.speeds.errors))
         variance = np.log1p(errors**2)
         normals = _normals((*self.seed, first, 5), (len(factors), rows_of(len(factors))))
-        drawn: Times = factors * np.exp(np.sqrt(variance) * normals - variance / 2.0)
-        return drawn
+        known: Times = factors * np.exp(np.sqrt(variance) * normals - variance / 2.0)
+        return known
+
+    def _mean_error(self) -> Times:
+        """(1, rows) How much longer than profiled all trials take, as long as none of them has been seen."""
+        if self.profile.mean_cv == 0.0:
+            return np.ones((1, self.rows), np.float32)
+        return _lognormal(self.profile.mean_cv, _few_normals((*self.seed, 0, 7), (1, self.rows)))
 
     def _noise(self, cv: float, index: int, what: int, law: Law) -> Times:
         """(trials, rows of the stage) Factors with mean 1."""

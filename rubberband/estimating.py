@@ -226,5 +226,5 @@ def _tells_noise(experiment: Experiment, instance_type: str) -> bool:
         by_type: Mapping[str, object] = written.by_instance_type
         written = by_type.get(instance_type)
     return isinstance(written, InlineProfile) and bool(
-        {"trial_cv", "iteration_cv", "startup_cv"} & written.model_fields_set
+        {"trial_cv", "iteration_cv", "startup_cv", "mean_cv"} & written.model_fields_set
     )

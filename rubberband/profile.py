@@ -30,6 +30,11 @@ class Profile:
     """Coefficient of variation of a single iteration's time, drawn anew for each."""
     startup_cv: float = 0.0
     """Coefficient of variation of a trial's start-up (lognormal), drawn anew in every stage."""
+    mean_cv: float = 0.0
+    """Coefficient of variation of the table's own error (lognormal), which all trials of a run share.
+
+    Few measured trials leave unsure how fast the average one is.
+    """
     law: Law = "lognormal"
     """Of the noise of trials and iterations."""
     provision_delay_s: float | None = None
@@ -65,7 +70,7 @@ class Profile:
     @property
     def varies(self) -> bool:
         """Whether what trials take is noisy."""
-        return self.trial_cv > 0.0 or self.iteration_cv > 0.0 or self.startup_varies
+        return self.trial_cv > 0.0 or self.iteration_cv > 0.0 or self.mean_cv > 0.0 or self.startup_varies
 
     @property
     def startup_varies(self) -> bool:
@@ -75,10 +80,10 @@ class Profile:
     def stage_cv(self, iterations: int) -> float:
         """Coefficient of variation of a trial's training time in one stage, whatever its other stages take.
 
-        It is sqrt(trial_cv^2 + iteration_cv^2 / w) for w iterations. Between stages only iteration_cv^2 / w is drawn
-        anew.
+        It is sqrt(mean_cv^2 + trial_cv^2 + iteration_cv^2 / w) for w iterations. Between stages only
+        iteration_cv^2 / w is drawn anew.
         """
-        return math.hypot(self.trial_cv, self.iteration_cv / math.sqrt(iterations))
+        return math.hypot(self.mean_cv, self.trial_cv, self.iteration_cv / math.sqrt(iterations))
 
     def covers(self, gpus: int) -> bool:
         """Whether `gpus` lies within the measured range."""

@@ -50,6 +50,8 @@ class InlineProfile(Words):
     """Coefficient of variation between the iterations of a trial."""
     startup_cv: Spread = 0.0
     """Coefficient of variation between the starts of trials (lognormal)."""
+    mean_cv: Spread = 0.0
+    """How unsure `seconds_per_iteration` itself is (lognormal): an error that all trials of a run share."""
     noise: Law = "lognormal"
     """The law of the first two."""
     provision_delay: Delay | None = None
@@ -69,6 +71,7 @@ class InlineProfile(Words):
             trial_cv=self.trial_cv,
             iteration_cv=self.iteration_cv,
             startup_cv=self.startup_cv,
+            mean_cv=self.mean_cv,
             law=self.noise,
             provision_delay_s=provision_delay_s,
             provision_spread=provision_spread,
@@ -92,6 +95,8 @@ class ProfileFile(Words):
     iteration_cv: Spread = 0.0
     startup_cv: Spread = 0.0
     """Between the starts of trials."""
+    mean_cv: Spread = 0.0
+    """How unsure `seconds_per_iteration` itself is: an error that all trials of a run share."""
     noise: Law = "lognormal"
     """The law of `trial_cv` and `iteration_cv`."""
     provision_delay_s: Duration | None = None
@@ -121,6 +126,7 @@ class ProfileFile(Words):
             trial_cv=self.trial_cv,
             iteration_cv=self.iteration_cv,
             startup_cv=self.startup_cv,
+            mean_cv=self.mean_cv,
             law=self.noise,
             provision_delay_s=provision_delay_s,
             provision_spread=provision_spread,
@@ -148,6 +154,7 @@ class ProfileFile(Words):
             trial_cv=self.trial_cv,
             iteration_cv=self.iteration_cv,
             startup_cv=self.startup_cv,
+            mean_cv=self.mean_cv,
             noise=self.noise,
             provision_delay=self.provision_delay,
             init_delay=self.init_delay,
@@ -212,6 +219,7 @@ def save_profile(
         "trial_cv": profile.trial_cv,
         "iteration_cv": profile.iteration_cv,
         "startup_cv": profile.startup_cv,
+        "mean_cv": profile.mean_cv,
         "noise": profile.law,
         "provision_delay_s": profile.provision_delay_s,
         "provision_delay_cv": profile.provision_spread.cv or None,

@@ -28,11 +28,12 @@ def noise_lines(noise: Noise) -> list[str]:
 
 
 def _trials_line(noise: Noise) -> str:
+    mean = f", so that the mean of all trials is unsure by {_percent(noise.mean_cv)}"
     if noise.num_trials == 1:
-        assumed = f"{100.0 * noise.trial.cv:.0f} % {_interval(noise.trial)}"
-        return f"trials differ by {assumed}, which is assumed: 1 trial was measured; measure more with --trials N"
+        assumed = f"trials are assumed to differ in speed by {_told(noise.trial)}{mean}"
+        return f"{assumed}: 1 trial was measured; measure more with --trials N"
     few = "; measure more with --trials N" if noise.num_trials < ENOUGH_TRIALS else ""
-    return f"trials differ in speed by {_told(noise.trial, f', {noise.num_trials} trials')}{few}"
+    return f"trials differ in speed by {_told(noise.trial, f', {noise.num_trials} trials')}{mean}{few}"
 
 
 def start_lines(profile: Profile, starts: Starts, noise: Noise) -> list[str]:

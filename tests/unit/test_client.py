@@ -319,6 +319,7 @@ def test_a_profile_in_a_file_is_written_out_with_the_delays_that_it_measured(tmp
         "trial_cv": 0.1,
         "iteration_cv": 0.05,
         "startup_cv": 0.2,
+        "mean_cv": 0.05,
         "init_delay_s": 12.0,
         "init_delay_cv": 0.3,
         "provision_delay_samples_s": [3.0, 5.0],

@@ -389,6 +389,7 @@ def test_every_component_of_the_noise_is_written_inline_or_in_a_file(tmp_path: P
         "trial_cv": 0.1,
         "iteration_cv": 0.2,
         "startup_cv": 0.3,
+        "mean_cv": 0.05,
         "provision_delay": {"mean": "20s", "cv": 0.4},
         "init_delay": {"samples": ["10s", 30]},
     }
@@ -399,6 +400,7 @@ def test_every_component_of_the_noise_is_written_inline_or_in_a_file(tmp_path: P
         trial_cv=0.1,
         iteration_cv=0.2,
         startup_cv=0.3,
+        mean_cv=0.05,
         provision_delay_s=20.0,
         provision_spread=Spread(cv=0.4),
         init_delay_s=20.0,

@@ -48,6 +48,16 @@ def test_trials_of_another_bracket_have_speeds_of_their_own():
     assert not set(first[:, 0]) & set(last[:, 0])
 
 
+def test_an_error_of_the_mean_is_shared_by_all_trials_of_a_run_until_they_have_been_seen():
+    stages = [Stage(trials=4, iterations=1), Stage(trials=1, iterations=3), Stage(trials=3, iterations=9)]
+    chunk = draws(stages, mean_cv=0.2).chunk(0)
+    factors = np.concatenate([chunk.factor(index) for index in range(3)])
+    assert (factors == factors[0]).all()
+    assert (factors.mean(), factors[0].std()) == pytest.approx((1.0, 0.2), rel=0.1)
+    known = draws(stages, Speeds(factors=(1.0,) * 4, errors=(0.0,) * 4), mean_cv=0.2).chunk(0)
+    assert (known.factor(0) == 1.0).all()
+
+
 def test_start_ups_vary_by_themselves():
     profile = Profile(seconds_per_iteration={1: 1e-9}, trial_startup_s=10.0, startup_cv=0.5)
     one, plan = [Stage(trials=1, iterations=1)], Plan(stages=(StagePlan(instances=1, gpus_per_trial=1),))

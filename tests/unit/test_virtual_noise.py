@@ -69,10 +69,11 @@ def finished(profile: Profile, offer: Offer, seed: int) -> tuple[float, float]:
     [
         ({"trial_cv": 0.4}, {}),
         ({"iteration_cv": 0.6}, {}),
+        ({"mean_cv": 0.3}, {}),
         ({"trial_startup_s": 10.0, "startup_cv": 0.8}, {}),
         ({}, {"provision_spread": Spread(cv=0.8), "init_spread": Spread(samples=(0.5, 0.5, 2.0))}),
     ],
-    ids=["trials", "iterations", "start-ups", "instances"],
+    ids=["trials", "iterations", "mean", "start-ups", "instances"],
 )
 def test_runs_are_distributed_as_the_planner_samples_them(noise, delays):
     profile, offer = replace(PROFILE, **noise), replace(OFFER, **delays)
