@@ -108,9 +108,12 @@ def _purse(job: Job, state: State, held: Iterable[InstanceRecord]) -> Purse:
     offer, now = job.offer, state.now
     settled_usd = offer.head_cost_usd(_head_s(state, now))
     rate_usd_per_s = offer.head_price_usd_per_hour / SECONDS_PER_HOUR
-    for use in _uses(job, state):
-        settled_usd += _function_usd(job, state, use, _by(use.ended_at, now) - use.started_at)
-        rate_usd_per_s += _function_usd(job, state, use, 1.0) if use.ended_at is None else 0.0
+    if offer.billing == "per_function":
+        for instance, gpu_s in state.used_gpu_s().items():
+            settled_usd += price_usd_per_s(state.instances[instance], offer) / offer.gpus * gpu_s
+        for use in map(state.allocation, state.running()):
+            settled_usd += _function_usd(job, state, use, now - use.started_at)
+            rate_usd_per_s += _function_usd(job, state, use, 1.0)
     lines: list[Line] = []
     expected: list[Coming] = []
     reserved = job.reserved_usd_per_hour / SECONDS_PER_HOUR

@@ -80,7 +80,8 @@ def note_report(job: Job, state: State, trial: TrialState, event: Reported) -> l
 def free(job: Job, state: State, trial: TrialState, *, at: float | None = None, preempted: bool = False) -> None:
     """The trial's stretch on its gang is over."""
     use = state.allocation(trial)
-    use.ended_at, use.preempted = state.now if at is None else at, preempted
+    state.end(use, state.now if at is None else at)
+    use.preempted = preempted
     _function_changed(job, state)
 
 

@@ -67,6 +67,9 @@ def _validate_indices(job: Job, state: State) -> None:
     taken = sum(slot.instance in usable for trial in running for slot in trial.gang)
     free_gpus = len(usable) * job.offer.gpus - taken
     assert state.free_slots(job.offer.gpus).gpus == free_gpus, f"{free_gpus} GPUs are free"
+    over = [(use, use.ended_at) for use in state.allocations if use.ended_at is not None]
+    gpu_s = sum(len(use.gang) * max(0.0, ended_at - use.started_at) for use, ended_at in over)
+    assert math.isclose(sum(state.used_gpu_s().values()), gpu_s, abs_tol=1e-6), f"{gpu_s} GPU-seconds are over"
 
 
 _USABLE = (InstanceStatus.READY, InstanceStatus.LEAVING)

@@ -320,6 +320,7 @@ class State:
     _ready: list[InstanceRecord] = field(default_factory=list, init=False, repr=False, compare=False)
     _is_ready: bool = field(default=False, init=False, repr=False, compare=False)
     _leaving: list[InstanceRecord] | None = field(default=None, init=False, repr=False, compare=False)
+    _used_gpu_s: dict[str, float] | None = field(default=None, init=False, repr=False, compare=False)
     _free: tuple[list[InstanceRecord], FreeSlots] | None = field(default=None, init=False, repr=False, compare=False)
     """For those instances."""
     _runners: RunningTrials | None = field(default=None, init=False, repr=False, compare=False)
@@ -424,9 +425,29 @@ class State:
         """Trials of the current stage that wait for a slot, in the order in which they get one."""
         return self.waiters.sorted()
 
+    def end(self, use: Allocation, at: float) -> None:
+        """A gang's stretch is over."""
+        use.ended_at = at
+        if self._used_gpu_s is not None:
+            _add_gpu_s(self._used_gpu_s, use, at)
+
+    def used_gpu_s(self) -> Mapping[str, float]:
+        """Instance -> GPU-seconds of the stretches that are over; of those on several instances, the first's."""
+        if self._used_gpu_s is None:
+            self._used_gpu_s = {}
+            for use in self.allocations:
+                if use.ended_at is not None:
+                    _add_gpu_s(self._used_gpu_s, use, use.ended_at)
+        return self._used_gpu_s
+
     def allocation(self, trial: TrialState) -> Allocation:
         """The trial's latest stretch on a gang; it has had one."""
         return self.allocations[trial.allocation]
+
+
+def _add_gpu_s(used: dict[str, float], use: Allocation, ended_at: float) -> None:
+    instance = use.gang[0].instance
+    used[instance] = used.get(instance, 0.0) + len(use.gang) * max(0.0, ended_at - use.started_at)
 
 
 def _or_never(instant: float | None) -> float:

@@ -12,6 +12,7 @@ from rubberband.executor.controller import Controller
 from rubberband.executor.events import CancelRequested, DriverResumed, Event, InstanceReleased, InstanceRunning, Started
 from rubberband.executor.state import InstanceStatus
 from rubberband.executor.virtual import Faults
+from rubberband.offer import Billing
 from tests.unit.stories import Story
 from tests.unit.test_controller_cloud import SPOT
 from tests.unit.test_controller_leases import LEASED, at_its_sync
@@ -22,7 +23,8 @@ OFFER = dataclasses.replace(JOB.offer, data_usd_per_instance=0.01, head_price_us
 CAPPED = dataclasses.replace(JOB, offer=OFFER, max_cost_usd=2.0)
 
 
-def test_what_is_kept_of_the_bill_is_the_bill_whatever_comes_and_goes() -> None:
+@pytest.mark.parametrize("billing", ["per_instance", "per_function"])
+def test_what_is_kept_of_the_bill_is_the_bill_whatever_comes_and_goes(billing: Billing) -> None:
     seen = 0
 
     def same(_event: Event, controller: Controller) -> None:
@@ -34,7 +36,8 @@ def test_what_is_kept_of_the_bill_is_the_bill_whatever_comes_and_goes() -> None:
             seen += 1
 
     fates = {f"i-{number:03d}": Fate(ends_after_s=5.0 + number) for number in (1, 3)}
-    controller, _, finish = run_virtual(CAPPED, Faults(fates=fates), observers=[same])
+    capped = dataclasses.replace(CAPPED, offer=dataclasses.replace(OFFER, billing=billing))
+    controller, _, finish = run_virtual(capped, Faults(fates=fates), observers=[same])
     assert finish.outcome == "done"
     assert seen > 10
     assert any(record.ended_at is not None for record in controller.state.instances.values())
