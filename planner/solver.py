@@ -7,6 +7,7 @@ raises nothing: no plan within the limits is None.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +31,10 @@ Path = list[tuple[int, int]]
 _FAR = np.geomspace(1 / 64, 4096, 19)
 _NEAR = np.geomspace(1 / 64, 64, 12)
 """Shares of cost per second that time is weighed with."""
+_SLOPES = np.geomspace(1 / 256, 256, 40)
+_PARTS = 2
+_NEAR_ROWS = 24
+"""So many relaxations are looked at for one part of the frontier."""
 _PAIRS_AT_ONCE = 1_000_000
 _BOUNDS_AT_ONCE = 50_000
 _FEW_STATES = 500
@@ -100,9 +105,11 @@ def several(table: Table, box: Box, objective: Objective, *, constant: bool = Fa
     reach = best if best is not None else (box.cost_usd if objective == "min_cost" else box.time_s)
     for upper in _widening(table, box, relaxed, objective, lowest, reach):
         smaller = _shrunk(box, objective, upper)
-        layers = label_setting(table, smaller, relaxed, constant=constant)
-        if len(layers) == table.num_stages and len(layers[-1]):
-            return _best(layers, objective, most)
+        layers = label_setting(table, _Rooms.of(smaller, relaxed.rows), relaxed, constant=constant)
+        if len(layers) == table.num_stages:
+            layers[-1] = layers[-1].take(smaller.holds(layers[-1].time_s, layers[-1].cost_usd))
+            if len(layers[-1]):
+                return _best(layers, objective, most)
     return []
 
 
@@ -119,8 +126,8 @@ def _widening(
     """Upper bounds on the objective to try in turn, up to `reach`: near the lower bound, few labels survive."""
     if not np.isfinite(reach) or reach <= lowest * (1.0 + 1e-9):
         return [reach]
-    limits = _limits(_shrunk(box, objective, reach), relaxed.rows)
-    num_states = sum(len(_open_counts(relaxed, stage, limits)) for stage in range(table.num_stages))
+    rooms = _Rooms.of(_shrunk(box, objective, reach), relaxed.rows)
+    num_states = sum(len(_open_counts(relaxed, stage, rooms)) for stage in range(table.num_stages))
     if num_states * table.duration_s.shape[2] <= _FEW_STATES:
         return [reach]
     return [lowest + share * (reach - lowest) for share in (0.02, 0.1, 0.3)] + [reach]
@@ -132,37 +139,98 @@ def _limits(box: Box, rows: Rows) -> Floats:
     return limits + 1e-12 * np.abs(np.where(np.isfinite(limits), limits, 0.0))
 
 
-def _open_counts(relaxed: Relaxed, stage: int, limits: Floats) -> Ints:
-    """Indices of the instance counts that some plan in the box may use in `stage`."""
-    through = relaxed.so_far[stage] + relaxed.to_go[stage + 1]
-    return np.flatnonzero((through <= limits[:, None]).all(axis=0))
+def _open_counts(relaxed: Relaxed, stage: int, rooms: _Rooms) -> Ints:
+    """Indices of the instance counts that some plan in the rooms may use in `stage`."""
+    return np.flatnonzero(rooms.open(relaxed.so_far[stage] + relaxed.to_go[stage + 1]))
 
 
 def pareto(table: Table, box: Box, *, constant: bool = False) -> list[Found]:
     """Every plan in `box` that no other beats on both time and cost, fastest first.
 
-    Between two plans that the relaxations meet, the others lie in the rectangle that the two span: each such
-    rectangle is a small search with bounds of its own.
+    Between two plans that the relaxations meet, the others lie in the rectangle that the two span: one search looks
+    into all of them at once, into each with the bounds that are tight there.
     """
-    fastest, cheapest = (solve(table, box, objective, constant=constant) for objective in OBJECTIVES)
-    if fastest is None or cheapest is None:
-        return []
-    ends = relax(table, make_rows(table, np.zeros(1), with_time=True), constant=constant)
-    weights = max(ends.root[0], 1e-9) / max(ends.root[-1], 1e-9) * np.geomspace(1 / 256, 256, 48)
-    time_s, cost_usd = _carried_out(table, relax(table, make_rows(table, weights), constant=constant))
+    ends = roots(table, make_rows(table, np.zeros(1), with_time=True), constant=constant)
+    weights = max(ends[0], 1e-9) / max(ends[-1], 1e-9) * _SLOPES
+    rows = make_rows(table, np.concatenate([[0.0], weights]), with_time=True)
+    relaxed = relax(table, rows, constant=constant)
+    time_s, cost_usd = _carried_out(table, relaxed)
     inside = box.holds(time_s, cost_usd)
-    met = [(found.time_s, found.cost_usd) for found in (fastest, cheapest)]
-    corners = _staircase([*met, *zip(time_s[inside].tolist(), cost_usd[inside].tolist(), strict=True)])
-    points = {(found.time_s, found.cost_usd): found for found in (fastest, cheapest)}
-    for (early_s, dear_usd), (late_s, cheap_usd) in itertools.pairwise(corners):
-        slope = (dear_usd - cheap_usd) / (late_s - early_s)
-        rows = make_rows(table, slope * np.array([0.25, 0.5, 1.0, 2.0, 4.0]), with_time=True)
-        relaxed = relax(table, rows, constant=constant)
-        layers = label_setting(table, Box(time_s=late_s, cost_usd=dear_usd), relaxed, constant=constant)
-        if len(layers) == table.num_stages:
-            found_here = [_found(layers, index) for index in range(len(layers[-1]))]
-            points |= {(found.time_s, found.cost_usd): found for found in found_here}
-    return [points[point] for point in _staircase(list(points))]
+    met = list(zip(time_s[inside].tolist(), cost_usd[inside].tolist(), strict=True))
+    if not met:
+        found = [solve(table, box, objective, constant=constant) for objective in OBJECTIVES]
+        met = [(plan.time_s, plan.cost_usd) for plan in found if plan is not None]
+    if not met:
+        return []
+    layers = label_setting(table, _Rooms.between(_staircase(met), box, rows), relaxed, constant=constant)
+    labels = layers[-1].take(box.holds(layers[-1].time_s, layers[-1].cost_usd))
+    points = list(zip(labels.time_s.tolist(), labels.cost_usd.tolist(), strict=True))
+    at = {point: index for index, point in reversed(list(enumerate(points)))}
+    layers[-1] = labels
+    return [_found(layers, at[point]) for point in _staircase(points)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rooms:
+    """Rectangles of time and cost that plans of interest lie in, each with the rows that are looked at for it."""
+
+    rows: Ints
+    """(rooms, r) Indices of rows."""
+    limits: Floats
+    """(rooms, r) What a plan in the room weighs at most in each."""
+    times_s: Floats
+    """(rooms,) What a plan in the room takes at most; later rooms reach further."""
+    costs_usd: Floats
+    """(rooms,) What it costs at most; later rooms reach less far."""
+
+    @classmethod
+    def of(cls, box: Box, rows: Rows) -> _Rooms:
+        """One room, and all rows that bound it."""
+        limits = _limits(box, rows)
+        binding = np.flatnonzero(np.isfinite(limits))
+        return cls(binding[None], limits[None, binding], np.array([box.time_s]), np.array([box.cost_usd]))
+
+    @classmethod
+    def between(cls, corners: Sequence[tuple[float, float]], box: Box, rows: Rows) -> _Rooms:
+        """What is left between plans that no other one met beats, and at the two ends."""
+        times_s, costs_usd = [time_s for time_s, _ in corners], [cost_usd for _, cost_usd in corners]
+        boxes = [
+            Box(time_s=min(time_s, box.time_s), cost_usd=min(cost_usd, box.cost_usd))
+            for time_s, cost_usd in zip([*times_s, box.time_s], [costs_usd[0], *costs_usd], strict=True)
+        ]
+        limits = np.array([_limits(room, rows) for room in boxes])
+        # The rows that are tight in a room weigh time about as its sides do.
+        drops = [max(dear - cheap, 1e-9) for dear, cheap in itertools.pairwise(costs_usd)]
+        spans = [max(late - early, 1e-9) for early, late in itertools.pairwise(times_s)]
+        inner = [drop / span for drop, span in zip(drops, spans, strict=True)]
+        slopes = np.array([np.inf, *inner, 0.0])[:, None]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            steps = np.abs(np.log(rows.time_weight[None, :]) - np.log(slopes))
+        steps[:, rows.cost_weight == 0.0] = -1.0
+        steps[0] = np.where(rows.cost_weight == 0.0, -1.0, -rows.time_weight)
+        steps[-1] = np.where(rows.cost_weight == 0.0, -1.0, rows.time_weight)
+        steps[0, rows.cost_weight == 0.0] = -np.inf
+        steps[~np.isfinite(limits)] = np.inf
+        near = np.argsort(steps, axis=1, kind="stable")[:, :_NEAR_ROWS]
+        kept = np.take_along_axis(limits, near, axis=1)
+        return cls(
+            near,
+            np.where(np.isfinite(kept), kept, np.inf),
+            np.array([room.time_s * (1.0 + 1e-12) + 2 * TIME_TOLERANCE_S for room in boxes]),
+            np.array([room.cost_usd * (1.0 + 1e-12) + 2 * COST_TOLERANCE_USD for room in boxes]),
+        )
+
+    def latest_s(self, row: int) -> float:
+        """What the row of time alone bounds in the widest room; inf if it bounds none."""
+        here = self.rows == row
+        return float(self.limits[here].max()) if here.any(axis=1).all() else np.inf
+
+    def open(self, weights: Floats) -> Bools:
+        """(N,) Of what weighs so much in each row (R, N): whether it lies in a room."""
+        found = np.zeros(weights.shape[1], dtype=bool)
+        for rows, limits in zip(self.rows, self.limits, strict=True):
+            found |= (weights[rows] <= limits[:, None]).all(axis=0)
+        return found
 
 
 def _staircase(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -174,25 +242,22 @@ def _staircase(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return steps
 
 
-def label_setting(table: Table, box: Box, relaxed: Relaxed, *, constant: bool = False) -> list[Labels]:
-    """The undominated labels of each stage that some plan in `box` may continue; short if none is left."""
-    limits = _limits(box, relaxed.rows)
+def label_setting(table: Table, rooms: _Rooms, relaxed: Relaxed, *, constant: bool = False) -> list[Labels]:
+    """The undominated labels of each stage that some plan in the rooms may continue; short if none is left."""
     labels, layers = start(table), list[Labels]()
     for stage in range(table.num_stages):
-        open_counts = _open_counts(relaxed, stage, limits)
+        open_counts = _open_counts(relaxed, stage, rooms)
         if not len(open_counts):
             return layers
-        labels = _next(table, stage, labels, open_counts, relaxed, limits, constant)
+        labels = _next(table, stage, labels, open_counts, relaxed, rooms, constant)
         if not len(labels):
             return layers
         layers.append(labels)
-    inside = box.holds(layers[-1].time_s, layers[-1].cost_usd)
-    layers[-1] = layers[-1].take(inside)
     return layers
 
 
 def _next(
-    table: Table, stage: int, labels: Labels, counts: Ints, relaxed: Relaxed, limits: Floats, constant: bool
+    table: Table, stage: int, labels: Labels, counts: Ints, relaxed: Relaxed, rooms: _Rooms, constant: bool
 ) -> Labels:
     """The undominated labels after `stage`, a chunk of pairs (label, choice) at a time."""
     open_at, option = np.nonzero(table.valid[stage, counts])
@@ -201,9 +266,9 @@ def _next(
     parts = []
     for first in range(0, len(labels), chunk):
         parents = np.arange(first, min(first + chunk, len(labels)))
-        pairs = _promising(table, stage, labels, parents, at, option, relaxed, limits, constant)
+        pairs = _promising(table, stage, labels, parents, at, option, relaxed, rooms, constant)
         grown = extend(table, stage, labels, *pairs)
-        parts.append(grown.take(_within(table, stage, grown, relaxed, limits)))
+        parts.append(grown.take(_within(table, stage, grown, relaxed, rooms)))
     if len(parts) == 1:
         return undominated(table, parts[0])
     merged = Labels(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in Labels.__slots__})
@@ -218,7 +283,7 @@ def _promising(
     at: Ints,
     option: Ints,
     relaxed: Relaxed,
-    limits: Floats,
+    rooms: _Rooms,
     constant: bool,
 ) -> tuple[Ints, Ints, Ints]:
     """Pairs (label, choice) that are in time at least: a cheap sieve before the exact reckoning."""
@@ -228,27 +293,54 @@ def _promising(
     stage_s = table.duration_s[stage, at, option] + table.late_s[stage, at, option]
     ends_s = labels.time_s[parents][:, None] + stage_s + growth_s
     keep = np.ones(ends_s.shape, dtype=bool)
-    for row in np.flatnonzero((relaxed.rows.cost_weight == 0.0) & np.isfinite(limits)):
-        keep &= ends_s + relaxed.to_go[stage + 1, row, at] <= limits[row]
+    for row in np.flatnonzero(relaxed.rows.cost_weight == 0.0):
+        latest_s = rooms.latest_s(int(row))
+        if np.isfinite(latest_s):
+            keep &= ends_s + relaxed.to_go[stage + 1, row, at] <= latest_s
     if constant and stage:
         keep &= (before == after) & same
     parent, choice = np.nonzero(keep)
     return parents[parent], at[choice], option[choice]
 
 
-def _within(table: Table, stage: int, labels: Labels, relaxed: Relaxed, limits: Floats) -> Ints:
-    """The labels that some plan in the box may still continue, by every row's bound, a few rows at a time."""
+def _within(table: Table, stage: int, labels: Labels, relaxed: Relaxed, rooms: _Rooms) -> Ints:
+    """The labels that some plan in the rooms may still continue, by every row's bound, a few rows at a time."""
     rows, to_go = relaxed.rows, relaxed.to_go[stage + 1]
     prepaid_usd = table.price_usd_per_s[labels.at] * labels.prepaid_total_s
+    if len(rooms.rows) > 1:
+        return _within_some(labels, prepaid_usd, rows, to_go, rooms)
     left = np.arange(len(labels))
-    binding = np.flatnonzero(np.isfinite(limits))
     size = max(1, _BOUNDS_AT_ONCE // max(1, len(labels)))
-    for first in range(0, len(binding), size):
-        block = binding[first : first + size, None]
-        sunk_usd = labels.cost_usd[left] - (1.0 - rows.alpha[block]) * prepaid_usd[left]
-        weight = rows.cost_weight[block] * sunk_usd + rows.time_weight[block] * labels.time_s[left]
-        left = left[(weight + to_go[block, labels.at[left]] <= limits[block]).all(axis=0)]
+    for first in range(0, rooms.rows.shape[1], size):
+        block, limits = rooms.rows[0, first : first + size, None], rooms.limits[0, first : first + size, None]
+        weight = _weight(rows, labels.cost_usd[left], labels.time_s[left], prepaid_usd[left], block)
+        left = left[(weight + to_go[block, labels.at[left]] <= limits).all(axis=0)]
     return left
+
+
+def _within_some(labels: Labels, prepaid_usd: Floats, rows: Rows, to_go: Floats, rooms: _Rooms) -> Ints:
+    """The same where there are several rooms: each label is held against those that its least time and cost allow."""
+    ends = np.flatnonzero((rows.cost_weight == 0.0) | (rows.time_weight == 0.0))[:, None]
+    least = _weight(rows, labels.cost_usd, labels.time_s, prepaid_usd, ends) + to_go[ends, labels.at]
+    is_time = rows.cost_weight[ends[:, 0]] == 0.0
+    first = np.searchsorted(rooms.times_s, least[is_time].max(axis=0))
+    last = len(rooms.rows) - np.searchsorted(rooms.costs_usd[::-1], least[~is_time].max(axis=0))
+    left, found = np.flatnonzero(first < last), np.zeros(len(labels), dtype=bool)
+    for room, (block, limits) in enumerate(zip(rooms.rows, rooms.limits, strict=True)):
+        here = left[(first[left] <= room) & (room < last[left]) & ~found[left]]
+        for some in np.array_split(np.arange(len(block)), _PARTS):
+            cut = block[some, None]
+            weight = _weight(rows, labels.cost_usd[here], labels.time_s[here], prepaid_usd[here], cut)
+            here = here[(weight + to_go[cut, labels.at[here]] <= limits[some, None]).all(axis=0)]
+        found[here] = True
+    return np.flatnonzero(found)
+
+
+def _weight(rows: Rows, cost_usd: Floats, time_s: Floats, prepaid_usd: Floats, block: Ints) -> Floats:
+    """(rows of the block, N) What partial plans weigh so far."""
+    sunk_usd = cost_usd - (1.0 - rows.alpha[block]) * prepaid_usd
+    weight: Floats = rows.cost_weight[block] * sunk_usd + rows.time_weight[block] * time_s
+    return weight
 
 
 def lower_bound(table: Table, box: Box, objective: Objective) -> float:
