@@ -96,9 +96,14 @@ def _weigh(table: Table, rows: Rows) -> _Weights:
     )
 
 
-def roots(table: Table, rows: Rows, *, constant: bool = False) -> Floats:
-    """(R,) What the whole job weighs at least: `relax` without all that a search needs beside."""
+def roots(table: Table, rows: Rows, *, constant: bool = False, most: Ints | None = None) -> Floats:
+    """(R,) What the whole job weighs at least: `relax` without all that a search needs beside.
+
+    With `most`, each row has a largest instance count of its own (inf where no plan has as few).
+    """
     weights = _weigh(table, rows)
+    if most is not None:
+        weights.stay[:, table.instances > most[:, None]] = np.inf
     to_go = np.zeros_like(weights.stay[0])
     for stage in range(table.num_stages - 1, 0, -1):
         to_go += weights.stay[stage]
@@ -106,6 +111,13 @@ def roots(table: Table, rows: Rows, *, constant: bool = False) -> Floats:
             to_go = _onward(table, weights, to_go)
     lowest: Floats = (weights.stay[0] + _entry(table, rows, weights) + to_go).min(axis=1)
     return lowest
+
+
+def fastest_s(table: Table, *, constant: bool = False) -> Floats:
+    """(m,) Seconds of the fastest plan with 1, 2, ... instances at most; inf where there is none."""
+    most = np.arange(1, int(table.instances.max()) + 1)
+    ones = np.ones(len(most))
+    return roots(table, Rows(cost_weight=0.0 * ones, time_weight=ones, alpha=0.0 * ones), constant=constant, most=most)
 
 
 def relax(table: Table, rows: Rows, *, constant: bool = False) -> Relaxed:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,12 +19,15 @@ from rubberband.chance import FIXED
 from rubberband.errors import InfeasibleError
 from rubberband.offer import Offer
 from rubberband.plan import Constraints, Odds, Plan, Planned, Policy, Prediction, Stage
-from rubberband.planner import search
+from rubberband.planner import risk, search
+from rubberband.planner.bounds import fastest_s
 from rubberband.planner.families import box_of
+from rubberband.planner.labels import TIME_TOLERANCE_S
 from rubberband.planner.risk import odds
 from rubberband.planner.sampling import Draws, Samples, distribution, varies
 from rubberband.planner.search import meets
-from rubberband.planner.solver import Objective
+from rubberband.planner.solver import Objective, Price
+from rubberband.planner.table import Table, build_table
 from rubberband.planner.wording import too_dear
 from rubberband.profile import Profile
 
@@ -32,8 +35,12 @@ _EXACT_BRACKETS = 5
 """Up to so many brackets, every division into lanes is tried; beyond, lanes are merged while that helps."""
 
 _BISECTION = 0.02
-_LATE = 1.5
-"""How much longer than on fixed times a fast plan takes at most, where times vary."""
+_NEARLY = 0.05
+"""The same where times vary."""
+_LATE = 1.2
+"""How much longer than on fixed times a fast plan takes, where times vary."""
+_SLOWED = (1.0, 1.15, 1.35, 1.6, 2.0)
+"""How much slower than on average the times are taken to be that a division is chosen by, where times vary."""
 
 Group = tuple[int, ...]
 
@@ -80,8 +87,9 @@ def plan_job(
     """The best plan of a job of one bracket or more; errors as for `search.plan`.
 
     One bracket is planned by `search.plan` as it is. Of several, the policy plans each lane; `objective` min_time is
-    approached to 2 % by trying deadlines. Where times vary, the lanes are chosen on fixed times, slowed down as
-    far as it takes for every lane to have a plan that keeps the deadline surely enough.
+    exact without a budget where nothing varies, and else approached to 2 % (5 %) by trying deadlines. Where times vary,
+    the lanes are chosen on fixed times, slowed down as far as it takes for every lane to have a plan that keeps the
+    deadline surely enough.
     """
     if len(brackets) == 1:
         return single(
@@ -118,6 +126,33 @@ def single(stages: Sequence[Stage], planned: Planned, offer: Offer) -> JobPlan:
     return JobPlan(lanes=(lane,), prediction=planned.prediction, odds=planned.odds)
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What the plans of a lane take and cost at least, on fixed times."""
+
+    fastest_s: list[float]
+    """With 1, 2, ... instances at most; inf where none is enough for a trial."""
+    price: Price
+
+    @classmethod
+    def of(cls, table: Table, *, constant: bool) -> Reach:
+        """By the relaxations of its table."""
+        return cls(fastest_s(table, constant=constant).tolist(), Price.of(table, constant=constant))
+
+    def needed(self, deadline_s: float | None) -> float:
+        """Instances that a plan in time needs at least; inf if none is in time."""
+        late_s = math.inf if deadline_s is None else deadline_s + TIME_TOLERANCE_S
+        if deadline_s is None:
+            enough = (count for count, time_s in enumerate(self.fastest_s, 1) if time_s < math.inf)
+        else:
+            enough = (count for count, time_s in enumerate(self.fastest_s, 1) if time_s <= late_s)
+        return next(enough, math.inf)
+
+    def least_usd(self, deadline_s: float | None) -> float:
+        """What a plan in time costs at least, rounding aside."""
+        return self.price.least_usd(math.inf if deadline_s is None else deadline_s) * (1.0 - 1e-9)
+
+
 @dataclass(slots=True)
 class _Division:
     """Divides brackets into lanes, and instances among them."""
@@ -131,6 +166,9 @@ class _Division:
     slowed: float = 1.0
     """By how much the fixed times that lanes are chosen on are slower than the mean ones."""
     _solved: dict[tuple[Group, int, float | None, float], Planned | None] = field(default_factory=dict)
+    _reaches: dict[tuple[Group, float], Reach] = field(default_factory=dict)
+    _draws: dict[Group, Draws] = field(default_factory=dict)
+    _quickest: tuple[float, list[Lane]] | None = None
 
     def cheapest(self, deadline_s: float | None) -> JobPlan:
         """The cheapest plan in time that the budget allows. Raises InfeasibleError."""
@@ -153,31 +191,98 @@ class _Division:
     def fastest(self) -> JobPlan:
         """The fastest plan within the budget (and the deadline), nearly."""
         cheapest = self.cheapest(self.constraints.deadline_s)
-        found = self._soonest(cheapest.prediction.jct_s, self._kept)
-        return cheapest if found is None else found[1]
+        if not varies(self.profile, self.offer):
+            return self._soonest(self._shortest_certain_s(), cheapest)
+        if self.constraints.max_cost_usd is None:
+            quick_s, _ = self._quick()
+            found = self._in_time(quick_s)
+            return found if found is not None and self._kept(found) else cheapest
+        return self._soonest(self._soonest_certain_s(cheapest), cheapest)
 
-    def _soonest(self, within_s: float, suits: Callable[[JobPlan], bool]) -> tuple[float, JobPlan] | None:
-        """The shortest deadline up to `within_s`, nearly, that a plan which `suits` keeps; and that plan."""
-        low_s, high_s = self._reach_s(within_s)
-        best: tuple[float, JobPlan] | None = None
-        while high_s - low_s > _BISECTION * high_s:
-            middle_s = (low_s + high_s) / 2.0
-            job = self._in_time(middle_s)
-            if job is not None and suits(job):
-                best, high_s = (middle_s, job), middle_s
+    def _soonest(self, low_s: float, cheapest: JobPlan) -> JobPlan:
+        """The plan within the budget, nearly, that keeps the shortest deadline; none keeps less than `low_s`."""
+        best, high_s, middle_s = cheapest, _late_s(cheapest), low_s
+        near = _NEARLY if varies(self.profile, self.offer) else _BISECTION
+        step = near
+        while middle_s < high_s:
+            job = None if self._too_dear_for(middle_s) else self._in_time(middle_s)
+            if job is not None and self._kept(job):
+                best, high_s = job, min(middle_s, _late_s(job))
             else:
                 low_s = middle_s
+            if high_s <= low_s * (1.0 + near):
+                break
+            step *= 2.0
+            middle_s = min(low_s * (1.0 + step), math.sqrt(low_s * high_s))
         return best
 
-    def _reach_s(self, within_s: float) -> tuple[float, float]:
-        """What no plan is faster than (each bracket alone), and what one is as fast as (all in a row, fixed times)."""
-        offer, profile = _certain(self.offer, self.profile)
-        limits = self._limits(None, self.offer.max_instances)
-        alone_s = [
-            search.plan(bracket, profile, offer, limits, objective="min_time").prediction.jct_s
-            for bracket in self.brackets
-        ]
-        return max(alone_s), min(within_s, (_LATE if varies(self.profile, self.offer) else 1.0) * sum(alone_s))
+    def _too_dear_for(self, deadline_s: float, dearer: float = 1.0) -> bool:
+        """Whether no division can keep a deadline within the budget, as the bounds of its lanes show.
+
+        They are taken to cost so many times more than on average.
+        """
+        if self.constraints.max_cost_usd is None:
+            return False
+        budget_usd = self.constraints.max_cost_usd / dearer
+        divisions = [groups for groups in self._divisions() if self._fits(groups, deadline_s)]
+        least_usd = min((self._least_usd(groups, deadline_s) for groups in divisions), default=math.inf)
+        return len(self.brackets) <= _EXACT_BRACKETS and least_usd > budget_usd
+
+    def _soonest_certain_s(self, cheapest: JobPlan) -> float:
+        """About the shortest deadline that a division keeps within the budget, if plans vary as the cheapest one."""
+        self.slowed, cost = 1.0, cheapest.prediction.cost
+        dearer = 1.0 if cost is None else cost.p95 / cost.mean
+        low_s, high_s = self._shortest_certain_s(), _late_s(cheapest)
+        while high_s > low_s * (1.0 + _NEARLY) and self._too_dear_for(low_s, dearer):
+            middle_s = math.sqrt(low_s * high_s)
+            low_s, high_s = (middle_s, high_s) if self._too_dear_for(middle_s, dearer) else (low_s, middle_s)
+        return low_s * _LATE
+
+    def _shortest_s(self) -> float:
+        """The shortest deadline that some division can keep (as surely as it takes, where times vary)."""
+        return self._quick()[0] if varies(self.profile, self.offer) else self._shortest_certain_s()
+
+    def _shortest_certain_s(self) -> float:
+        """The same on fixed times: tried among all the times that lanes take at least."""
+        divisions = self._divisions()
+        groups = {group for division in divisions for group in division}
+        times_s = sorted({time_s for group in groups for time_s in self._reach(group).fastest_s if time_s < math.inf})
+        low, high = 0, len(times_s) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if any(self._fits(division, times_s[middle]) for division in divisions):
+                high = middle
+            else:
+                low = middle + 1
+        low_s, high_s = times_s[high], times_s[high]
+        while self._divide(high_s) is None:
+            low_s, high_s = high_s, high_s * 1.5
+        while high_s > low_s * (1.0 + _BISECTION):
+            middle_s = (low_s + high_s) / 2.0
+            low_s, high_s = (middle_s, high_s) if self._divide(middle_s) is None else (low_s, middle_s)
+        return high_s
+
+    def _fits(self, groups: Sequence[Group], deadline_s: float | None) -> bool:
+        """Whether there are instances enough for every lane to be in time."""
+        needed = sum(self._reach(group).needed(deadline_s) for group in groups)
+        return needed <= self.offer.max_instances
+
+    def _divisions(self) -> list[list[Group]]:
+        """All divisions into lanes; of many brackets those of equal lanes, as `_merge` may find them."""
+        numbers = list(range(len(self.brackets)))
+        if len(numbers) <= _EXACT_BRACKETS:
+            return list(_partitions(numbers))
+        return [[tuple(numbers[first::count]) for first in range(count)] for count in range(1, len(numbers) + 1)]
+
+    def _reach(self, group: Group) -> Reach:
+        """What a lane may reach by itself, on fixed times."""
+        key = (group, self.slowed)
+        if key not in self._reaches:
+            stages = [stage for bracket in group for stage in self.brackets[bracket]]
+            offer, profile = _certain(self.offer, self.profile, self.slowed)
+            table = build_table(stages, profile, offer, self._limits(None, self.offer.max_instances))
+            self._reaches[key] = Reach.of(table, constant=self.policy == "static")
+        return self._reaches[key]
 
     def _kept(self, job: JobPlan) -> bool:
         if job.odds is not None:
@@ -186,37 +291,84 @@ class _Division:
 
     def _surely(self, deadline_s: float | None) -> list[Lane] | None:
         """Lanes that are each in time surely enough; None if no slowing down finds any."""
-        for slowed in (1.0, 1.15, 1.35, 1.6, 2.0):
-            self.slowed = slowed
+        for self.slowed in _SLOWED:
             lanes = self._divide(deadline_s)
             if lanes is None:
-                return None
-            spare = (self.offer.max_instances - sum(lane.max_instances for lane in lanes)) // len(lanes)
-            noisy = [self._noisy(lane, lane.max_instances + spare, deadline_s) for lane in lanes]
-            if None not in noisy:
-                return [lane for lane in noisy if lane is not None]
-        return None
+                break
+            noisy = self._each_noisy(lanes, deadline_s)
+            if noisy is not None:
+                return noisy
+        self.slowed = 1.0
+        if deadline_s is None or self._divide(deadline_s) is None:
+            return None
+        shortest_s, quick = self._quick()
+        return self._each_noisy(quick, deadline_s) or quick if shortest_s <= deadline_s else None
 
-    def _noisy(self, lane: Lane, quota: int, deadline_s: float | None) -> Lane | None:
-        offer = replace(self.offer, max_instances=quota, head_price_usd_per_hour=0.0)
-        limits, seed = self._limits(deadline_s, quota), self.seed + lane.brackets[0]
+    def _each_noisy(self, lanes: Sequence[Lane], deadline_s: float | None) -> list[Lane] | None:
+        """The lanes planned with all that varies; None as soon as one of them has no plan that is sure enough."""
+        found: list[Lane] = []
+        for lane in self._widened(lanes):
+            planned = self._noisy(lane, deadline_s)
+            if planned is None:
+                return None
+            found.append(replace(lane, planned=planned))
+        return found
+
+    def _widened(self, lanes: Sequence[Lane]) -> list[Lane]:
+        """The lanes with the instances that none of them has."""
+        spare = (self.offer.max_instances - sum(lane.max_instances for lane in lanes)) // len(lanes)
+        return [replace(lane, max_instances=lane.max_instances + spare) for lane in lanes]
+
+    def _noisy(self, lane: Lane, deadline_s: float | None, objective: Objective = "min_cost") -> Planned | None:
+        offer = replace(self.offer, max_instances=lane.max_instances, head_price_usd_per_hour=0.0)
+        limits, seed = self._limits(deadline_s, lane.max_instances), self.seed + lane.brackets[0]
+        asked = (lane.stages, self.profile, offer, limits, self.policy, objective)
         try:
-            planned = search.plan(lane.stages, self.profile, offer, limits, self.policy, seed=seed)
+            if self.policy == "greedy":
+                return search.plan(*asked, seed=seed)
+            return risk.plan(*asked, draws=self._drawn(lane))
         except InfeasibleError:
             return None
-        return replace(lane, max_instances=quota, planned=planned)
+
+    def _drawn(self, lane: Lane) -> Draws:
+        """The samples of a lane, the same whatever instances it has; the head node is the job's."""
+        if lane.brackets not in self._draws:
+            offer, seed = replace(self.offer, head_price_usd_per_hour=0.0), self.seed + lane.brackets[0]
+            self._draws[lane.brackets] = Draws(lane.stages, self.profile, offer, seed=seed)
+        return self._draws[lane.brackets]
+
+    def _quick(self) -> tuple[float, list[Lane]]:
+        """The division that is fastest on fixed times: the deadline that it surely keeps, with the fastest lanes."""
+        if self._quickest is None:
+            self.slowed = 1.0
+            lanes = self._widened(self._divide(self._shortest_certain_s()) or [])
+            ends_s, fast = [0.0], list[Lane]()
+            for lane in lanes:
+                planned = self._noisy(lane, None, "min_time")
+                assert planned is not None, "without limits there is a plan"
+                draws = self._drawn(lane)
+                jct_s, _ = draws.totals(planned.plan, range(draws.most_chunks))
+                confidence = self._limits(None, lane.max_instances).confidence
+                ends_s.append(float(np.quantile(jct_s, min(1.0, confidence + (1.0 - confidence) / 10.0))))
+                fast.append(replace(lane, planned=planned))
+            self._quickest = max(ends_s), fast
+        return self._quickest
 
     def _divide(self, deadline_s: float | None) -> list[Lane] | None:
-        numbers = range(len(self.brackets))
-        if len(self.brackets) <= _EXACT_BRACKETS:
-            divisions = sorted(_partitions(list(numbers)), key=lambda groups: self._bound_usd(groups, deadline_s))
-            best: tuple[float, list[Lane]] | None = None
-            for groups in divisions:
-                if best is not None and self._bound_usd(groups, deadline_s) >= best[0]:
-                    break
+        if len(self.brackets) > _EXACT_BRACKETS:
+            return self._merge([(number,) for number in range(len(self.brackets))], deadline_s)
+        best: tuple[float, list[Lane]] | None = None
+        divisions = [groups for groups in self._divisions() if self._fits(groups, deadline_s)]
+        for groups in sorted(divisions, key=lambda groups: self._least_usd(groups, deadline_s)):
+            if best is not None and self._least_usd(groups, deadline_s) >= best[0]:
+                break
+            if best is None or self._bound_usd(groups, deadline_s) < best[0]:
                 best = _cheaper(best, self._share(groups, deadline_s))
-            return best[1] if best else None
-        return self._merge([(number,) for number in numbers], deadline_s)
+        return best[1] if best else None
+
+    def _least_usd(self, groups: Sequence[Group], deadline_s: float | None) -> float:
+        """What a division costs at least, by the bounds of each lane."""
+        return sum(self._reach(group).least_usd(deadline_s) for group in groups)
 
     def _merge(self, groups: list[Group], deadline_s: float | None) -> list[Lane] | None:
         """Merge lanes two by two while that makes the job cheaper, or possible."""
@@ -242,6 +394,10 @@ class _Division:
         """Divide the instances among the lanes of a division: dynamic programming over what is left."""
         if self._bound_usd(groups, deadline_s) == math.inf or len(groups) > self.offer.max_instances:
             return None
+        widest = [next(self._quotas(group, deadline_s, len(groups) - 1), None) for group in groups]
+        lanes = [lane for lane in widest if lane is not None]
+        if len(lanes) == len(groups) and sum(lane.max_instances for lane in lanes) <= self.offer.max_instances:
+            return sum(lane.planned.prediction.cost_usd for lane in lanes), lanes
         best: dict[int, tuple[float, list[Lane]]] = {0: (0.0, [])}
         for at, group in enumerate(groups):
             reserve = len(groups) - at - 1
@@ -300,7 +456,7 @@ class _Division:
         )
         if not varies(self.profile, self.offer):
             return JobPlan(lanes=tuple(lanes), prediction=whole, odds=None, head_usd=head_usd)
-        samples = sample_lanes(lanes, self.profile, self.offer, seed=self.seed)
+        samples = _sampled(lanes, [self._drawn(lane) for lane in lanes], self.offer)
         jct, cost = distribution(samples.jct_s), distribution(samples.cost_usd)
         head_usd = self.offer.head_cost_usd(jct.mean)
         whole = replace(whole, jct_s=jct.mean, cost_usd=cost.mean, jct=jct, cost=cost, num_samples=len(samples.jct_s))
@@ -317,10 +473,8 @@ class _Division:
                 shortest_jct_s=math.inf,
                 cheapest_usd=math.inf,
             )
-        job = self._joined(cheapest)
-        soonest = self._soonest(_late_s(job), lambda _: True)
-        shortest_s = _late_s(job) if soonest is None else soonest[0]
-        return search.infeasible(self.constraints, shortest_s, job.prediction.cost_usd)
+        cheapest_usd = self._joined(cheapest).prediction.cost_usd
+        return search.infeasible(self.constraints, self._shortest_s(), cheapest_usd)
 
     def _too_dear(self, job: JobPlan) -> InfeasibleError:
         prediction = job.prediction
@@ -331,18 +485,19 @@ class _Division:
 
 def sample_lanes(lanes: Sequence[Lane], profile: Profile, offer: Offer, *, seed: int = 0) -> Samples:
     """Samples of a whole job: the latest end of its lanes, and the sum of what they and the head node cost."""
-    head = 0.0 if len(lanes) > 1 else offer.head_price_usd_per_hour
-    drawn = []
-    for lane in lanes:
-        terms = replace(offer, max_instances=lane.max_instances, head_price_usd_per_hour=head)
-        draws = Draws(lane.stages, profile, terms, seed=seed + lane.brackets[0])
-        drawn.append(draws.evaluate(lane.planned.plan, draws.most_chunks))
+    alone = replace(offer, head_price_usd_per_hour=0.0)
+    draws = [Draws(lane.stages, profile, alone, seed=seed + lane.brackets[0]) for lane in lanes]
+    return _sampled(lanes, draws, offer)
+
+
+def _sampled(lanes: Sequence[Lane], draws: Sequence[Draws], offer: Offer) -> Samples:
+    """The same, of draws that leave out the head node."""
+    drawn = [each.evaluate(lane.planned.plan, each.most_chunks) for lane, each in zip(lanes, draws, strict=True)]
     size = min(len(samples.jct_s) for samples in drawn)
     jct_s = np.max([samples.jct_s[:size] for samples in drawn], axis=0)
-    shared_usd = offer.head_cost_usd(1.0) * jct_s if len(lanes) > 1 else 0.0
     return Samples(
         jct_s=jct_s,
-        cost_usd=np.sum([samples.cost_usd[:size] for samples in drawn], axis=0) + shared_usd,
+        cost_usd=np.sum([samples.cost_usd[:size] for samples in drawn], axis=0) + offer.head_cost_usd(1.0) * jct_s,
         walks=[[step for samples in drawn for step in samples.steps]],
     )
 

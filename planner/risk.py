@@ -96,12 +96,16 @@ def plan(
     held: Sequence[Cohort] = (),
     seed: int = 0,
     speeds: Speeds | None = None,
+    draws: Draws | None = None,
 ) -> Planned:
     """The plan of least mean cost (or mean JCT) with P(JCT <= deadline and cost <= max_cost) >= confidence.
 
+    `draws` are the samples of the same job that another search has drawn, if there are any.
+
     Raises InfeasibleError if none is found, and InputError if none can exist.
     """
-    search = _Search(stages, profile, offer, constraints, policy, objective, held, seed, speeds)
+    drawn = draws or Draws(stages, profile, offer, seed=seed, speeds=speeds)
+    search = _Search(drawn, offer, constraints, policy, objective, held)
     for search.markets in _market_sets(offer, held):
         for proposed in search.propose():
             search.judge.look(proposed)
@@ -125,7 +129,7 @@ def frontier(
 ) -> list[tuple[float, float]]:
     """(the JCT that is kept with the confidence, mean cost) of plans near the frontier, fastest first."""
     policy: Policy = "static" if constant else "optimal"
-    search = _Search(stages, profile, offer, constraints, policy, "min_cost", (), seed)
+    search = _Search(Draws(stages, profile, offer, seed=seed), offer, constraints, policy, "min_cost", ())
     draws, points = search.judge.draws, list[tuple[float, float]]()
     for table in search.tables(search.z, search.tau_s()):
         for found in pareto(table, Box(), constant=constant):
@@ -144,21 +148,18 @@ class _Search:
 
     def __init__(
         self,
-        stages: Sequence[Stage],
-        profile: Profile,
+        draws: Draws,
         offer: Offer,
         constraints: Constraints,
         policy: Policy,
         objective: Objective,
         held: Sequence[Cohort],
-        seed: int,
-        speeds: Speeds | None = None,
     ) -> None:
+        stages, profile = draws.stages, draws.profile
         self.stages, self.profile, self.offer, self.constraints = stages, profile, offer, constraints
         self.policy, self.objective, self.held = policy, objective, held
         self.constant = policy == "static"
         self.markets: tuple[Market, ...] | None = None
-        draws = Draws(stages, profile, offer, seed=seed, speeds=speeds)
         self.judge = Judge(draws, box_of(constraints), constraints.confidence, objective, held)
         self.moments = NoisyMoments(draws)
         self.z = NormalDist().inv_cdf(max(0.5, constraints.confidence))

@@ -355,6 +355,26 @@ def lower_bound(table: Table, box: Box, objective: Objective) -> float:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Lower bounds on what the plans of a table cost, whatever their deadline."""
+
+    rows: Rows
+    root: Floats
+
+    @classmethod
+    def of(cls, table: Table, *, constant: bool = False) -> Price:
+        """Relaxations that weigh time more and more."""
+        ends = roots(table, make_rows(table, np.zeros(1), with_time=True), constant=constant)
+        weights = max(ends[0], 1e-9) / max(ends[-1], 1e-9) * _FAR
+        rows = make_rows(table, np.concatenate([[0.0], weights]))
+        return cls(rows, roots(table, rows, constant=constant))
+
+    def least_usd(self, deadline_s: float) -> float:
+        """What a plan in time costs at least."""
+        return float(_dual(self.rows, self.root, Box(time_s=deadline_s), "min_cost").max())
+
+
 def _bracket(table: Table, box: Box, objective: Objective, constant: bool) -> tuple[Relaxed, float, float | None]:
     """Bounds for the search: the solved rows, a lower bound on the objective, and a plan's value if one was met."""
     ends = roots(table, make_rows(table, np.zeros(1), with_time=True), constant=constant)
