@@ -169,7 +169,7 @@ def _serve(listener: socket.socket) -> Mapping[str, Any] | None:
         if 0 in readable:
             return None
         connection, _ = listener.accept()
-        with connection, contextlib.suppress(OSError, ValueError, EOFError):
+        with connection, contextlib.suppress(OSError, ValueError, KeyError):
             order = _take(connection)
             if order is not None:
                 return order
@@ -183,6 +183,8 @@ def _take(connection: socket.socket) -> Mapping[str, Any] | None:
     connection.sendall(READY)
     header, streams, _, _ = socket.recv_fds(connection, 4, 3)
     try:
+        if len(header) < 4 or len(streams) < 3:  # it has not waited
+            return None
         content = connection.makefile("rb").read(struct.unpack("!I", header)[0])
         order: dict[str, Any] = json.loads(content)
         begin, end = _environment_place()
@@ -191,8 +193,11 @@ def _take(connection: socket.socket) -> Mapping[str, Any] | None:
         if os.fork():
             connection.sendall(FORKED)
             return None
-        for number, stream in enumerate(streams):
-            os.dup2(stream, number)
+        try:
+            for number, stream in enumerate(streams):
+                os.dup2(stream, number)
+        except OSError:  # a second server is not what was asked for
+            os._exit(1)
         return order
     finally:
         for stream in streams:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -115,6 +116,15 @@ def test_a_worker_starts_on_its_own_where_no_server_is(tmp_path: Path, serve: Se
     server.close()
     server.close()
     assert not worker(tmp_path)["imported"]
+
+
+def test_who_asks_and_does_not_wait_is_no_harm(tmp_path: Path, serve: Serve) -> None:
+    serve(_TRAIN)
+    for sent in (b"", b"1", b"\x00\x00\x00\x02{}"):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect("\0" + (tmp_path / worker_start.FORK_SERVER).read_text())
+            client.sendall(sent)
+    assert worker(tmp_path)["imported"]
 
 
 def test_an_environment_that_has_no_room_is_not_forked(tmp_path: Path, serve: Serve) -> None:
