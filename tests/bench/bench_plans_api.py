@@ -58,6 +58,7 @@ BODIES = {
     # So many milliseconds more for the start-up of a trial: nothing that was reckoned for another one is of use.
     "different jobs": (experiment("20m").replace('"2s"', f'"2{NUMBER}s"'), "", 4),
     "different infeasible": (experiment("@1m@").replace('"@1m@"', f'"1m{NUMBER}s"'), "", 4),
+    "repeats, 4 clients": (experiment("20m"), "", 4),
     "repeats, 20 clients": (experiment("20m"), "", 20),
     "repeats with a query": (experiment("20m"), "?set=constraints.deadline%3D30m", 20),
     "repeated infeasible": (experiment("1m"), "", 20),
