@@ -149,8 +149,8 @@ class Reach:
         return next(enough, math.inf)
 
     def least_usd(self, deadline_s: float | None) -> float:
-        """What a plan in time costs at least, rounding aside."""
-        return self.price.least_usd(math.inf if deadline_s is None else deadline_s) * (1.0 - 1e-9)
+        """What a plan in time costs at least, up to rounding."""
+        return self.price.least_usd(math.inf if deadline_s is None else deadline_s)
 
 
 @dataclass(slots=True)
@@ -360,15 +360,15 @@ class _Division:
         best: tuple[float, list[Lane]] | None = None
         divisions = [groups for groups in self._divisions() if self._fits(groups, deadline_s)]
         for groups in sorted(divisions, key=lambda groups: self._least_usd(groups, deadline_s)):
-            if best is not None and self._least_usd(groups, deadline_s) >= best[0]:
+            if best is not None and self._least_usd(groups, deadline_s) >= best[0] * (1.0 - 1e-7):
                 break
             if best is None or self._bound_usd(groups, deadline_s) < best[0]:
                 best = _cheaper(best, self._share(groups, deadline_s))
         return best[1] if best else None
 
     def _least_usd(self, groups: Sequence[Group], deadline_s: float | None) -> float:
-        """What a division costs at least, by the bounds of each lane."""
-        return sum(self._reach(group).least_usd(deadline_s) for group in groups)
+        """What a division costs at least, by the bounds of each lane; rounded, as of equal ones the widest is first."""
+        return float(f"{sum(self._reach(group).least_usd(deadline_s) for group in groups):.8g}")
 
     def _merge(self, groups: list[Group], deadline_s: float | None) -> list[Lane] | None:
         """Merge lanes two by two while that makes the job cheaper, or possible."""

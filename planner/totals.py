@@ -35,24 +35,29 @@ class _Bill:
     market: Market
     groups: list[_Group]
     """Oldest first."""
+    held: int
+    price_usd_per_s: float = 0.0
+    head_usd_per_s: float = 0.0
     spans_s: list[Value] = field(default_factory=list)
     usd_per_s: list[float] = field(default_factory=list)
     fixed_usd: float = 0.0
     extra_usd: list[Value] = field(default_factory=list)
 
-    @property
-    def price_usd_per_s(self) -> float:
-        return 0.0 if self.offer.billing == "per_function" else self.offer.market_price_usd_per_s(self.market)
+    def buy(self, market: Market) -> None:
+        """Everything from now on is of this market."""
+        self.market = market
+        per_instance = self.offer.billing == "per_instance"
+        self.price_usd_per_s = self.offer.market_price_usd_per_s(market) if per_instance else 0.0
 
     def span(self, seconds: Value, also_usd_per_s: float = 0.0) -> None:
         """Hold everything for so long."""
-        held = sum(group.instances for group in self.groups)
         self.spans_s.append(seconds)
-        self.usd_per_s.append(held * self.price_usd_per_s + self.offer.head_cost_usd(1.0) + also_usd_per_s)
+        self.usd_per_s.append(self.held * self.price_usd_per_s + self.head_usd_per_s + also_usd_per_s)
 
     def start(self, instances: int) -> None:
         """Start instances; what is owed for them at once, besides the time that they live."""
         self.groups.append(_Group(instances, len(self.spans_s), 0.0))
+        self.held += instances
         self.fixed_usd += instances * self.offer.data_usd_per_instance
 
     def release(self, surplus: int) -> None:
@@ -62,6 +67,7 @@ class _Bill:
             released = min(surplus, oldest.instances)
             self._owed(oldest, released)
             oldest.instances -= released
+            self.held -= released
             surplus -= released
             if not oldest.instances:
                 del self.groups[0]
@@ -103,24 +109,28 @@ def totals(plan: Plan, offer: Offer, times: Times, held: Sequence[Cohort] = ()) 
     """What a plan takes and costs in all, as `model.walk` has it stage by stage; up to rounding."""
     oldest_first = sorted(held, key=lambda cohort: -cohort.held_s)
     groups = [_Group(cohort.instances, -1, float(cohort.held_s)) for cohort in oldest_first if cohort.instances]
-    bill = _Bill(offer, held[0].market if held else plan.stages[0].market, groups)
+    market: Market = held[0].market if held else plan.stages[0].market
+    bill = _Bill(offer, market, groups, sum(group.instances for group in groups))
+    bill.head_usd_per_s = offer.head_cost_usd(1.0)
+    bill.buy(market)
     for index, choice in enumerate(plan.stages):
         _add(index, choice, bill, times)
-    bill.release(sum(group.instances for group in bill.groups))
+    bill.release(bill.held)
     return bill.sums()
 
 
 def _add(index: int, choice: StagePlan, bill: _Bill, times: Times) -> None:
     """One stage: give back what it does not need, start what it lacks, hold all while it lasts."""
-    offer, held = bill.offer, sum(group.instances for group in bill.groups)
+    offer = bill.offer
     if choice.market != bill.market:
-        bill.release(held)
-        bill.market, held = choice.market, 0
-    bill.release(held - choice.instances)
-    if choice.instances > held:
+        bill.release(bill.held)
+        bill.buy(choice.market)
+    bill.release(bill.held - choice.instances)
+    if choice.instances > bill.held:
+        started = choice.instances - bill.held
         bill.span(times.provision_s(index))
-        bill.start(choice.instances - held)
-        bill.span(times.init_s(index, choice.instances - held))
+        bill.start(started)
+        bill.span(times.init_s(index, started))
     replaced_usd_per_s = 0.0
     if choice.market == "spot" and offer.spot is not None:
         rate = offer.spot.interruptions_per_hour / SECONDS_PER_HOUR

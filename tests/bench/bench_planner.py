@@ -1,6 +1,7 @@
 """What the planner takes and reaches, as tables: `python tests/bench/bench_planner.py [SECTION …]` from the checkout.
 
-Sections: speed (the planning calls that the aims name), cases (more of them), planning and saving (against the paper's
+Sections: speed (the planning calls that the aims name), size (CPU seconds of planning with noise, of very many trials
+and of hyperband), cases (more of them), planning and saving (against the paper's
 literal algorithms), risk (noisy plans simulated again), exhaustive (against the enumeration of every plan).
 Without one, all are run (some minutes). Figures are printed, none is asserted.
 """
@@ -23,11 +24,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from rubberband.errors import InfeasibleError
 from rubberband.offer import Billing
 from rubberband.plan import Constraints, Planned, Policy, Stage
+from rubberband.planner.lanes import plan_job
 from rubberband.planner.paper import simulate
 from rubberband.planner.sampling import sample
 from rubberband.planner.search import frontier, plan
+from rubberband.planner.solver import Objective
 from rubberband.planner.table import Floats
-from rubberband.scheduler import sha
+from rubberband.profile import Profile
+from rubberband.scheduler import hyperband, sha
 from tests.bench import bench_paper
 from tests.bench.jobs import BenchJob, cost_usd, p3_8xlarge, paper_job, profile, random_job, small_job
 from tests.property.enumeration import best, every_plan
@@ -48,16 +52,18 @@ CASES: list[tuple[str, tuple[Stage, ...], int, list[tuple[float, float | None]]]
 ]
 
 
-def best_s(call: Callable[[], str], num_runs: int = NUM_RUNS) -> tuple[float, str]:
+def best_s(
+    call: Callable[[], str], num_runs: int = NUM_RUNS, clock: Callable[[], float] = time.perf_counter
+) -> tuple[float, str]:
     """The shortest of several runs in seconds, and what came out."""
     seconds, outcome = [], ""
     for _ in range(num_runs):
-        began_s = time.perf_counter()
+        began_s = clock()
         try:
             outcome = call()
         except InfeasibleError as error:
             outcome = str(error)
-        seconds.append(time.perf_counter() - began_s)
+        seconds.append(clock() - began_s)
     return min(seconds), outcome
 
 
@@ -100,6 +106,52 @@ def speed() -> None:
     for cv in (0.1, 0.2, 0.3):
         noisy = replace(paper, profile=replace(paper.profile, trial_cv=cv))
         row(f"{name}, trial_cv {cv}, confidence 0.95", 500, partial(outcome_of, noisy), 3)
+
+
+NOISE = {"trial_cv": 0.2, "iteration_cv": 0.2}
+
+
+def size() -> None:
+    """Planning with noise, of very many trials, and of hyperband's brackets: CPU seconds of this process."""
+    sys.stdout.write(f"\n{'planning call':<58} {'CPU':>9} {'aim':>9}  outcome\n")
+    paper = paper_job()
+    noisy = replace(paper, profile=replace(paper.profile, **NOISE))
+    _cpu_row("SHA(64,4,508,2), 20 min, noise", 0.15, partial(outcome_of, noisy))
+    soon = replace(noisy, limits=replace(noisy.limits, deadline_s=300.0))
+    _cpu_row("SHA(64,4,508,2), 5 min, noise (infeasible)", 0.15, partial(outcome_of, soon))
+    open_ended = replace(paper, limits=Constraints(max_gpus_per_trial=16))
+    _cpu_row("SHA(64,4,508,2), whole frontier", 0.02, partial(points, open_ended))
+    for trials, aim_s, deadline_s in ((512, 1.0, 5400.0), (4096, 3.0, 36_000.0), (20_000, 10.0, 144_000.0)):
+        job = BenchJob(
+            stages=sha(trials, 4, 4096, 2),
+            profile=replace(profile(20.0), **NOISE),
+            offer=p3_8xlarge(256),
+            limits=Constraints(deadline_s=deadline_s, max_gpus_per_trial=16),
+        )
+        name = f"SHA({trials},4,4096,2), {deadline_s / 3600:.1f} h, k <= 256, noise"
+        _cpu_row(name, aim_s, partial(outcome_of, job), 1)
+    for word, noise, aim_s in (("", {}, 0.3), (", noise", NOISE, 2.0)):
+        brackets = partial(_hyperband, replace(profile(27.5), **noise))
+        for what, goal, limits in (
+            ("an hour", "min_cost", Constraints(deadline_s=3600.0, max_gpus_per_trial=16)),
+            ("5 min", "min_cost", Constraints(deadline_s=300.0, max_gpus_per_trial=16)),
+            ("80 s (infeasible)", "min_cost", Constraints(deadline_s=80.0, max_gpus_per_trial=16)),
+            ("min_time", "min_time", Constraints(max_gpus_per_trial=16)),
+            ("min_time, 9 USD", "min_time", Constraints(max_cost_usd=9.0, max_gpus_per_trial=16)),
+        ):
+            _cpu_row(f"hyperband(81,3), {what}, k <= 64{word}", aim_s, partial(brackets, limits, goal), 1)
+
+
+def _hyperband(times: Profile, limits: Constraints, objective: Objective) -> str:
+    job = plan_job(hyperband(81, 3), times, p3_8xlarge(64), limits, objective=objective)
+    met = "" if job.odds is None else f"  P {job.odds.p_both:.4f}"
+    return f"{job.prediction.jct_s:>10.1f} s {job.prediction.cost_usd:>10.4f} USD{met}"
+
+
+def _cpu_row(what: str, aim_s: float, call: Callable[[], str], num_runs: int = 3) -> None:
+    seconds, outcome = best_s(call, num_runs, time.process_time)
+    sys.stdout.write(f"{what:<58} {seconds:>7.3f} s {aim_s:>7.2f} s  {outcome}\n")
+    sys.stdout.flush()
 
 
 def points(job: BenchJob) -> str:
@@ -204,6 +256,7 @@ def same_cost(found_usd: float | None, expected_usd: float | None) -> bool:
 
 SECTIONS: dict[str, Callable[[], None]] = {
     "speed": speed,
+    "size": size,
     "planning": bench_paper.planning,
     "saving": bench_paper.saving,
     "risk": risk,
