@@ -6,7 +6,7 @@ A view of the journal: it can be had at any moment, also while the experiment ru
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -239,8 +239,9 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """The object that `rubberband report NAME -o json` prints."""
-        shares = asdict(self.paid) | {"total_gpu_s": self.paid.total_gpu_s, "training_share": self.paid.training_share}
-        return {"schema": SCHEMA, **asdict(self), "late": self.late, "paid": shares}
+        plain: dict[str, Any] = _plain(self)
+        shares = {"total_gpu_s": self.paid.total_gpu_s, "training_share": self.paid.training_share}
+        return {"schema": SCHEMA, **plain, "late": self.late, "paid": plain["paid"] | shares}
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Result:
@@ -258,6 +259,22 @@ class Result:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             raise InputError(f"no report of schema {SCHEMA}: {where}: {first['msg']}; use the same version") from None
+
+
+_ATOMS = frozenset({float, int, str, bool, type(None)})
+
+
+def _plain(value: Any) -> Any:
+    """What `dataclasses.asdict` makes of it, which would copy every number."""
+    if type(value) in _ATOMS:
+        return value
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    if is_dataclass(value):
+        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    return value
 
 
 def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> Result:

@@ -28,6 +28,9 @@ SMALLEST_WAIT_S = 1e-6
 """A stop that is so near is reached: sums of instants are no more exact than that."""
 
 
+_IDLE = (Phase.NEW, Phase.FINISHED, Phase.ENDING)
+
+
 def begun(job: Job, started_at: float) -> Job:
     """The job once it is known when it started: a deadline that is an instant is no later than that."""
     return job if job.deadline_at is None else replace(job, deadline_s=max(0.0, job.deadline_at - started_at))
@@ -101,7 +104,7 @@ def hold_until(job: Job, state: State) -> float:
 
 def wake_at(job: Job, state: State) -> float | None:
     """When a Tick is due, if no other event comes before: a hang, a retry, a longer lease, or the end of the budget."""
-    if state.phase in (Phase.NEW, Phase.FINISHED, Phase.ENDING):
+    if state.phase in _IDLE:
         return None
     earliest = state.runners.first_due_at()
     if state.now < state.relaunch_at < earliest:
@@ -221,7 +224,10 @@ def gang_size(job: Job, state: State) -> int:
 
 def target_iterations(job: Job, state: State) -> int:
     """Iterations in all that a trial has done at the current stage's end."""
-    return total_iterations(job.stages[: state.stages[-1].stage + 1])
+    stage = state.stages[-1].stage
+    if state.target is None or state.target[0] != stage:
+        state.target = stage, total_iterations(job.stages[: stage + 1])
+    return state.target[1]
 
 
 def missing(job: Job, state: State) -> int:

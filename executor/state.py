@@ -311,6 +311,8 @@ class State:
     """What is known of the bill since it last took another course; None: to be reckoned again."""
     settled_usd: float = field(default=0.0, init=False, repr=False, compare=False)
     """What instances have cost that are gone, as far as the purse has been told of them."""
+    target: tuple[int, int] | None = field(default=None, init=False, repr=False, compare=False)
+    """A stage, and how many iterations a trial has done in all at its end."""
     changes: int = field(default=0, init=False, repr=False, compare=False)
     """How often a trial was given another status."""
     _current: list[InstanceRecord] | None = field(default=None, init=False, repr=False, compare=False)

@@ -26,8 +26,6 @@ class RunningTrials:
         self._due: list[tuple[float, int]] = []
         """A heap; of each trial it holds a time that is no later than when it is due, and perhaps more."""
         self._on: dict[str, dict[int, TrialState]] = {}
-        self.gpus = 0
-        """Of all their gangs."""
         for trial in trials:
             self.add(trial)
 
@@ -38,7 +36,6 @@ class RunningTrials:
         """It trains."""
         self._trials[trial.trial] = trial
         self._sorted = None
-        self.gpus += len(trial.gang)
         for slot in trial.gang:
             self._on.setdefault(slot.instance, {})[trial.trial] = trial
         heapq.heappush(self._due, (trial.due_at, trial.trial))
@@ -47,7 +44,6 @@ class RunningTrials:
         """It trains no more."""
         del self._trials[trial.trial]
         self._sorted = None
-        self.gpus -= len(trial.gang)
         for instance in {slot.instance for slot in trial.gang}:
             del self._on[instance][trial.trial]
             if not self._on[instance]:

@@ -1,0 +1,43 @@
+"""Who runs, who waits and who is due, as the state keeps it: what a walk through all trials finds."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rubberband.executor.controller import Controller
+from rubberband.executor.events import Slot
+from rubberband.executor.state import TrialStatus
+from tests.unit.test_journal import JOB
+
+STATUSES = list(TrialStatus)
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_what_is_kept_of_trials_is_what_a_walk_finds(data: st.DataObject) -> None:
+    state, now = Controller(JOB).state, 0.0
+    slots = [Slot(instance=f"i-{number}", gpu=gpu) for number in range(3) for gpu in range(2)]
+    for _ in range(data.draw(st.integers(1, 30))):
+        trial = data.draw(st.sampled_from(state.trials))
+        if trial.status is TrialStatus.RUNNING and data.draw(st.booleans()):
+            state.runners.note_due(trial, now + data.draw(st.sampled_from([1.0, 5.0, 60.0])))
+        else:
+            status = data.draw(st.sampled_from(STATUSES))
+            if trial.status is not TrialStatus.RUNNING:
+                trial.gang = tuple(data.draw(st.lists(st.sampled_from(slots), min_size=1, unique=True)))
+            state.put(trial, status)
+        now += data.draw(st.sampled_from([0.0, 0.5, 10.0]))
+        running = [trial for trial in state.trials if trial.status is TrialStatus.RUNNING]
+        queued = [trial for trial in state.trials if trial.status is TrialStatus.QUEUED]
+        assert (state.running(), state.queued()) == (running, queued)
+        assert (len(state.runners), len(state.waiters)) == (len(running), len(queued))
+        count = data.draw(st.integers(0, len(state.trials)))
+        assert state.waiters.first(count) == queued[:count]
+        assert state.runners.first_due_at() == min((trial.due_at for trial in running), default=math.inf)
+        assert state.runners.due(now) == [trial for trial in running if trial.due_at <= now]
+        for instance in ("i-0", "i-1", "i-2"):
+            there = [trial for trial in running if any(slot.instance == instance for slot in trial.gang)]
+            assert (state.runners.on(instance), state.runners.uses(instance)) == (there, bool(there))
