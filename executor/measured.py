@@ -24,7 +24,7 @@ from rubberband.executor.measured_batches import (
 from rubberband.executor.own_speeds import OwnSpeed, OwnSpeeds, own_speeds, with_metric
 from rubberband.executor.rules import promoted
 from rubberband.executor.shrinking import WITHIN_NOISE, settled, shrunk
-from rubberband.executor.starts import Starts, starts
+from rubberband.executor.starts import starts
 from rubberband.executor.state import Allocation, Job, State, TrialStatus
 from rubberband.offer import Offer
 from rubberband.plan import Speeds
@@ -96,12 +96,8 @@ def measured(job: Job, state: State) -> Measured:
         mean_cv=0.0 if speeds else job.profile.mean_cv,
     )
     going_on = _going_on(job, state, own)
-    findings = [
-        noise_finding(job.profile, noise_scale),
-        _pace(overall),
-        _survivors(own, going_on),
-        _startups(job, seen),
-    ]
+    startup = _delay("a trial starts in", job.profile.trial_startup_s, seen.warm_s)
+    findings = [noise_finding(job.profile, noise_scale), _pace(overall), _survivors(own, going_on), startup]
     offer, changes = _delays(job.offer, state, seen.cold_surplus_s)
     if repeated:
         # A function trains on one GPU. The next stage is meant; each one after it is planned again in its turn.
@@ -209,14 +205,6 @@ def _survivors(own: OwnSpeeds, going_on: Mapping[int, OwnSpeed]) -> str:
     )
 
 
-def _startups(job: Job, seen: Starts) -> str:
-    warm = _delay("a trial starts in", job.profile.trial_startup_s, seen.warm_s)
-    if seen.cold_surplus_s < SMALLEST_TOLD_S:
-        return warm
-    first = f"a trial's first start on a worker takes {format_duration(seen.warm_s + seen.cold_surplus_s)}"
-    return ", ".join(finding for finding in (warm, first) if finding)
-
-
 def unsaved_iterations(state: State) -> int:
     """Iterations that a trial which goes on has to train again, since its checkpoint does not hold them; the most."""
     latest = [trial.reports[-1] for trial in state.trials if trial.reports and trial.status in _GOING_ON]
@@ -242,9 +230,10 @@ def _delays(offer: Offer, state: State, cold_surplus_s: float) -> tuple[Offer, l
     # What is asked for at once waits in one queue, and tells of it once.
     provision_s = settled(offer.provision_delay_s, list(waited.values()), _cv(offer.provision_spread))
     init_s = settled(offer.init_delay_s, init, _cv(offer.init_spread))
+    warm = "first trials train after" if cold_surplus_s >= SMALLEST_TOLD_S else "workers are warm after"
     changes = [
         _delay("an instance runs after", offer.provision_delay_s, provision_s),
-        _delay("its workers are warm after", offer.init_delay_s, init_s),
+        _delay(warm, offer.init_delay_s, init_s),
     ]
     priced, change = _spot_price(offer, state)
     return replace(priced, provision_delay_s=provision_s, init_delay_s=init_s), [*changes, change]

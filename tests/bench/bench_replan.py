@@ -52,6 +52,8 @@ class Kind:
     with_metric: float = 0.0
     """Correlation of how slow a trial is with how good it is."""
     spot: bool = False
+    short: bool = False
+    """Iterations of a second or so and start-ups of 0.2 s, as on small data."""
 
 
 KINDS = {
@@ -60,6 +62,7 @@ KINDS = {
     "larger wins": Kind(trial_cv=0.2, with_metric=0.8),
     "iteration": Kind(iteration_cv=0.3),
     "start-ups": Kind(startup_cv=0.5, cold_start=3.0),
+    "crowded": Kind(iteration_cv=0.2, startup_cv=0.3, cold_start=13.5, short=True),
     "mixed": Kind(trial_cv=0.15, iteration_cv=0.2, startup_cv=0.3, delay_cv=0.3, cold_start=1.0),
     "spot": Kind(trial_cv=0.1, iteration_cv=0.1, spot=True),
 }
@@ -123,9 +126,12 @@ class Machines(VirtualBackend):
 def random_job(chance: random.Random, kind: Kind) -> Job:
     """A successive-halving job on 4-GPU instances and its optimal plan. Raises InfeasibleError if there is none."""
     single_s, efficiency = chance.uniform(5.0, 60.0), chance.uniform(0.6, 0.95)
+    startup_s = chance.uniform(1.0, 5.0)
+    if kind.short:
+        single_s, startup_s = single_s / 20.0, 0.2
     profile = Profile(
         seconds_per_iteration={gpus: single_s / gpus**efficiency for gpus in (1, 2, 4, 8)},
-        trial_startup_s=chance.uniform(1.0, 5.0),
+        trial_startup_s=startup_s,
         trial_cv=kind.trial_cv,
         iteration_cv=kind.iteration_cv,
         startup_cv=kind.startup_cv,
