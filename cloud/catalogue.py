@@ -22,10 +22,10 @@ from rubberband.units import format_instant, nearest, shown
 
 LOCAL_TYPE = "local"
 """The instance type of provider local where none is named: one GPU, free of charge."""
-UNMEASURED_DELAYS_S = {"local": (7.0, 8.0), "aws": (20.0, 180.0)}
+UNMEASURED_DELAYS_S = {"local": (3.0, 8.0), "aws": (20.0, 180.0)}
 """Provider -> seconds of provisioning and of initialising, where neither the file nor the profile tells. On one machine
-a Ray node takes 5-9 s to start and its first worker about 8 s (mostly importing torch). On EC2 it is a guess, which a
-measured profile replaces: booting, and installing torch. Elsewhere they count as 0."""
+four Ray nodes take about 3 s to start and their first workers about 8 s (mostly importing torch, once for all of them).
+On EC2 it is a guess, which a measured profile replaces: booting, and installing torch. Elsewhere they count as 0."""
 ENVIRONMENT_VARIABLE = "RUBBERBAND_CATALOGUE"
 
 Table = Mapping[str, InstanceType]

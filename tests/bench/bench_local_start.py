@@ -33,9 +33,11 @@ from rubberband.files import load_experiment
 ROOT = Path(__file__).parents[2]
 LOOK_S = 0.05
 KINDS = {
+    "import ray_node": "driver",
     "trial_log.py": "log pump",
     "gcs_server": "head's control store",
     "raylet/raylet": "raylet",
+    "dashboard/dashboard.py": "dashboard",
     "ray::DashboardAgent": "dashboard agent",
     "dashboard/agent.py": "dashboard agent",
     "ray::RuntimeEnvAgent": "runtime environment agent",

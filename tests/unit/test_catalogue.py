@@ -79,7 +79,7 @@ def test_delays_that_vary_are_offered_with_their_spread() -> None:
 def test_local_needs_no_type() -> None:
     found = offer(Resources())
     assert (found.instance_type, found.gpus, found.price_usd_per_hour) == ("local", 1, 0.0)
-    assert (found.provision_delay_s, found.init_delay_s) == (7.0, 8.0)
+    assert (found.provision_delay_s, found.init_delay_s) == (3.0, 8.0)
     assert offer(Resources.model_validate({"instance_type": "box", "gpus_per_instance": 4})).gpus == 4
 
 
