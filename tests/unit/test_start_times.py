@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from rubberband.api.planner_process import planned, question_of
 from rubberband.cases import with_start_times
 from rubberband.chance import FIXED
 from rubberband.cli import app
@@ -186,3 +187,25 @@ def test_the_command_line_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (before.exit_code, after.exit_code) == (0, 0)
     told = [json.loads(result.stdout) for result in (before, after)]
     assert [any("the file says 15s" in note for note in each["notes"]) for each in told] == [False, True]
+
+
+def test_the_service_reckons_with_it_and_knows_an_old_answer_from_a_new_one(tmp_path: Path) -> None:
+    asked = {
+        "body": json.dumps(experiment(init_delay="15s").to_words()),
+        "media_type": "application/json",
+        "overrides": [],
+        "now": 0.0,
+        "policy": "optimal",
+        "frontier": False,
+        "seed": 0,
+        "most_usd": None,
+    }
+    before = question_of(asked, tmp_path, live=False)
+    record(tmp_path, [START], at=1.0)
+    after = question_of(asked, tmp_path, live=False)
+    assert before.id != after.id
+    assert before.words == after.words
+    assert before.good_s is not None, "it is asked again, as a run may have seen other starts"
+    status, body = planned(after)
+    assert status == 200
+    assert "the file says 15s" in json.loads(body)["notes"][0]
