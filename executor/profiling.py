@@ -80,10 +80,10 @@ def measure(
 
     The backend knows `num_trials` trials (None: enough for every slot); the first ones are measured, as many as train
     side by side, or `least_trials` in turn, the same ones with every number of GPUs. Each has another place on the
-    instances at every number, so that what is slow about a place is not taken for the trial's own. Instances on
-    `one_machine` start at one another's cost. `on_point` is
-    shown every point as soon as it is measured; `cancelled` is asked all the time. The instances are released in the
-    end; the caller closes the backend.
+    instances at every number, so that what is slow about a place is not taken for the trial's own; with a single
+    number, one is not told from the other. How fast instances are by themselves is not fitted: a plan would not count
+    with it. Instances on `one_machine` start at one another's cost. `on_point` is shown every point as soon as it is
+    measured; `cancelled` is asked all the time. The instances are released in the end; the caller closes the backend.
 
     Trials that fail or hang are done without, so a few bad configurations do no harm. A limit that is reached, or a
     hang of all trials that train at once, ends the measurement with the points that there are. Raises ProviderError
