@@ -27,7 +27,7 @@ from rubberband.planner.risk import odds
 from rubberband.planner.sampling import Draws, Samples, distribution, varies
 from rubberband.planner.search import meets
 from rubberband.planner.solver import Objective, Price
-from rubberband.planner.table import Table, build_table
+from rubberband.planner.table import Table, build_table, holding_is_free
 from rubberband.planner.wording import too_dear
 from rubberband.profile import Profile
 
@@ -35,6 +35,7 @@ _EXACT_BRACKETS = 5
 """Up to so many brackets, every division into lanes is tried; beyond, lanes are merged while that helps."""
 
 _BISECTION = 0.02
+_NEXT_TO_NOTHING_USD = 1e-12
 _NEARLY = 0.05
 """The same where times vary."""
 _LATE = 1.2
@@ -280,6 +281,8 @@ class _Division:
         if key not in self._reaches:
             stages = [stage for bracket in group for stage in self.brackets[bracket]]
             offer, profile = _certain(self.offer, self.profile, self.slowed)
+            if holding_is_free(offer):  # its table would have the largest count alone
+                offer = replace(offer, data_usd_per_instance=_NEXT_TO_NOTHING_USD)
             table = build_table(stages, profile, offer, self._limits(None, self.offer.max_instances))
             self._reaches[key] = Reach.of(table, constant=self.policy == "static")
         return self._reaches[key]

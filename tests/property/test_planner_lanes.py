@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rubberband.errors import InfeasibleError
-from rubberband.offer import Offer
+from rubberband.offer import Billing, Offer
 from rubberband.plan import Constraints, Stage
 from rubberband.planner.lanes import plan_job, sample_lanes
 from rubberband.planner.model import predict
@@ -21,7 +22,7 @@ from rubberband.scheduler import hyperband
 PROFILE = Profile(seconds_per_iteration={1: 30.0, 2: 16.0, 4: 9.0, 8: 6.0}, trial_startup_s=2.0)
 
 
-def offer_of(max_instances: int, **terms: float) -> Offer:
+def offer_of(max_instances: int, **terms: float | str) -> Offer:
     """Instances of four GPUs."""
     return Offer(
         instance_type="test",
@@ -53,10 +54,16 @@ def check(job, brackets, profile, offer, constraints):
 chains = st.lists(st.builds(Stage, trials=st.integers(1, 6), iterations=st.integers(1, 6)), min_size=1, max_size=2)
 
 
-@given(st.lists(chains.map(tuple), min_size=2, max_size=3), st.integers(2, 5), st.floats(0.3, 3.0), st.floats(0.0, 1.0))
-@settings(max_examples=30, deadline=None)
-def test_no_division_that_can_be_tried_is_cheaper(brackets, max_instances, slack, head) -> None:
-    offer = offer_of(max_instances, head_price_usd_per_hour=head)
+@given(
+    st.lists(chains.map(tuple), min_size=2, max_size=3),
+    st.integers(2, 5),
+    st.floats(0.3, 3.0),
+    st.floats(0.0, 1.0),
+    st.sampled_from(get_args(Billing)),
+)
+@settings(max_examples=40, deadline=None)
+def test_no_division_that_can_be_tried_is_cheaper(brackets, max_instances, slack, head, billing) -> None:
+    offer = offer_of(max_instances, head_price_usd_per_hour=head, billing=billing)
     limits = Constraints(max_gpus_per_trial=4)
     in_a_row = tuple(stage for bracket in brackets for stage in bracket)
     soonest_s = plan(in_a_row, PROFILE, offer, limits, objective="min_time").prediction.jct_s
