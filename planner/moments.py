@@ -17,7 +17,7 @@ from rubberband.planner.sampling import Draws
 from rubberband.planner.table import Floats, Ints, distinct, mean_runs_s
 
 _ROWS = 200
-_FEW_TRIALS = 24
+_FEW_TRIALS = 64
 _WAVES = 8
 
 
