@@ -340,8 +340,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="forecast-of-idle-slots",
         harm="a stage with more trials than slots is forecast to end after its first wave",
         file="executor/forecast.py",
-        old="heapq.heappush(free_in, heapq.heappop(free_in) + _trial_left_s(job, state, trial))",
-        new="heapq.heappush(free_in, _trial_left_s(job, state, trial))",
+        old="heapq.heappush(free_in, heapq.heappop(free_in) + _trial_left_s(job, state, trial, late=late))",
+        new="heapq.heappush(free_in, _trial_left_s(job, state, trial, late=late))",
         tests=(
             "tests/property/test_forecast.py::test_whenever_it_is_asked_the_forecast_of_an_undisturbed_run_is_the_prediction",
         ),
