@@ -21,6 +21,8 @@ _SURE = 5.0
 _WORTH_IT = 0.005
 """How much better a candidate must be that few samples spoke against, to be given more of them."""
 _HOPEFUL = 8
+_TIE = 0.001
+"""Where time is what counts, so small a share of it is not worth any money."""
 _NEARLY = 0.003
 """By so much the luck of one candidate may not be that of another."""
 
@@ -101,8 +103,13 @@ class Judge:
         return math.sqrt(self.confidence * (1.0 - self.confidence) / num_samples)
 
     def ranked(self) -> list[Plan]:
-        """The candidates that likely keep the limits, best first."""
-        return sorted(filter(self.likely, self.looks), key=self.value)
+        """The candidates that likely keep the limits, best first; times that are hardly unlike are a tie."""
+        plans = sorted(filter(self.likely, self.looks), key=self.value)
+        if self.objective == "min_cost" or not plans:
+            return plans
+        reach_s = self.value(plans[0])[0] * (1.0 + _TIE)
+        ties = sum(self.value(plan)[0] <= reach_s for plan in plans)
+        return sorted(plans[:ties], key=lambda plan: self.value(plan)[::-1]) + plans[ties:]
 
     def closest(self, most: int) -> list[Plan]:
         """The candidates that keep the limits most often."""

@@ -47,9 +47,9 @@ def plan(
     feasible. Ties on cost go to the shorter JCT, then to fewer instances, then to fewer GPUs; with `min_time`, ties on
     JCT go to the lower cost.
 
-    Where times vary, cost and time are means, and the plan keeps deadline and budget with a probability of
-    `constraints.confidence` (`rubberband.planner.risk`); `seed` makes the samples the same again. `speeds` are those of
-    the trials that go on, where the rest of a job is planned.
+    Where times vary, cost and time are means (times within 0.1 % of each other are a tie), and the plan keeps deadline
+    and budget with a probability of `constraints.confidence` (`rubberband.planner.risk`); `seed` makes the samples the
+    same again. `speeds` are those of the trials that go on, where the rest of a job is planned.
 
     Raises InfeasibleError if no plan of the policy meets the constraints, and InputError if none can exist.
     """

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from rubberband.chance import Law, Spread
-from rubberband.offer import Offer
-from rubberband.plan import Plan, Stage, StagePlan
+from rubberband.offer import Offer, Spot
+from rubberband.plan import Constraints, Plan, Stage, StagePlan
 from rubberband.planner.makespan import makespan
 from rubberband.planner.risk import odds
 from rubberband.planner.sampling import Samples, sample
+from rubberband.planner.search import plan
 from rubberband.planner.solver import Box
 from rubberband.profile import Profile
 
@@ -75,3 +76,12 @@ def test_times_that_vary_are_on_average_those_that_were_profiled_and_the_same_ea
     assert first.jct_s.mean() == pytest.approx(200.0, rel=0.02)
     assert first.jct_s.std() > 30.0
     assert (first.jct_s == again.jct_s).all()
+
+
+def test_a_plan_that_is_hardly_faster_is_not_worth_three_times_the_money():
+    spot = Spot(price_usd_per_hour=1.0, interruptions_per_hour=0.05, restart_s=30.0)
+    offer = Offer(instance_type="test", gpus=1, price_usd_per_hour=3.0, max_instances=2, init_delay_s=200.0, spot=spot)
+    stages = [Stage(trials=4, iterations=3), Stage(trials=2, iterations=4)]
+    limits = Constraints(deadline_s=300.0)
+    found = plan(stages, Profile(seconds_per_iteration={1: 2.0}), offer, limits, objective="min_time")
+    assert {choice.market for choice in found.plan.stages} == {"spot"}
