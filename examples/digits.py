@@ -27,13 +27,13 @@ def load_splits() -> tuple[TensorDataset, TensorDataset]:
 
 
 class DigitsTrial(rubberband.TorchTrial):
-    """Configuration: `lr`, `momentum`, `weight_decay`, `width` (channels of the first layer)."""
+    """Configuration: `lr`, `momentum`, `weight_decay`, and at will `width` (channels of the first layer)."""
 
     batch_size = 64
     samples_per_iteration = 3 * 1437
 
     def build_model(self, config: Mapping[str, Any]) -> nn.Module:
-        width = config["width"]
+        width = config.get("width", 12)
         return nn.Sequential(
             nn.Conv2d(1, width, 3, padding=1),
             nn.ReLU(),

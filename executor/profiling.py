@@ -65,7 +65,7 @@ def measure(
     max_gpus_per_trial: int = 1,
     num_trials: int | None = None,
     iterations: int = 3,
-    least_trials: int = 0,
+    least_trials: int | None = None,
     one_machine: bool = False,
     warm_up_iterations: int = 1,
     sweep: bool = False,
@@ -79,7 +79,8 @@ def measure(
     count, and the profile has a model of goodput; what else is measured is so at the initial batch size.
 
     The backend knows `num_trials` trials (None: enough for every slot); the first ones are measured, as many as train
-    side by side, or `least_trials` in turn, the same ones with every number of GPUs. Each has another place on the
+    side by side, or `least_trials` in turn (None: more as long as that takes seconds), the same ones with every number
+    of GPUs. Each has another place on the
     instances at every number, so that what is slow about a place is not taken for the trial's own; with a single
     number, one is not told from the other. How fast instances are by themselves is not fitted: a plan would not count
     with it. Instances on `one_machine` start at one another's cost. `on_point` is shown every point as soon as it is

@@ -36,6 +36,10 @@ from rubberband.executor.events import (
 from rubberband.executor.profiling_points import InstanceStart, Point, Timed
 
 _RELEASE_S = 60.0
+ENOUGH_TRIALS = 16
+"""With so many, what trials differ by and their mean are known well enough."""
+BRIEFLY_S = 15.0
+"""For so long, more trials than fit side by side are measured unasked: an instance is billed for a minute anyway."""
 _PAUSE_S = 30.0
 """A wait that took so much longer than asked was this machine's sleep, and nobody's silence."""
 
@@ -169,15 +173,17 @@ class Session:
         now = self._backend.now()
         return tuple(self._ended.get(name, now) - running_at for name, running_at in self._running.items())
 
-    def measure(self, gangs: Sequence[Gang], warm_up: int, iterations: int, least_trials: int = 0) -> Point:
+    def measure(self, gangs: Sequence[Gang], warm_up: int, iterations: int, least_trials: int | None = 0) -> Point:
         """Train on all gangs at once: `warm_up` iterations that do not count, then `iterations` that do.
 
-        There are as many trials as gangs, or in turn `least_trials`, as far as there are so many. A limit that is
-        reached in between, or a hang, leaves those that were measured before; `stopped` then says why.
+        There are as many trials as gangs, or in turn `least_trials`, as far as there are so many; None: up to
+        `ENOUGH_TRIALS`, as far as that is a matter of seconds. A limit that is reached in between, or a hang, leaves
+        those that were measured before; `stopped` then says why.
         """
-        wanted, waiting, timed = max(len(gangs), least_trials), list(self._trials), list[Timed]()
-        tried = 0
+        wanted, waiting, timed = max(len(gangs), least_trials or 0), list(self._trials), list[Timed]()
+        tried, began_at = 0, self._backend.now()
         while waiting and (tried < wanted or not timed):
+            round_at = self._backend.now()
             round_of = waiting[: len(gangs) if tried >= wanted else min(len(gangs), wanted - tried)]
             waiting, tried = waiting[len(round_of) :], tried + len(round_of)
             try:
@@ -187,6 +193,9 @@ class Session:
                     raise
                 self.stopped = reason
                 break
+            now = self._backend.now()
+            if least_trials is None and 2.0 * now - round_at - began_at <= BRIEFLY_S:  # another round would end by then
+                wanted = min(ENOUGH_TRIALS, tried + len(gangs))
         return Point(gpus=len(gangs[0]), copies=min(len(gangs), len(timed)), timed=tuple(timed))
 
     def _measure_round(self, gangs: Mapping[int, Gang], warm_up: int, iterations: int) -> list[Timed]:

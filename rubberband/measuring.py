@@ -134,14 +134,15 @@ def measure_profile(
     folder: ExperimentFolder,
     *,
     iterations: int = 3,
-    least_trials: int = 0,
+    least_trials: int | None = None,
     table: Table | None = None,
     announce: Announce = lambda line: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> MeasuredProfile:
     """Run trials for a few iterations at 1, 2, 4, … GPUs, up to what the experiment allows, on instances of its own.
 
-    As many trials are measured as train side by side; in turn `least_trials`, which tells better what trials differ by.
+    As many trials are measured as train side by side; in turn `least_trials` (None: up to 16 as long as that takes
+    seconds), which tells better what trials differ by.
     It stops where it would pass the experiment's max_cost or deadline; a trial that hangs is given up, after
     constraints.iteration_timeout where that is set. `table` is that with live prices, where there is one.
 

@@ -28,7 +28,7 @@ def profile(
             "--trials",
             min=1,
             help="Trials to measure at each number of GPUs, in turn where they do not fit side by side: what trials "
-            "differ by is surer with more. [default: as many as train side by side]",
+            "differ by is surer with more. [default: as many as train side by side, or up to 16 within seconds]",
             show_default=False,
         ),
     ] = None,
@@ -60,7 +60,7 @@ def profile(
             entrypoint,
             folder,
             iterations=iterations,
-            least_trials=trials or 0,
+            least_trials=trials,
             table=table,
             cancelled=cancelled,
         )
