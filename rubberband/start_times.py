@@ -133,7 +133,7 @@ def remark(key: str, written_s: float, seen_s: float, times: StartTimes) -> str:
     word, seen = key.rpartition(".")[2], format_duration(seen_s)
     return (
         f"{key}: the file says {format_duration(written_s)}, and the last {starts} of {at_once} on this machine took "
-        f"{seen}, which is reckoned with; write {word}: {seen}, or leave it out."
+        f"{seen}, which is assumed; write {word}: {seen}, or leave it out."
     )
 
 

@@ -144,7 +144,7 @@ def test_an_estimate_reckons_with_what_was_seen_and_says_where_the_file_is_wrong
     assert found.estimate.offer.provision_delay_s == 2.0
     assert found.notes[0] == (
         "resources.init_delay: the file says 15s, and the last start of 4 instances at once on this machine took 19s, "
-        "which is reckoned with; write init_delay: 19s, or leave it out."
+        "which is assumed; write init_delay: 19s, or leave it out."
     )
     bases = {assumption.name: assumption.basis for assumption in found.assumptions}
     assert bases["initialising of an instance"] == "measured"
