@@ -23,6 +23,7 @@ from rubberband.executor.events import (
     TrialReported,
     TrialStarted,
 )
+from rubberband.executor.ray import threads
 from rubberband.executor.ray.crew import Crew, Worker, last_line
 from rubberband.executor.ray.worker import SegmentItem
 from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentRepeated, SegmentReport, SegmentStarted
@@ -105,7 +106,7 @@ class Attempt:
         self._busy: dict[int, Worker] = {}
         self._kills_before: list[Any] = []
         """Of each rank's machine: how many processes had been ended for want of memory (a reference to it)."""
-        self._thread = threading.Thread(target=self._run, daemon=True, name=f"trial-{start.trial}-{start.attempt}")
+        self._thread: threading.Thread | None = None
 
     def uses(self, instance: str) -> bool:
         """Whether a worker of the gang is on `instance`."""
@@ -113,7 +114,7 @@ class Attempt:
 
     def begin(self) -> None:
         """Start to carry it out."""
-        self._thread.start()
+        self._thread = threads.start(self._run, f"trial-{self._start.trial}-{self._start.attempt}")
 
     def stop(self, *, replace_workers: bool = True) -> None:
         """No event comes of this attempt any more; workers that have not returned are killed and replaced."""
@@ -124,7 +125,7 @@ class Attempt:
 
     def wait(self, timeout_s: float) -> None:
         """Wait until the thread has ended, but not longer."""
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:

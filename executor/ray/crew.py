@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rubberband.cloud.cluster import INSTANCE_LABEL
 from rubberband.executor.checkpoints import CheckpointStore
+from rubberband.executor.ray import threads
 from rubberband.executor.ray.connection import ray_nodes
 from rubberband.executor.ray.shipment import Shipment
 from rubberband.executor.ray.worker import Device, SlotWorker
@@ -123,7 +124,7 @@ class Crew:
             if self.dismissed or not current.done() or current.result() is not worker:
                 return
             self._slots[gpu] = Future()
-        threading.Thread(target=self._replace, args=(gpu, worker), daemon=True, name=f"replace-{gpu}").start()
+        threads.start(lambda: self._replace(gpu, worker), f"replace-{gpu}")
 
     def dismiss(self) -> None:
         """Give the slots up: their workers go with the placement group."""

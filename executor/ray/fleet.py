@@ -22,6 +22,7 @@ from rubberband.executor.events import (
     InstanceRefused,
     LiveInstance,
 )
+from rubberband.executor.ray import threads
 from rubberband.executor.ray.connection import Connection
 from rubberband.executor.ray.crew import Crew, CrewError
 from rubberband.executor.ray.leases import Leases
@@ -37,6 +38,8 @@ _WATCH_NODES_S = 1.0
 _RETRY_S = 2.0
 _CUT_S = 60.0
 _LOOK_S = 0.1
+_SETTLED_S = 10.0
+"""The longest wait for threads that may still call Ray, before the cluster is left."""
 
 CrewMaker = Callable[[str, Callable[[str, str], None]], Crew]
 """(instance, what to call when it is sick) -> its crew."""
@@ -93,7 +96,7 @@ class RayFleet:
         self._holds: dict[str, _Hold] = {}
         self._closing = threading.Event()
         for work in (self._watch, self._watch_nodes):
-            _thread(work, work.__name__)
+            threads.start(work, work.__name__)
 
     def crew(self, instance: str) -> Crew | None:
         """The crew of an instance that is held, or None."""
@@ -106,7 +109,7 @@ class RayFleet:
         with self._mutex:
             if instance not in self._holds:
                 hold = self._holds[instance] = self._hold(instance)
-                _thread(lambda: self._launch(instance, market, first_lease_s, hold), f"launch-{instance}")
+                threads.start(lambda: self._launch(instance, market, first_lease_s, hold), f"launch-{instance}")
 
     def _hold(self, instance: str) -> _Hold:
         crew, warden = self._make_crew(instance, self._give_up), None
@@ -172,7 +175,7 @@ class RayFleet:
         with self._mutex:
             hold = self._holds.get(instance)
         if hold is None or self._end(instance, hold):
-            _thread(lambda: self._release(instance, hold), f"release-{instance}")
+            threads.start(lambda: self._release(instance, hold), f"release-{instance}")
 
     def _release(self, instance: str, hold: _Hold | None) -> None:
         if hold is not None:
@@ -307,7 +310,7 @@ class RayFleet:
             hold.running = True
             self._mailbox.put(lambda at: running(status, running_at, at))
             if ended_at is None:
-                _thread(lambda: self._assemble(instance, hold), f"assemble-{instance}")
+                threads.start(lambda: self._assemble(instance, hold), f"assemble-{instance}")
         if status.interrupted_at is not None and ended_at is None:
             self._interrupted(instance)
         if ended_at is not None:
@@ -331,7 +334,7 @@ class RayFleet:
                         preempted=status.preempted,
                     )
                 )
-            _thread(hold.crew.dismiss, f"dismiss-{instance}")
+            threads.start(hold.crew.dismiss, f"dismiss-{instance}")
 
     def _interrupted(self, instance: str) -> None:
         """Pass on, once, that the provider takes the instance away."""
@@ -384,7 +387,7 @@ class RayFleet:
         if hold.running:
             if hold.warden is not None:
                 hold.warden.reaches = self._leases.former_until
-            _thread(lambda: self._assemble(instance, hold), f"assemble-{instance}")
+            threads.start(lambda: self._assemble(instance, hold), f"assemble-{instance}")
 
     def close(self) -> None:
         """Leave the cluster and give everything back."""
@@ -393,13 +396,8 @@ class RayFleet:
         for hold in self._holds.values():
             if hold.warden is not None:
                 hold.warden.dismiss()
+        threads.settle(_SETTLED_S)
         try:
             self._connection.close()
         finally:
             self._provider.close()
-
-
-def _thread(target: Callable[[], None], name: str) -> threading.Thread:
-    thread = threading.Thread(target=target, daemon=True, name=name)
-    thread.start()
-    return thread

@@ -20,6 +20,7 @@ from ray.exceptions import RayActorError
 
 from rubberband.cloud.cluster import INSTANCE_LABEL
 from rubberband.cloud.node import extend_lease, interruption
+from rubberband.executor.ray import threads
 from rubberband.executor.ray.connection import ray_nodes
 from rubberband.executor.ray.remote_logs import LogPart, append, logs_folder, read_new
 
@@ -93,7 +94,7 @@ class Warden:
 
     def begin(self) -> None:
         """Post the actor once the instance has joined, and go on asking it until dismissed."""
-        threading.Thread(target=self._run, daemon=True, name=f"warden-{self.instance}").start()
+        threads.start(self._run, f"warden-{self.instance}")
 
     def dismiss(self) -> None:
         """The lease is not put off any more."""

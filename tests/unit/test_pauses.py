@@ -73,7 +73,7 @@ def test_the_report_the_narration_and_the_page_tell_of_it() -> None:
     assert f"{line}." in render(result)
     assert f"{line}." in render_html(result)
     assert line in [happening.told for happening in happenings(result)]
-    assert result.to_json()["pauses"] == ({"at_s": pytest.approx(story.at - PAUSE_S - 101.0), "paused_s": PAUSE_S},)
+    assert result.to_json()["pauses"] == [{"at_s": pytest.approx(story.at - PAUSE_S - 101.0), "paused_s": PAUSE_S}]
 
 
 class Nothing:

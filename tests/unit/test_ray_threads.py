@@ -1,0 +1,28 @@
+"""The driver leaves the cluster after the threads that call Ray, and not before."""
+
+from __future__ import annotations
+
+import threading
+
+from rubberband.executor.ray import threads
+
+
+def test_a_thread_that_still_works_is_waited_for() -> None:
+    may_end, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        may_end.wait(30.0)
+        ended.set()
+
+    threads.start(work, "works")
+    threads.settle(0.0)
+    assert not ended.is_set()
+    may_end.set()
+    threads.settle(30.0)
+    assert ended.is_set()
+
+
+def test_a_thread_does_not_wait_for_itself() -> None:
+    thread = threads.start(lambda: threads.settle(30.0), "settles")
+    thread.join(10.0)
+    assert not thread.is_alive()
