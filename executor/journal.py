@@ -29,7 +29,7 @@ Leases are renewed meanwhile, as far as the budget is reserved.
 """
 
 _AT_ONCE = 1000
-"""Rows are fetched so many at a time."""
+"""Rows that are fetched at a time."""
 
 _metadata = sql.MetaData()
 _experiments = sql.Table(

@@ -4,8 +4,8 @@ The model is a random-effects one of logarithms: log(seconds per iteration) = nu
 of trials and residuals are normal, so that times are lognormal; the number of GPUs is a fixed effect. A trial need not
 be measured with every number of GPUs: its speed elsewhere tells what it would take. Pure: it only computes.
 
-`fit` is what a measured profile comes from. It may also serve a run at a SYNC: `Fit.log_speeds` are the trials' own
-speeds, each shrunk to the average by what is unsure of it, in time that grows with the number of cells only.
+`fit` makes a measured profile. A run estimates the speeds of its trials with `rubberband.executor.own_speeds`, which
+costs less and starts from the profile.
 """
 
 from __future__ import annotations

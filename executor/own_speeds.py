@@ -17,9 +17,9 @@ FEWEST_TRIALS = 4
 LEAST_CV = 0.01
 """Trials that differ by less count as equally fast."""
 _PRIOR_TRIALS = 10
-"""What is profiled counts for as much as so many trials."""
+"""Weight of the profile, in trials."""
 _FAR = 3.0
-"""Deviations beyond so many standard deviations count as just that far: a few broken iterations tell little."""
+"""Standard deviations at which deviations are cut off, so that a few broken iterations count little."""
 _SHOWN = 2.0
 """Standard errors from which on a run shows that something is not as was thought."""
 _LARGEST_CORRELATION = 0.99

@@ -25,7 +25,7 @@ FILE = "starts.jsonl"
 MOST_BYTES = 128 * 1024
 """Of the file; then the older half is let go."""
 LATEST = 5
-"""So many starts are reckoned with: a machine changes."""
+"""Number of latest starts that are used: a machine changes."""
 _LONGEST_S = 3600.0
 _STEADY_CV = 0.05
 """What varies by less is planned with as if it did not."""

@@ -1,4 +1,4 @@
-"""Starts one Ray node and stays with it, as `ray start --block` does, but without what nobody here asks of a node.
+"""Starts one Ray node and stays with it, as `ray start --block` does, but without the parts that are not used here.
 
 It is run by path, with the words of `ray start`. Left out are the imports of Ray's command line, the dashboard's
 process, the server of Ray's client, and the two agents of every node: together they take more time than the node. A
