@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rubberband.cloud.aws_fake.instance import Instance, Market
+from rubberband.cloud.aws_fake.spot_prices import HOUR_S, SpotMarket
 
 MINIMUM_BILLED_S = 60.0
 
@@ -19,7 +20,7 @@ class BillLine:
     market: Market
     zone: str
     price_usd_per_hour: float
-    """At purchase."""
+    """On average over `billed_s`: the price of a spot instance is another one in each hour."""
     running_at: float
     ended_at: float | None
     """When it began to shut down; None while it runs."""
@@ -52,28 +53,31 @@ class Bill:
         return sum(line.cost_usd for line in self.lines if tags.items() <= dict(line.tags).items())
 
 
-def billed(instances: Iterable[Instance], now: float) -> Bill:
-    """The bill at `now`: from running until shutting-down, to the second and a minute at the least, at the price at
-    purchase."""
-    return Bill(lines=tuple(_line(one, now) for one in instances if _ran(one, now)))
+def billed(instances: Iterable[Instance], now: float, spot: SpotMarket) -> Bill:
+    """The bill at `now`: from running until shutting-down, to the second and a minute at the least; on the spot market
+    each hour since running at the price of its beginning, whatever it was at purchase."""
+    return Bill(lines=tuple(_line(one, now, spot) for one in instances if _ran(one, now)))
 
 
 def _ran(instance: Instance, now: float) -> bool:
     return instance.running_at <= (now if instance.ended_at is None else instance.ended_at)
 
 
-def _line(instance: Instance, now: float) -> BillLine:
+def _line(instance: Instance, now: float, spot: SpotMarket) -> BillLine:
     until = now if instance.ended_at is None else min(now, instance.ended_at)
     billed_s = max(MINIMUM_BILLED_S, until - instance.running_at)
+    price_usd_per_hour = instance.price_usd_per_hour
+    if instance.market == "spot":
+        price_usd_per_hour = spot.mean_usd(instance.machine_type, instance.zone, instance.running_at, billed_s)
     return BillLine(
         instance_id=instance.instance_id,
         instance_type=instance.machine_type.name,
         market=instance.market,
         zone=instance.zone,
-        price_usd_per_hour=instance.price_usd_per_hour,
+        price_usd_per_hour=price_usd_per_hour,
         running_at=instance.running_at,
         ended_at=instance.ended_at,
         billed_s=billed_s,
-        cost_usd=billed_s / 3600.0 * instance.price_usd_per_hour,
+        cost_usd=billed_s / HOUR_S * price_usd_per_hour,
         tags=dict(instance.tags),
     )

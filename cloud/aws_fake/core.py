@@ -115,7 +115,7 @@ class FakeAws:
     def bill(self) -> Bill:
         """What everything has cost until now; what runs is billed until now."""
         self.tick()
-        return billed(self.world.instances.values(), self.clock())
+        return billed(self.world.instances.values(), self.clock(), self.world.spot)
 
     def set_capacity(
         self,

@@ -12,7 +12,6 @@ from rubberband.cloud.aws_fake.launch_order import Order, order_of, profile_arn
 from rubberband.cloud.aws_fake.launch_rights import check_launch
 from rubberband.cloud.aws_fake.quota_codes import quota_code
 from rubberband.cloud.aws_fake.request import Operation, Request
-from rubberband.cloud.aws_fake.spot_prices import spot_price_usd
 from rubberband.cloud.aws_fake.world import ACCOUNT, World, drawn
 
 
@@ -84,7 +83,7 @@ def _unsupported(world: World, order: Order) -> FakeError:
 def _check_bid(world: World, order: Order, now: float) -> None:
     if order.max_price is None or world.ignores_spot:
         return
-    price_usd = spot_price_usd(world.seed, order.machine, order.subnet.zone, now)
+    price_usd = world.spot.price_usd(order.machine, order.subnet.zone, now)
     if float(order.max_price) < price_usd:
         raise FakeError(
             "SpotMaxPriceTooLow",
@@ -170,7 +169,7 @@ def _instance(request: Request, order: Order, reservation_id: str, index: int) -
 
 def _price_usd(world: World, order: Order, spot: bool, now: float) -> float:
     if spot:
-        return spot_price_usd(world.seed, order.machine, order.subnet.zone, now)
+        return world.spot.price_usd(order.machine, order.subnet.zone, now)
     return order.machine.price_usd_per_hour
 
 

@@ -12,7 +12,6 @@ from rubberband.cloud.aws_fake.filters import Reader, filtered, page
 from rubberband.cloud.aws_fake.instance import as_datetime
 from rubberband.cloud.aws_fake.machine_types import as_described
 from rubberband.cloud.aws_fake.request import Operation, Request
-from rubberband.cloud.aws_fake.spot_prices import changes, spot_price_usd
 from rubberband.cloud.aws_fake.world import REGIONS, Image
 
 LINUX = "Linux/UNIX"
@@ -104,11 +103,11 @@ def describe_spot_price_history(request: Request) -> dict[str, Any]:
     if params.get("ProductDescriptions") and LINUX not in params["ProductDescriptions"]:
         return {"SpotPriceHistory": []}
     prices = [
-        SpotPrice(instance_type=machine.name, zone=one, at=at, price_usd=spot_price_usd(world.seed, machine, one, at))
+        SpotPrice(instance_type=machine.name, zone=one, at=at, price_usd=world.spot.price_usd(machine, one, at))
         for machine in world.machine_types.values()
         for one in world.zones
         if (not types or machine.name in types) and zone in (None, one) and world.offers(machine, one)
-        for at in (changes(world.seed, machine, one, start, end) if machine.has_spot else ())
+        for at in (world.spot.changes(machine, one, start, end) if machine.has_spot else ())
     ]
     prices.sort(key=lambda price: -price.at)
     shown, following = page(filtered(prices, params, _SPOT_READERS), params)

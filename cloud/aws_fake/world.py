@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 from rubberband.cloud.aws_fake.instance import INSTANCE_INITIATED, Behavior, Instance, Market
 from rubberband.cloud.aws_fake.machine_types import MACHINE_TYPES, Architecture, MachineType
 from rubberband.cloud.aws_fake.quota_codes import DEFAULT_VCPUS, QUOTAS
+from rubberband.cloud.aws_fake.spot_prices import SpotMarket
 
 ACCOUNT = "123456789012"
 REGIONS = (
@@ -129,7 +130,7 @@ class World:
 
     def __init__(self, region: str, seed: int) -> None:
         self.region = region
-        self.seed = seed
+        self.spot = SpotMarket(seed=seed)
         self.rng = random.Random(f"{region} {seed}")
         self.zones = tuple(region + letter for letter in ("abcdef" if region == "us-east-1" else "abc"))
         self.pending_s: Delay = 20.0

@@ -1,4 +1,4 @@
-"""The fake's meter: from running to shutting-down, a minute at the least, at the price at purchase."""
+"""The fake's meter: from running to shutting-down, a minute at the least, at the price of the hour."""
 
 from __future__ import annotations
 
@@ -49,16 +49,28 @@ def test_what_was_asked_for_again_is_billed_once() -> None:
     assert rental.fake.bill().total_usd == pytest.approx(3.06)
 
 
-def test_a_line_says_what_was_bought_and_the_price_stays_that_at_purchase() -> None:
+def test_a_spot_instance_costs_each_hour_what_the_price_is_when_the_hour_begins() -> None:
     rental = Rental()
     rental.launch(InstanceMarketOptions=spot(), Placement={"AvailabilityZone": "us-east-1c"})
     rental.clock.sleep(20 + 7200)
     line = rental.fake.bill().lines[0]
     assert (line.instance_type, line.market, line.zone) == ("p3.2xlarge", "spot", "us-east-1c")
     assert (line.running_at, line.ended_at, line.billed_s) == (START + 20, None, 7200.0)
-    prices = {point["SpotPrice"] for point in _history(rental)}
-    assert len(prices) > 1
-    assert line.cost_usd == pytest.approx(2.0 * line.price_usd_per_hour)
+    prices_usd = [_price_usd(rental, START + 20 + hour * 3600.0) for hour in range(3)]
+    assert len(set(prices_usd)) > 1
+    assert line.cost_usd == pytest.approx(sum(prices_usd[:2]))
+    assert line.price_usd_per_hour == pytest.approx(sum(prices_usd[:2]) / 2)
+    rental.clock.sleep(900)
+    assert rental.fake.bill().total_usd == pytest.approx(sum(prices_usd[:2]) + prices_usd[2] / 4)
+
+
+@pytest.mark.parametrize("swing", [0.0, 0.2, 5.0])
+def test_a_spot_price_is_never_above_the_price_on_demand(swing: float) -> None:
+    rental = Rental()
+    rental.fake.world.spot.swing, rental.fake.world.spot.step_s = swing, 60.0
+    prices_usd = {_price_usd(rental, START + minute * 60.0) for minute in range(100)}
+    assert (len(prices_usd) == 1) == (swing == 0.0)
+    assert 0.0 < min(prices_usd) <= max(prices_usd) <= 3.06
 
 
 def test_a_bill_is_split_by_tags() -> None:
@@ -92,8 +104,11 @@ def test_a_stopped_instance_costs_nothing_more() -> None:
     assert rental.fake.bill().lines[0].billed_s == 100.0
 
 
-def _history(rental: Rental) -> list[dict[str, str]]:
-    history: list[dict[str, str]] = rental.ec2.describe_spot_price_history(
-        InstanceTypes=["p3.2xlarge"], AvailabilityZone="us-east-1c", StartTime=START
+def _price_usd(rental: Rental, at: float) -> float:
+    """As the history tells it then."""
+    rental.clock.now, now = at, rental.clock.now
+    history = rental.ec2.describe_spot_price_history(
+        InstanceTypes=["p3.2xlarge"], AvailabilityZone="us-east-1c", StartTime=at
     )["SpotPriceHistory"]
-    return history
+    rental.clock.now = now
+    return float(history[0]["SpotPrice"])
