@@ -52,7 +52,7 @@ class Standing:
 def boot_script(start: NodeStart) -> str:
     """A UserData that says what the fake needs to know."""
     return (
-        f"#!/bin/bash\nINSTANCE={start.instance}\nHEAD_ADDRESS={start.head_address}\nGPUS={start.gpus}\n"
+        f"#!/bin/bash\nINSTANCES=({' '.join(start.instances)})\nHEAD_ADDRESS={start.head_address}\nGPUS={start.gpus}\n"
         f"LEASE_S={start.lease_s:.0f}\nLIFETIME_S={start.lifetime_s:.0f}\n"
     )
 

@@ -178,7 +178,7 @@ class Launcher:
             raise ProviderError(self._refuse(order.instance, reason))
         token = calls.client_token(run.experiment, run.run, order.instance, len(intent.attempts) + 1, choice)
         node = NodeStart(
-            instance=order.instance,
+            instances=(order.instance,),
             head_address=intent.head_address,
             gpus=self._gpus,
             lease_s=lease_s,

@@ -25,10 +25,10 @@ class Session(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStart:
-    """What differs from one instance to the next, as its UserData must know it."""
+    """What differs from one request to the next, as the UserData of its instances must know it."""
 
-    instance: str
-    """Its name; the value of its label in Ray."""
+    instances: tuple[str, ...]
+    """The names of all that one request asks for, in the order of EC2's launch index; each is its label in Ray."""
     head_address: str
     """host:port of the Ray head."""
     gpus: int

@@ -182,7 +182,7 @@ def _dry_run(session: Session, machines: Machines, offer: Offer, market: Market)
         on_demand_usd_per_hour=offer.price_usd_per_hour,
     )
     start = NodeStart(
-        instance=_PROBE,
+        instances=(_PROBE,),
         head_address="255.255.255.255:65535",
         gpus=offer.gpus,
         lease_s=_LONGEST_S,

@@ -111,7 +111,7 @@ def worker_script(boot: Boot, start: NodeStart) -> str:
     values = {
         "LEASE_S": str(max(1, int(start.lease_s))),
         "LIFETIME_S": str(max(1, int(start.lifetime_s))),
-        "INSTANCE": start.instance,
+        "INSTANCES": start.instances,
         "HEAD_ADDRESS": start.head_address,
         "GPUS": str(start.gpus),
         "TOKEN": boot.token_parameter,

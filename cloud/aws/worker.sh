@@ -32,6 +32,16 @@ upgrade_nothing() { # an upgrade at work holds a shutdown up for as long as 30 m
     [[ ! -d "$folder" ]] || echo 'APT::Periodic::Unattended-Upgrade "0";' > "$folder/99rubberband"
 }
 
+find_name() { # all instances of a request have the same script: each takes the name at its own place in the request
+    local metadata="${AWS_EC2_METADATA_SERVICE_ENDPOINT:-http://169.254.169.254}/latest" session index=0
+    local ask=(curl --silent --show-error --fail --retry 10 --retry-connrefused --max-time 5)
+    if ((${#INSTANCES[@]} > 1)); then
+        session="$("${ask[@]}" --request PUT --header "X-aws-ec2-metadata-token-ttl-seconds: 300" "$metadata/api/token")"
+        index="$("${ask[@]}" --header "X-aws-ec2-metadata-token: $session" "$metadata/meta-data/ami-launch-index")"
+    fi
+    INSTANCE="${INSTANCES[${index:?there is no ami-launch-index}]}"
+}
+
 join() {
     say "joining $HEAD_ADDRESS as $INSTANCE"
     export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$DIR/ray-token" RUBBERBAND_LEASE="$DIR/lease"
@@ -48,6 +58,7 @@ work() {
     set -euo pipefail
     export HOME="${HOME:-/root}" AWS_DEFAULT_REGION="$REGION"
     export AWS_METADATA_SERVICE_NUM_ATTEMPTS=10 AWS_METADATA_SERVICE_TIMEOUT=5
+    find_name
     say "$INSTANCE boots"
     ((${#REQUIREMENTS[@]} == 0)) || make_venv
     run_setup
@@ -62,7 +73,7 @@ arm_lease || exit 1
 set -euo pipefail
 upgrade_nothing
 {
-    declare -p DIR INSTANCE HEAD_ADDRESS GPUS REGION TOKEN PYTHON_VERSION REQUIREMENTS WHEELS INDEX_URL SETUP RAY_SETTINGS
+    declare -p DIR INSTANCES HEAD_ADDRESS GPUS REGION TOKEN PYTHON_VERSION REQUIREMENTS WHEELS INDEX_URL SETUP RAY_SETTINGS
     declare -f
     echo work
 } > "$DIR/worker"

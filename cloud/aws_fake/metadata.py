@@ -47,6 +47,8 @@ class Facts:
     access_key: str
     """What its role's credentials are known by."""
     user_data: str
+    launch_index: int = 0
+    """Its place among the instances of one request."""
 
 
 class Metadata:
@@ -94,6 +96,7 @@ class Metadata:
         entries = {
             "dynamic/instance-identity/document": json.dumps(identity),
             "meta-data/ami-id": facts.image_id,
+            "meta-data/ami-launch-index": str(facts.launch_index),
             "meta-data/instance-id": facts.instance_id,
             "meta-data/instance-life-cycle": "spot" if facts.spot else "on-demand",
             "meta-data/instance-type": facts.instance_type,

@@ -146,6 +146,7 @@ class FakeServer:
             role=role,
             access_key=access_key("worker" if role is not None and "worker" in role else DRIVER),
             user_data=instance.user_data,
+            launch_index=instance.launch_index,
         )
 
     def _driver_facts(self) -> Facts:

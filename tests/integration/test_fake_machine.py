@@ -253,7 +253,7 @@ def test_the_script_of_a_worker_arms_its_lease_and_runs_on_after_the_boot(aws: R
         setup=(armed,),
         ray_settings={},
     )
-    start = NodeStart(instance="i-007", head_address="127.0.0.1:1", gpus=1, lease_s=600.0, lifetime_s=3600.0)
+    start = NodeStart(instances=("i-007",), head_address="127.0.0.1:1", gpus=1, lease_s=600.0, lifetime_s=3600.0)
     machine = launch(aws, worker_script(boot, start))
     until(lambda: ended(aws, machine), "the end, since a set-up command failed")
     assert "lease is armed" in aws.machines.console(machine.instance_id)

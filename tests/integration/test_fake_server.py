@@ -296,15 +296,16 @@ def test_metadata_wants_a_token_that_is_of_this_machine_and_not_too_old(tmp_path
     launched = (
         fake.session("admin")
         .client("ec2")
-        .run_instances(ImageId=image.image_id, InstanceType="g4dn.xlarge", MinCount=1, MaxCount=1)
+        .run_instances(ImageId=image.image_id, InstanceType="g4dn.xlarge", MinCount=2, MaxCount=2)
     )
-    machine = launched["Instances"][0]["InstanceId"]
+    machine = launched["Instances"][1]["InstanceId"]
     with FakeServer(fake, tmp_path) as fresh:
         address = fresh.metadata_url(machine) + "/latest/meta-data/"
         assert curl(address + "instance-id")[0] == 401
         assert curl(fresh.metadata_url(machine) + "/latest/api/token", "-X", "PUT")[0] == 400
         mine = ["-H", f"X-aws-ec2-metadata-token: {token(fresh, machine)}"]
         assert curl(address + "instance-id", *mine) == (200, machine)
+        assert curl(address + "ami-launch-index", *mine) == (200, "1")
         assert "instance-id\n" in curl(address, *mine)[1]
         mac = curl(address + "mac", *mine)[1]
         vpc = curl(f"{address}network/interfaces/macs/{mac}/vpc-id", *mine)

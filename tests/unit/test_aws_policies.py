@@ -120,7 +120,7 @@ def everything(account: Account) -> None:
             price_usd_per_hour=1.0,
             on_demand_usd_per_hour=1.0,
         )
-        start = NodeStart(instance="i-001", head_address="10.0.0.1:1", gpus=1, lease_s=600, lifetime_s=3600)
+        start = NodeStart(instances=("i-001",), head_address="10.0.0.1:1", gpus=1, lease_s=600, lifetime_s=3600)
         request = launch_request(
             machines,
             choice,

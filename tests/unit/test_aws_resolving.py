@@ -273,7 +273,7 @@ def test_an_instance_reads_the_token_and_nothing_else(
 
 def test_the_boot_script_knows_the_parameter_and_not_the_token(account: Account, tmp_path: Path) -> None:
     machines = resolved(account, tmp_path)
-    start = NodeStart(instance="i-001", head_address="10.0.0.5:6379", gpus=1, lease_s=600, lifetime_s=3600)
+    start = NodeStart(instances=("i-001",), head_address="10.0.0.5:6379", gpus=1, lease_s=600, lifetime_s=3600)
     text = machines.user_data(start)
 
     assert text == resolved(account, tmp_path).user_data(start)
@@ -284,7 +284,7 @@ def test_the_boot_script_knows_the_parameter_and_not_the_token(account: Account,
 def test_the_drivers_wheel_is_put_beside_the_checkpoints_once_and_named_with_its_digest(
     account: Account, tmp_path: Path
 ) -> None:
-    start = NodeStart(instance="i-001", head_address="10.0.0.5:6379", gpus=1, lease_s=600, lifetime_s=3600)
+    start = NodeStart(instances=("i-001",), head_address="10.0.0.5:6379", gpus=1, lease_s=600, lifetime_s=3600)
     texts = {resolved(account, tmp_path, install=None).user_data(start) for _ in range(2)}
 
     assert account.operations().count("PutObject") == 1

@@ -29,7 +29,7 @@ from rubberband.cloud.aws.user_data import (
 )
 from rubberband.errors import InputError
 
-START = NodeStart(instance="i-001", head_address="10.0.0.5:6379", gpus=4, lease_s=600.9, lifetime_s=7200.0)
+START = NodeStart(instances=("i-001",), head_address="10.0.0.5:6379", gpus=4, lease_s=600.9, lifetime_s=7200.0)
 BOOT = Boot(
     region="us-east-1",
     token_parameter="/rubberband/me/ray-token",
@@ -183,6 +183,34 @@ def test_the_machine_joins_with_token_label_and_settings_and_ends_with_ray(machi
         *machine.called
     }
     assert machine.called[-1] == "shutdown -h now"
+
+
+MANY = replace(START, instances=("i-001", "i-002", "i-003"))
+"""Of one request."""
+
+
+def test_each_of_many_takes_the_name_at_its_own_place_in_the_request(machine: Machine) -> None:
+    machine.program("curl", '[[ "$*" == *ami-launch-index ]] && echo 1 || echo a-token')
+    machine.boot(worker_script(BOOT, MANY))
+
+    assert machine.work().returncode == 0
+
+    asked = [line for line in machine.called if line.startswith("curl")]
+    assert asked[0].endswith("http://169.254.169.254/latest/api/token")
+    assert "--request PUT" in asked[0]
+    assert "X-aws-ec2-metadata-token: a-token" in asked[1]
+    assert any("rubberband/instance=i-002" in line for line in machine.called)
+
+
+@pytest.mark.parametrize("answer", ["exit 22", "echo", "echo 3"])
+def test_a_machine_without_a_name_ends(machine: Machine, answer: str) -> None:
+    machine.program("curl", answer)
+    machine.boot(worker_script(BOOT, MANY))
+
+    assert machine.work().returncode != 0
+
+    assert machine.called[-1] == "shutdown -h now"
+    assert not any("scripts start" in line for line in machine.called)
 
 
 @pytest.mark.parametrize("failing", ["setup", "token", "uv"])
