@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from rubberband.cloud.aws_fake.instance import Instance, Market
+from rubberband.cloud.aws_fake.instance import SPOT_TERMINATION, Instance, Market
 from rubberband.cloud.aws_fake.spot_prices import HOUR_S, SpotMarket
 
 MINIMUM_BILLED_S = 60.0
@@ -55,7 +55,11 @@ class Bill:
 
 def billed(instances: Iterable[Instance], now: float, spot: SpotMarket) -> Bill:
     """The bill at `now`: from running until shutting-down, to the second and a minute at the least; on the spot market
-    each hour since running at the price of its beginning, whatever it was at purchase."""
+    each hour since running at the price of its beginning, whatever it was at purchase.
+
+    A spot instance that EC2 interrupts in its first hour is free; whoever ends one pays for its seconds, and so does
+    everybody after that hour (EC2 User Guide, "Billing for interrupted Spot Instances", Linux but SUSE).
+    """
     return Bill(lines=tuple(_line(one, now, spot) for one in instances if _ran(one, now)))
 
 
@@ -66,18 +70,25 @@ def _ran(instance: Instance, now: float) -> bool:
 def _line(instance: Instance, now: float, spot: SpotMarket) -> BillLine:
     until = now if instance.ended_at is None else min(now, instance.ended_at)
     billed_s = max(MINIMUM_BILLED_S, until - instance.running_at)
-    price_usd_per_hour = instance.price_usd_per_hour
-    if instance.market == "spot":
-        price_usd_per_hour = spot.mean_usd(instance.machine_type, instance.zone, instance.running_at, billed_s)
+    cost_usd = _cost_usd(instance, until, billed_s, spot)
     return BillLine(
         instance_id=instance.instance_id,
         instance_type=instance.machine_type.name,
         market=instance.market,
         zone=instance.zone,
-        price_usd_per_hour=price_usd_per_hour,
+        price_usd_per_hour=cost_usd / billed_s * HOUR_S,
         running_at=instance.running_at,
         ended_at=instance.ended_at,
         billed_s=billed_s,
-        cost_usd=billed_s / HOUR_S * price_usd_per_hour,
+        cost_usd=cost_usd,
         tags=dict(instance.tags),
     )
+
+
+def _cost_usd(instance: Instance, until: float, billed_s: float, spot: SpotMarket) -> float:
+    if instance.market != "spot":
+        return billed_s / HOUR_S * instance.price_usd_per_hour
+    interrupted = instance.state_reason == SPOT_TERMINATION and until == instance.ended_at
+    if interrupted and until - instance.running_at < HOUR_S:
+        return 0.0
+    return spot.cost_usd(instance.machine_type, instance.zone, instance.running_at, billed_s)

@@ -83,6 +83,8 @@ class Instance:
     """It powers itself off then, whatever its lease."""
     notice_at: float | None = None
     """When the notice of its interruption could first be read on it."""
+    outbid_until: float | None = None
+    """Up to then the spot price was never above its maximum."""
     reclaim_at: float | None = None
     """When it is taken away."""
     booted: bool = False

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from rubberband.cloud.aws_fake.machine_types import MachineType
 
@@ -23,9 +24,17 @@ class SpotMarket:
     """From one price to the next."""
     swing: float = 0.2
     """A price is within this share of its average, and at most the price on demand (as it has been since 2017)."""
+    _walks: dict[tuple[str, str], list[tuple[float, float]]] = field(default_factory=dict)
+
+    def set(self, instance_type: str, zone: str, walk: Sequence[tuple[float, float]]) -> None:
+        """Let a price be this walk: (from an instant on, USD per hour), in order; the first one holds before, too."""
+        self._walks[instance_type, zone] = list(walk)
 
     def price_usd(self, machine: MachineType, zone: str, at: float) -> float:
         """USD per hour for one instance, at an instant."""
+        walk = self._walks.get((machine.name, zone))
+        if walk is not None:
+            return walk[max(0, bisect_right(walk, at, key=lambda change: change[0]) - 1)][1]
         step = int((at - self._offset_s(machine, zone)) // self.step_s)
         source = random.Random(f"{self.seed} {machine.name} {zone} {step}")
         share = machine.spot_share * max(LOWEST, 1.0 + source.uniform(-self.swing, self.swing))
@@ -33,6 +42,10 @@ class SpotMarket:
 
     def changes(self, machine: MachineType, zone: str, start: float, end: float) -> Iterator[float]:
         """When the price changed between two instants, latest first; and the last change before them."""
+        walk = self._walks.get((machine.name, zone))
+        if walk is not None:
+            yield from _changes_of(walk, start, end)
+            return
         offset_s = self._offset_s(machine, zone)
         at = offset_s + (end - offset_s) // self.step_s * self.step_s
         while at > start:
@@ -40,18 +53,28 @@ class SpotMarket:
             at -= self.step_s
         yield at
 
-    def mean_usd(self, machine: MachineType, zone: str, start: float, seconds: float) -> float:
-        """USD per hour, on average, of an instance that runs for `seconds` from `start`.
+    def cost_usd(self, machine: MachineType, zone: str, start: float, seconds: float) -> float:
+        """What an instance costs that runs for `seconds` from `start`.
 
-        Each hour since `start` costs what the price is when the hour begins, to the second ("the Spot price that's in
-        effect at the beginning of each instance-hour": AWS's support, in awsdocs/amazon-ec2-user-guide#97). EC2 waives
-        an hour that it interrupts if it is the first; this meter does not.
+        Each hour since `start` costs what the price is when the hour begins, to the second ("You pay the Spot price
+        that's in effect at the beginning of each instance-hour for your running instance. If Spot price changes after
+        you launch the instance, the new price is charged against the instance usage for the subsequent hour": Amazon
+        EC2 FAQs; AWS's support says so in awsdocs/amazon-ec2-user-guide#97).
         """
-        weighted, hours = 0.0, math.ceil(seconds / HOUR_S)
-        for hour in range(hours):
+        cost_usd = 0.0
+        for hour in range(math.ceil(seconds / HOUR_S)):
             lasts_s = min(HOUR_S, seconds - hour * HOUR_S)
-            weighted += self.price_usd(machine, zone, start + hour * HOUR_S) * lasts_s
-        return weighted / seconds
+            cost_usd += self.price_usd(machine, zone, start + hour * HOUR_S) * lasts_s / HOUR_S
+        return cost_usd
 
     def _offset_s(self, machine: MachineType, zone: str) -> float:
         return random.Random(f"{self.seed} {machine.name} {zone}").randrange(math.ceil(self.step_s))
+
+
+def _changes_of(walk: Sequence[tuple[float, float]], start: float, end: float) -> Iterator[float]:
+    for at, _ in reversed(walk):
+        if at <= end:
+            yield at
+            if at <= start:
+                return
+    yield min(start, walk[0][0]) - 1.0

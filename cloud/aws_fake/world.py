@@ -35,6 +35,8 @@ REGIONS = (
     "us-west-2",
 )
 """Those that an account has without opting in."""
+NOTICE_S = 120.0
+"""From the notice of a spot instance's interruption until it is taken away."""
 Delay = float | Callable[[random.Random], float]
 """Seconds, or what draws them."""
 
@@ -190,6 +192,7 @@ class World:
     def settle(self, now: float) -> None:
         """Let everything happen that was due by `now`."""
         for instance in list(self._living.values()):
+            self._outbid(instance, now)
             due = instance.due(now)
             self._boot(instance, min(now, due[0]) if due else now)
             if due is not None:
@@ -197,6 +200,18 @@ class World:
                 self.end(
                     instance, at, reason, instance.shutdown_behavior if reason == INSTANCE_INITIATED else "terminate"
                 )
+
+    def _outbid(self, instance: Instance, now: float) -> None:
+        """EC2 takes a spot instance back once the price is above its maximum, two minutes after it says so."""
+        if instance.max_price is None or instance.reclaim_at is not None:
+            return
+        most_usd, since = float(instance.max_price), instance.outbid_until or instance.launched_at
+        instance.outbid_until = now
+        machine, zone = instance.machine_type, instance.zone
+        for at in sorted(self.spot.changes(machine, zone, since, now)):
+            if at >= instance.launched_at and self.spot.price_usd(machine, zone, at) > most_usd:
+                instance.notice_at, instance.reclaim_at = at, at + NOTICE_S
+                return
 
     def end(self, instance: Instance, at: float, reason: str, behavior: Behavior = "terminate") -> None:
         """It shuts down at `at`."""
