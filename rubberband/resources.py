@@ -75,8 +75,9 @@ class Aws(Words):
     """An AMI (`ami-…`) or an SSM parameter that names one (`ssm:/aws/service/…`). By default the latest Deep Learning
     AMI for the type's architecture."""
     install: Annotated[str, Field(min_length=1)] | None = None
-    """Python packages that an instance installs beside the rubberband of the driver, such as `scikit-learn`. The URL of
-    a wheel (https:// or s3://) of rubberband-tune replaces that one. `none` for an image that has everything."""
+    """Python packages that an instance installs beside the rubberband of the driver, such as `scikit-learn`. Packages
+    get the driver's versions, except those whose version is given here. The URL of a wheel (https:// or s3://) of
+    rubberband-tune replaces the driver's. `none` for an image that has everything."""
     index_url: Annotated[str, AfterValidator(_package_index)] | None = None
     """A package index of your own (https:// or file://), from which instances install rubberband-tune in the driver's
     version and everything else (uv, pip, setuptools and wheel too). By default they install the driver's very files, as

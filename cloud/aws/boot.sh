@@ -40,22 +40,33 @@ make_venv() {
     uv venv --quiet --seed --clear --python "$PYTHON_VERSION" "$DIR/venv"
     export VIRTUAL_ENV="$DIR/venv" PATH="$DIR/venv/bin:$PATH"
     cd "$DIR"
-    local address
-    ((${#WHEELS[@]} == 0)) || uv pip install --quiet boto3
+    local address versions=()
+    [[ ${#WHEELS[@]} == 0 && "$CONSTRAINTS" != s3://* ]] || uv pip install --quiet boto3
     for address in "${WHEELS[@]}"; do
         say "fetching $address"
         fetch "$address" wheels
     done
+    # Of every package the driver's version, so that no two instances of a run differ.
+    if [[ "$CONSTRAINTS" == s3://* ]]; then
+        say "fetching $CONSTRAINTS"
+        fetch "$CONSTRAINTS" constraints
+        versions=(--constraint constraints/*.txt)
+    elif [[ -n "$CONSTRAINTS" ]]; then
+        base64 --decode <<< "$CONSTRAINTS" | gzip --decompress > constraints.txt
+        versions=(--constraint constraints.txt)
+    fi
     # PyTorch's own index has the build for this machine's driver, and a small one for none; PyPI's will do.
     if [[ -z "$INDEX_URL" ]] && curl --head --silent --fail --max-time 10 https://download.pytorch.org/whl/torch/ > /dev/null; then
         export UV_TORCH_BACKEND=auto
     fi
     say "installing ${REQUIREMENTS[*]}"
-    uv pip install --quiet "${REQUIREMENTS[@]}"
+    uv pip install --quiet "${versions[@]}" "${REQUIREMENTS[@]}"
 }
 
 run_setup() {
-    local command
+    local command folder="${RUBBERBAND_ROOT:-}/etc/apt/apt.conf.d"
+    # What a machine installs by itself when it boots holds apt's lock for some minutes: wait for it.
+    [[ ! -d "$folder" ]] || echo 'DPkg::Lock::Timeout "600";' > "$folder/99rubberband-lock"
     for command in "${SETUP[@]}"; do
         say "setup: $command"
         /bin/bash -c "$command"

@@ -11,17 +11,26 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from rubberband.cloud.aws import wheel
+from rubberband.cloud.aws.constraints import constraints, sent
 from rubberband.cloud.aws.errors import OF_AWS, explain
 from rubberband.cloud.aws.images import find_image, root_volume_gb, type_facts
 from rubberband.cloud.aws.machines import Machines, NodeStart, Session
 from rubberband.cloud.aws.metadata import Place, own_place
 from rubberband.cloud.aws.network import check_group, choose_subnets, ensure_group
 from rubberband.cloud.aws.token import publish_token, token_parameter
-from rubberband.cloud.aws.user_data import Boot, Installation, brings_the_package, installation, worker_script
+from rubberband.cloud.aws.user_data import (
+    Boot,
+    Installation,
+    brings_the_package,
+    installation,
+    words_of,
+    worker_script,
+)
 from rubberband.cloud.local import ray_node
 from rubberband.distribution import DISTRIBUTION, install_hint, requirement
 from rubberband.errors import InputError
@@ -89,15 +98,19 @@ def security_group(session: Session, words: Aws, vpc: str, sleep: Callable[[floa
 def what_to_install(session: Session, words: Aws, checkpoints: str | None) -> Installation:
     """What an instance installs: the driver's own rubberband, unless the file names another, and what the file says.
 
-    The driver's goes as a wheel through the bucket of the checkpoints; where the user has an index, its version is
-    asked for there. Raises InputError if there is neither.
+    Packages are of the driver's versions, except those whose version the file says. The driver's rubberband goes as a
+    wheel through the bucket of the checkpoints; where the user has an index, its version is asked for there. Raises
+    InputError if there is neither.
     """
     install = words.install or ""
     if not brings_the_package(install):
         own = wheel.upload(session, checkpoints) if words.index_url is None else _at_the_index()
         install = f"{own} {install}"
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return installation(install, python=python, ray=_ray_version(), index_url=words.index_url)
+    found = installation(install, python=python, ray=_ray_version(), index_url=words.index_url)
+    if not found.requirements:
+        return found
+    return replace(found, constraints=sent(session, checkpoints, constraints(words_of(install))))
 
 
 def _at_the_index() -> str:

@@ -43,6 +43,8 @@ class Installation:
     installed only if that is its digest."""
     index_url: str | None = None
     """Where pip finds requirements; None: at PyPI, or as the image is set up."""
+    constraints: str = ""
+    """The versions of the driver's packages, as `constraints.sent` has them; empty: any that fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,7 @@ class Boot:
 def brings_the_package(install: str) -> bool:
     """Whether `resources.aws.install` says which rubberband an instance has. Raises InputError."""
     return install.strip() == "none" or any(
-        _OURS.fullmatch(word) or _OUR_WHEEL.fullmatch(word) for word in _words(install)
+        _OURS.fullmatch(word) or _OUR_WHEEL.fullmatch(word) for word in words_of(install)
     )
 
 
@@ -74,7 +76,7 @@ def installation(install: str, *, python: str, ray: str, index_url: str | None =
     """
     if install.strip() == "none":
         return Installation(python=python)
-    words = _words(install)
+    words = words_of(install)
     for word in words:
         if word.startswith("s3://") and not _S3_WHEEL.fullmatch(word):
             raise InputError(f"resources.aws.install: {shown(word)} is no wheel; write s3://bucket/….whl")
@@ -96,7 +98,8 @@ def installation(install: str, *, python: str, ray: str, index_url: str | None =
     )
 
 
-def _words(install: str) -> tuple[str, ...]:
+def words_of(install: str) -> tuple[str, ...]:
+    """The requirements in `resources.aws.install`, as a shell would split them. Raises InputError."""
     try:
         return tuple(shlex.split(install))
     except ValueError as error:
@@ -133,7 +136,7 @@ def script(values: Mapping[str, str | tuple[str, ...]], *shell_files: str) -> st
     if len(text.encode()) > MAX_BYTES:
         raise InputError(
             f"resources.aws.setup: the boot script has {len(text.encode())} bytes, and EC2 takes {MAX_BYTES}; shorten "
-            "the commands, or let one fetch a script"
+            "the commands, let one fetch a script, or keep checkpoints in a bucket (s3://…), which has room for more"
         )
     return text
 
@@ -151,6 +154,7 @@ def _shared_values(region: str, installed: Installation, setup: tuple[str, ...])
         "REQUIREMENTS": installed.requirements,
         "WHEELS": installed.wheels,
         "INDEX_URL": installed.index_url or "",
+        "CONSTRAINTS": installed.constraints,
         "SETUP": setup,
     }
 

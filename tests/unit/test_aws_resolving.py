@@ -287,8 +287,9 @@ def test_the_drivers_wheel_is_put_beside_the_checkpoints_once_and_named_with_its
     start = NodeStart(instances=("i-001",), head_address="10.0.0.5:6379", gpus=1, lease_s=600, lifetime_s=3600)
     texts = {resolved(account, tmp_path, install=None).user_data(start) for _ in range(2)}
 
-    assert account.operations().count("PutObject") == 1
-    ((key, content),) = account.fake.world.buckets[account.bucket].items()
+    assert account.operations().count("PutObject") == 2
+    versions, (key, content) = sorted(account.fake.world.buckets[account.bucket].items())
+    assert versions[0].startswith("c/constraints/")
     assert key.startswith("c/wheels/rubberband_tune-")
     address = f"s3://{account.bucket}/{key}#sha256={hashlib.sha256(content).hexdigest()}"
     assert f"WHEELS=('{address}')" in texts.pop()

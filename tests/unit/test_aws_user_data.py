@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import hashlib
 import os
 import re
@@ -164,6 +166,8 @@ def test_no_upgrade_holds_up_the_end_of_a_machine(machine: Machine) -> None:
     assert machine.boot(worker_script(BOOT, START)).returncode == 0
 
     assert (settings_of_apt / "99rubberband").read_text() == 'APT::Periodic::Unattended-Upgrade "0";\n'
+    assert machine.work().returncode == 0
+    assert (settings_of_apt / "99rubberband-lock").read_text() == 'DPkg::Lock::Timeout "600";\n', "set-up commands wait"
 
 
 def test_the_machine_joins_with_token_label_and_settings_and_ends_with_ray(machine: Machine) -> None:
@@ -286,6 +290,27 @@ def test_only_the_very_wheel_of_the_driver_is_installed(machine: Machine, role: 
     assert ("is not what the driver put there" in printed) == (not same)
     if role == "worker":
         assert (ran.returncode == 0) == same
+
+
+@pytest.mark.parametrize("in_a_bucket", [True, False])
+def test_packages_are_of_the_drivers_versions(machine: Machine, in_a_bucket: bool) -> None:
+    versions = "numpy==2.3.1\ntorch==2.9.0\n"
+    address = "s3://bucket/c/constraints/0a1b.txt#sha256=" + "0" * 64
+    given = address if in_a_bucket else base64.b64encode(gzip.compress(versions.encode())).decode()
+    machine.program("python3", '[[ "$1" != -c ]] || { mkdir -p "$4"; touch "$4/0a1b.txt"; echo "to $4" >> "$LOG"; }')
+    asked = Installation(python="3.11", requirements=("torch",), constraints=given)
+    machine.boot(worker_script(replace(BOOT, installation=asked), START))
+
+    ran = machine.work()
+
+    assert ran.returncode == 0, ran.stderr
+    installed = [line for line in machine.called if line.startswith("uv pip install")][-1]
+    if in_a_bucket:
+        assert "to constraints" in machine.called
+        assert installed == "uv pip install --quiet --constraint constraints/0a1b.txt torch"
+    else:
+        assert (machine.folder / "constraints.txt").read_text() == versions
+        assert installed == "uv pip install --quiet --constraint constraints.txt torch"
 
 
 def test_an_image_that_has_everything_installs_nothing(machine: Machine) -> None:
