@@ -33,6 +33,7 @@ from rubberband.profile import Profile
 _PROPOSALS = 24
 _ROUNDS = 6
 _FAMILIES = 4
+_NEARLY_AS_GOOD = 1.002
 _MARKETS: tuple[Market, Market] = ("on_demand", "spot")
 
 
@@ -269,11 +270,15 @@ class _Search:
     def _may_be_better(self, candidate: Plan, bound: float) -> bool:
         if candidate in self.judge.looks:
             return False
+        if math.isfinite(bound):
+            mean_s, least_usd = self.judge.draws.least(candidate, self.held)
+            if (least_usd if self.objective == "min_cost" else mean_s) >= bound * _NEARLY_AS_GOOD:
+                return False
         few = Look(*self.judge.draws.totals(candidate, range(1), self.held))
         value = few.cost_usd.mean() if self.objective == "min_cost" else few.jct_s.mean()
         if bound == math.inf:
             return few.kept(self.judge.box) > 0.0
-        return float(value) < bound * 1.002 and few.kept(self.judge.box) >= self.judge.confidence - 0.02
+        return float(value) < bound * _NEARLY_AS_GOOD and few.kept(self.judge.box) >= self.judge.confidence - 0.02
 
     def _neighbours(self, candidate: Plan) -> Iterable[Plan]:
         """Plans that differ in one run of stages of equal width, or in one stage."""

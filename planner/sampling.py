@@ -7,7 +7,7 @@ and not by luck. Samples come in chunks: a decision that is clear after few need
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from rubberband.chance import Law, Spread
 from rubberband.offer import Offer, slots
-from rubberband.plan import Cohort, Distribution, Plan, Prediction, Speeds, Stage, StagePlan
+from rubberband.plan import Cohort, Distribution, Market, Plan, Prediction, Speeds, Stage, StagePlan
 from rubberband.planner.makespan import Times, makespan
 from rubberband.planner.model import Step, check_plan, interruptions, summed, walk
 from rubberband.planner.table import Floats
@@ -157,6 +157,10 @@ class Draws:
             np.concatenate([cost_usd * ones for _, cost_usd in found]),
         )
 
+    def least(self, plan: Plan, held: Sequence[Cohort] = ()) -> tuple[float, float]:
+        """Return mean seconds of a plan in the first chunk, and a lower bound of its mean cost: bills are convex."""
+        return totals(plan, self.offer, self.chunk(0).means, held)
+
 
 def rows_of(trials: int) -> int:
     """Rows of the samples of a stage: all of a chunk, or fewer of very many trials."""
@@ -195,10 +199,18 @@ class Chunk:
     _totals: dict[int, Floats] = field(default_factory=dict)
     _trials: tuple[tuple[int, int, str], Times] | None = None
     """What the trials of a stage take by a choice: the last one that was asked for."""
-    _stages: dict[tuple[int, int, int, str], tuple[float | Floats, float | Floats | None]] = field(default_factory=dict)
+    _stages: dict[tuple[int, int, int, Market], tuple[float | Floats, float | Floats | None]] = field(default_factory=dict)
     _inits: dict[int, list[Floats]] = field(default_factory=dict)
     _init_rngs: dict[int, np.random.Generator] = field(default_factory=dict)
     _provisions: dict[int, Floats] = field(default_factory=dict)
+    _means: Means | None = None
+
+    @property
+    def means(self) -> Means:
+        """What all of it takes on average."""
+        if self._means is None:
+            self._means = Means(self)
+        return self._means
 
     def provision_s(self, index: int) -> float | Floats:
         """SCALE before stage `index`."""
@@ -229,11 +241,15 @@ class Chunk:
         assert busy_s is not None, "instances are billed, busy or not"
         return busy_s
 
-    def _stage(self, index: int, choice: StagePlan) -> tuple[float | Floats, float | Floats | None]:
+    def key(self, index: int, choice: StagePlan) -> tuple[int, int, int, Market]:
+        """What the times of a stage depend on: its index, its slots, GPUs per trial and market."""
         num_slots = min(self.stages[index].trials, slots(choice.instances, self.offer.gpus, choice.gpus_per_trial))
-        key = (index, num_slots, choice.gpus_per_trial, choice.market)
+        return index, num_slots, choice.gpus_per_trial, choice.market
+
+    def _stage(self, index: int, choice: StagePlan) -> tuple[float | Floats, float | Floats | None]:
+        key = self.key(index, choice)
         if key not in self._stages:
-            stage_s, busy_s = self._schedule(index, num_slots, choice)
+            stage_s, busy_s = self._schedule(index, key[1], choice)
             self._stages[key] = self._repeated(stage_s), None if busy_s is None else self._repeated(busy_s)
         return self._stages[key]
 
@@ -371,6 +387,35 @@ class Chunk:
 
     def _rng(self, index: int, what: int) -> np.random.Generator:
         return np.random.default_rng((*self.seed, index, what))
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """The means of a chunk's samples: the `Times` of a walk, as floats."""
+
+    chunk: Chunk
+    _known: dict[tuple[object, ...], float] = field(default_factory=dict)
+
+    def provision_s(self, index: int) -> float:
+        """SCALE."""
+        return self._mean((index,), self.chunk.provision_s, index)
+
+    def init_s(self, index: int, started: int) -> float:
+        """The slowest of `started` INIT_INSTANCE nodes."""
+        return self._mean((index, started), self.chunk.init_s, index, started)
+
+    def stage_s(self, index: int, choice: StagePlan) -> float:
+        """From the first trial's start to SYNC."""
+        return self._mean(self.chunk.key(index, choice), self.chunk.stage_s, index, choice)
+
+    def busy_s(self, index: int, choice: StagePlan) -> float:
+        """What the trials take in all."""
+        return self._mean((*self.chunk.key(index, choice), "busy"), self.chunk.busy_s, index, choice)
+
+    def _mean(self, key: tuple[object, ...], values: Callable[..., float | Floats], *asked: object) -> float:
+        if key not in self._known:
+            self._known[key] = float(np.mean(values(*asked)))
+        return self._known[key]
 
 
 def _bracket(stages: Sequence[Stage], index: int) -> int:

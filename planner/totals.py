@@ -39,6 +39,8 @@ class _Bill:
     price_usd_per_s: float = 0.0
     head_usd_per_s: float = 0.0
     spans_s: list[Value] = field(default_factory=list)
+    passed_s: list[Value] = field(default_factory=lambda: [0.0])
+    """When each span begins, and when the last one ends."""
     usd_per_s: list[float] = field(default_factory=list)
     fixed_usd: float = 0.0
     extra_usd: list[Value] = field(default_factory=list)
@@ -52,6 +54,7 @@ class _Bill:
     def span(self, seconds: Value, also_usd_per_s: float = 0.0) -> None:
         """Hold everything for so long."""
         self.spans_s.append(seconds)
+        self.passed_s.append(self.passed_s[-1] + seconds)
         self.usd_per_s.append(self.held * self.price_usd_per_s + self.head_usd_per_s + also_usd_per_s)
 
     def start(self, instances: int) -> None:
@@ -78,31 +81,25 @@ class _Bill:
         if price == 0.0 or group.held_s >= minimum_s:
             return
         self.fixed_usd -= instances * price * (minimum_s - group.held_s if group.since < 0 else 0.0)
-        lived_s: Value = group.held_s
-        for seconds in self.spans_s[max(0, group.since) :]:
-            lived_s = lived_s + seconds
-        short_s = np.maximum(0.0, minimum_s - lived_s)
-        if np.any(short_s > 0.0):
-            self.extra_usd.append(instances * price * short_s)
+        lived_s: Value = group.held_s + (self.passed_s[-1] - self.passed_s[max(0, group.since)])
+        if np.min(lived_s) < minimum_s:
+            self.extra_usd.append(instances * price * np.maximum(0.0, minimum_s - lived_s))
 
     def sums(self) -> tuple[Value, Value]:
         """Seconds and US dollars in all."""
-        time_s, cost_usd = 0.0, self.fixed_usd
+        both_usd: Value = self.fixed_usd
         arrays, weights = [], []
         for seconds, usd_per_s in zip(self.spans_s, self.usd_per_s, strict=True):
             if isinstance(seconds, np.ndarray):
                 arrays.append(seconds)
                 weights.append(usd_per_s)
             else:
-                time_s, cost_usd = time_s + seconds, cost_usd + usd_per_s * seconds
-        both_s: Value = time_s
-        both_usd: Value = cost_usd
+                both_usd = both_usd + usd_per_s * seconds
         if arrays:
-            varying_s, varying_usd = np.array([np.ones(len(arrays)), weights]) @ np.array(arrays)
-            both_s, both_usd = time_s + varying_s, cost_usd + varying_usd
+            both_usd = both_usd + np.array(weights) @ np.array(arrays)
         for owed_usd in self.extra_usd:
             both_usd = both_usd + owed_usd
-        return both_s, both_usd
+        return self.passed_s[-1], both_usd
 
 
 def totals(plan: Plan, offer: Offer, times: Times, held: Sequence[Cohort] = ()) -> tuple[Value, Value]:

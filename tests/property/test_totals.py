@@ -60,3 +60,14 @@ def test_they_are_the_sums_of_the_stages(job) -> None:
     jct_s, cost_usd = draws.totals(plan, range(1), held)
     assert jct_s == pytest.approx(walked.jct_s)
     assert cost_usd == pytest.approx(walked.cost_usd, abs=1e-9)
+
+
+@given(asked())
+@settings(max_examples=80)
+def test_mean_times_bound_the_mean_cost_from_below(job) -> None:
+    stages, profile, offer, plan, held = job
+    draws = Draws(stages, profile, offer, seed=1)
+    jct_s, cost_usd = draws.totals(plan, range(1), held)
+    mean_s, least_usd = draws.least(plan, held)
+    assert mean_s == pytest.approx(jct_s.mean())
+    assert least_usd <= cost_usd.mean() + 1e-9
