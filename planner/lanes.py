@@ -501,7 +501,7 @@ def _sampled(lanes: Sequence[Lane], draws: Sequence[Draws], offer: Offer) -> Sam
     return Samples(
         jct_s=jct_s,
         cost_usd=np.sum([samples.cost_usd[:size] for samples in drawn], axis=0) + offer.head_cost_usd(1.0) * jct_s,
-        walks=[[step for samples in drawn for step in samples.steps]],
+        walked=[step for samples in drawn for step in samples.steps],
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from rubberband.chance import Law, Spread
 from rubberband.offer import Offer, slots
@@ -31,6 +32,7 @@ _FEWEST_ROWS = 32
 _MOST_DRAWN = 20_000_000
 _MOST_KEPT = 10_000_000
 _LEVELS = 2**16
+_Key = tuple[int, int, int, Market]
 _FEW_NUMBERS = 100_000
 """So many are remembered from one job to the next."""
 _SLOWNESS_LEAST = 1e-9
@@ -53,15 +55,15 @@ class Samples:
     """(S,)"""
     cost_usd: Floats
     """(S,)"""
-    walks: Sequence[Sequence[Step]]
-    """What every stage takes and costs, chunk by chunk."""
+    walked: Sequence[Step]
+    """What every stage takes and costs: numbers, or arrays of S."""
 
     @property
     def steps(self) -> tuple[Step, ...]:
         """Mean values of every stage."""
         return tuple(
-            Step(*(_mean([getattr(steps[at], name) for steps in self.walks]) for name in _STEP))
-            for at in range(len(self.walks[0]))
+            Step(*(float(np.mean(value)) for value in (step.provisioning_s, step.duration_s, step.cost_usd)))
+            for step in self.walked
         )
 
     def prediction(self, plan: Plan, profile: Profile, offer: Offer) -> Prediction:
@@ -136,26 +138,21 @@ class Draws:
 
     def evaluate(self, plan: Plan, num_chunks: int, held: Sequence[Cohort] = ()) -> Samples:
         """The samples of the first chunks of a plan that fits the job, stage by stage."""
-        walks = [walk(plan, self.offer, self.chunk(index), held) for index in range(num_chunks)]
-        total = [
-            (sum(step.provisioning_s + step.duration_s for step in steps), sum(step.cost_usd for step in steps))
-            for steps in walks
-        ]
-        ones = np.ones(self.rows)
-        return Samples(
-            jct_s=np.concatenate([jct_s * ones for jct_s, _ in total]),
-            cost_usd=np.concatenate([cost_usd * ones for _, cost_usd in total]),
-            walks=walks,
-        )
+        steps = walk(plan, self.offer, self._joined(range(num_chunks)), held)
+        jct_s = sum(step.provisioning_s + step.duration_s for step in steps)
+        cost_usd = sum(step.cost_usd for step in steps)
+        ones = np.ones(num_chunks * self.rows)
+        return Samples(jct_s=jct_s * ones, cost_usd=cost_usd * ones, walked=steps)
 
     def totals(self, plan: Plan, chunks: range, held: Sequence[Cohort] = ()) -> tuple[Floats, Floats]:
         """What the plan takes and costs in the samples of some chunks."""
-        ones = np.ones(self.rows)
-        found = [totals(plan, self.offer, self.chunk(index), held) for index in chunks]
-        return (
-            np.concatenate([jct_s * ones for jct_s, _ in found]),
-            np.concatenate([cost_usd * ones for _, cost_usd in found]),
-        )
+        ones = np.ones(len(chunks) * self.rows)
+        jct_s, cost_usd = totals(plan, self.offer, self._joined(chunks), held)
+        return jct_s * ones, cost_usd * ones
+
+    def _joined(self, indices: range) -> Chunk | _Joined:
+        chunks = [self.chunk(index) for index in indices]
+        return chunks[0] if len(chunks) == 1 else _Joined(chunks)
 
     def least(self, plan: Plan, held: Sequence[Cohort] = ()) -> tuple[float, float]:
         """Return mean seconds of a plan in the first chunk, and a lower bound of its mean cost: bills are convex."""
@@ -168,13 +165,6 @@ def rows_of(trials: int) -> int:
     while rows > _FEWEST_ROWS and trials * rows > _MOST_PER_STAGE:
         rows //= 2
     return rows
-
-
-_STEP = ("provisioning_s", "duration_s", "cost_usd")
-
-
-def _mean(values: Sequence[float | Floats]) -> float:
-    return float(np.mean([np.mean(value) for value in values]))
 
 
 @dataclass(slots=True)
@@ -199,7 +189,7 @@ class Chunk:
     _totals: dict[int, Floats] = field(default_factory=dict)
     _trials: tuple[tuple[int, int, str], Times] | None = None
     """What the trials of a stage take by a choice: the last one that was asked for."""
-    _stages: dict[tuple[int, int, int, Market], tuple[float | Floats, float | Floats | None]] = field(default_factory=dict)
+    _stages: dict[_Key, tuple[float | Floats, float | Floats | None]] = field(default_factory=dict)
     _inits: dict[int, list[Floats]] = field(default_factory=dict)
     _init_rngs: dict[int, np.random.Generator] = field(default_factory=dict)
     _provisions: dict[int, Floats] = field(default_factory=dict)
@@ -241,7 +231,7 @@ class Chunk:
         assert busy_s is not None, "instances are billed, busy or not"
         return busy_s
 
-    def key(self, index: int, choice: StagePlan) -> tuple[int, int, int, Market]:
+    def key(self, index: int, choice: StagePlan) -> _Key:
         """What the times of a stage depend on: its index, its slots, GPUs per trial and market."""
         num_slots = min(self.stages[index].trials, slots(choice.instances, self.offer.gpus, choice.gpus_per_trial))
         return index, num_slots, choice.gpus_per_trial, choice.market
@@ -358,7 +348,7 @@ class Chunk:
         """(1, rows) How much longer than profiled all trials take, as long as none of them has been seen."""
         if self.profile.mean_cv == 0.0:
             return np.ones((1, self.rows), np.float32)
-        return _lognormal(self.profile.mean_cv, _few_normals((*self.seed, 0, 7), (1, self.rows)))
+        return _lognormal(self.profile.mean_cv, _normals((*self.seed, 0, 7), (1, self.rows)))
 
     def _noise(self, cv: float, index: int, what: int, law: Law) -> Times:
         """(trials, rows of the stage) Factors with mean 1."""
@@ -366,12 +356,10 @@ class Chunk:
         shape = (trials, rows_of(trials))
         if cv == 0.0:
             return np.ones(shape, np.float32)
-        drawn = _few_normals if trials * shape[1] <= _FEW_NUMBERS else _normals
-        normals = drawn((*self.seed, index, what), shape)
-        if law == "normal":
-            factors: Times = np.maximum(np.float32(0.0), np.float32(1.0) + np.float32(cv) * normals)
-            return factors
-        return _lognormal(cv, normals)
+        size, seed = trials * shape[1], (*self.seed, index, what)
+        bits = (_few_bits if size <= _FEW_NUMBERS else _bits)(seed, size)
+        drawn = _factor_levels(cv, law).take(bits) if 4 * size >= _LEVELS else _noisy(cv, law, _levels().take(bits))
+        return drawn.reshape(shape)
 
     def _lost_s(self, index: int, choice: StagePlan, trials_s: Times) -> Times:
         """(trials, rows) Seconds that interruptions cost each trial: a Poisson number of them, each as long."""
@@ -387,6 +375,33 @@ class Chunk:
 
     def _rng(self, index: int, what: int) -> np.random.Generator:
         return np.random.default_rng((*self.seed, index, what))
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """The samples of several chunks, one after another: the `Times` of a walk."""
+
+    chunks: Sequence[Chunk]
+
+    def provision_s(self, index: int) -> float | Floats:
+        """SCALE."""
+        return _in_turn([chunk.provision_s(index) for chunk in self.chunks])
+
+    def init_s(self, index: int, started: int) -> float | Floats:
+        """The slowest of `started` INIT_INSTANCE nodes."""
+        return _in_turn([chunk.init_s(index, started) for chunk in self.chunks])
+
+    def stage_s(self, index: int, choice: StagePlan) -> float | Floats:
+        """From the first trial's start to SYNC."""
+        return _in_turn([chunk.stage_s(index, choice) for chunk in self.chunks])
+
+    def busy_s(self, index: int, choice: StagePlan) -> float | Floats:
+        """What the trials take in all."""
+        return _in_turn([chunk.busy_s(index, choice) for chunk in self.chunks])
+
+
+def _in_turn(values: Sequence[float | Floats]) -> float | Floats:
+    return values[0] if isinstance(values[0], float) else np.concatenate(values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,17 +452,34 @@ def _levels() -> Times:
     return levels
 
 
+@lru_cache(maxsize=32)
+def _factor_levels(cv: float, law: Law) -> Times:
+    """Factors for all levels: where many are drawn, each is computed once."""
+    return _noisy(cv, law, _levels())
+
+
+def _noisy(cv: float, law: Law, normals: Times) -> Times:
+    """Factors with mean 1."""
+    if law == "normal":
+        factors: Times = np.maximum(np.float32(0.0), np.float32(1.0) + np.float32(cv) * normals)
+        return factors
+    return _lognormal(cv, normals)
+
+
 def _normals(seed: tuple[int, ...], shape: tuple[int, int]) -> Times:
-    """Standard normal numbers, of 16 random bits each: four at the price of one."""
-    size = shape[0] * shape[1]
-    bits = np.random.default_rng(seed).bit_generator.random_raw(-(-size // 4)).view(np.uint16)
-    drawn: Times = _levels().take(bits[:size]).reshape(shape)
+    """Standard normal numbers."""
+    return _levels().take(_bits(seed, shape[0] * shape[1])).reshape(shape)
+
+
+def _bits(seed: tuple[int, ...], size: int) -> npt.NDArray[np.uint16]:
+    """Which of the levels are drawn, by 16 random bits each: four at the price of one."""
+    drawn = np.random.PCG64(seed).random_raw(-(-size // 4)).view(np.uint16)[:size]
     drawn.flags.writeable = False
     return drawn
 
 
 # Plans that are asked for one after another are of jobs that are alike, and their samples begin with the same seed.
-_few_normals = lru_cache(maxsize=128)(_normals)
+_few_bits = lru_cache(maxsize=128)(_bits)
 
 
 def _lognormal(cv: float, normals: Times) -> Times:

@@ -59,7 +59,7 @@ def test_a_cluster_is_ready_when_its_slowest_instance_is() -> None:
 
 
 def test_both_limits_are_kept_only_where_each_of_them_is() -> None:
-    samples = Samples(jct_s=np.array([1.0, 2.0, 3.0, 4.0]), cost_usd=np.array([4.0, 1.0, 3.0, 1.0]), walks=())
+    samples = Samples(jct_s=np.array([1.0, 2.0, 3.0, 4.0]), cost_usd=np.array([4.0, 1.0, 3.0, 1.0]), walked=())
     found = odds(samples, Box(time_s=2.5, cost_usd=2.0))
     assert (found.p_deadline, found.p_budget, found.p_both) == (0.5, 0.5, 0.25)
 
