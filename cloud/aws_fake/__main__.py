@@ -21,6 +21,7 @@ from rubberband.cloud.aws_fake.billing import Bill, BillLine
 from rubberband.cloud.aws_fake.core import FakeAws
 from rubberband.cloud.aws_fake.faults import FakeCall, Fault
 from rubberband.cloud.aws_fake.instance import Instance
+from rubberband.cloud.aws_fake.limits import Limits
 from rubberband.cloud.aws_fake.principals import BUCKET
 from rubberband.cloud.aws_fake.rehearsal import rehearsal
 from rubberband.units import format_duration, format_usd
@@ -95,6 +96,14 @@ def main(
             help="Share of calls that fail: throttled, server errors, time-outs before and after the call took effect.",
         ),
     ] = 0.0,
+    limits: Annotated[
+        bool,
+        typer.Option(
+            "--limits",
+            help="Throttle calls as EC2 does (a burst of 5 launch requests, then 2 a second; 100 ends, then 5 a "
+            "second; ...), and take a second for each launch request.",
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(metavar="N", help="Of prices, faults and interruptions.")] = 0,
     administrator: Annotated[
         bool,
@@ -117,7 +126,13 @@ def main(
     Example: python -m rubberband.cloud.aws_fake --capacity g4dn.xlarge=2 -- rubberband run experiment.yaml
     """
     fake = FakeAws(
-        time.time, region=region, seed=seed, pending_s=pending_s, shutting_down_s=1.0, visible_after_s=invisible_s
+        time.time,
+        region=region,
+        seed=seed,
+        pending_s=pending_s,
+        shutting_down_s=1.0,
+        visible_after_s=invisible_s,
+        limits=Limits() if limits else None,
     )
     for word in capacity or []:
         _limit(fake, word)

@@ -15,6 +15,7 @@ from rubberband.cloud.aws_fake.billing import Bill, billed
 from rubberband.cloud.aws_fake.client import FakeSession
 from rubberband.cloud.aws_fake.faults import FakeCall, FakeDisconnect, FakeError, Fault
 from rubberband.cloud.aws_fake.instance import INSTANCE_INITIATED, SPOT_TERMINATION, Instance, Market
+from rubberband.cloud.aws_fake.limits import Limits
 from rubberband.cloud.aws_fake.operations import OPERATIONS
 from rubberband.cloud.aws_fake.policy import Statement
 from rubberband.cloud.aws_fake.principals import PRINCIPALS, arn_of, shipped_policies
@@ -43,6 +44,7 @@ class FakeAws:
         boot_s: Delay = 0.0,
         reads: Callable[[str], tuple[float, float]] | None = None,
         policies: Mapping[str, Sequence[Statement] | None] | None = None,
+        limits: Limits | None = None,
         validates: bool = True,
     ) -> None:
         """`clock` gives Unix time in seconds. `pending_s` from a launch to running, `shutting_down_s` from an end to
@@ -53,6 +55,7 @@ class FakeAws:
         on them would do (never, where `boot_s` is infinite), and `extend_lease` stands for their beat. None: only
         `power_off` says that they shut down.
         `policies`: principal -> what it may do (None: everything); by default those that the package ships.
+        `limits`: how fast EC2 may be asked, and how long it takes; None: as fast as one likes, and no time.
         `validates`: whether clients hold parameters against the service model, as boto3 does.
         """
         self.clock = clock
@@ -61,6 +64,7 @@ class FakeAws:
         self.world.visible_after_s, self.world.boot_s, self.world.reads = visible_after_s, boot_s, reads
         furnish(self.world)
         self.policies = dict(shipped_policies() if policies is None else policies)
+        self.limits = limits
         self.validates = validates
         self.fault: Callable[[FakeCall], Fault | None] | None = None
         """Asked before every call; what it returns happens to the call."""
@@ -100,9 +104,15 @@ class FakeAws:
         Raises FakeError where AWS answers with an error, FakeDisconnect where no answer comes, and what the fault hook
         asks for.
         """
+        limits, refusal = self.limits, None
+        if limits is not None:
+            with self._lock:
+                refusal = limits.refusal(service, operation, params, self.clock())
+            if refusal is None:
+                limits.wait(service, operation)
         try:
             with self._lock:
-                return self._logged(service, operation, params, principal)
+                return self._logged(service, operation, params, principal, refusal)
         finally:
             self._tell()
 
@@ -169,7 +179,9 @@ class FakeAws:
             if instance.state(now) == "running" and instance.lease_until is not None:
                 instance.lease_until = max(now, until)
 
-    def _logged(self, service: str, operation: str, params: Mapping[str, Any], principal: str) -> dict[str, Any]:
+    def _logged(
+        self, service: str, operation: str, params: Mapping[str, Any], principal: str, refusal: FakeError | None
+    ) -> dict[str, Any]:
         call = FakeCall(
             index=len(self.calls),
             service=service,
@@ -180,6 +192,8 @@ class FakeAws:
         )
         self.calls.append(call)
         try:
+            if refusal is not None:
+                raise refusal
             fault = (self.fault(call) if self.fault is not None else None) or NO_FAULT
             result = self._carried_out(call, fault)
         except BaseException as error:

@@ -22,7 +22,7 @@ def run_instances(request: Request) -> dict[str, Any]:
     order = order_of(world, request.params)
     check_launch(world, request.access, order)
     request.end_dry_run()
-    launched = _launched_before(world, token, request.params)
+    launched = _launched_before(request, token)
     if launched is None:
         count = _granted(world, order, request.now)
         launched = _launch(request, order, count)
@@ -49,13 +49,19 @@ def _compared(params: Mapping[str, Any]) -> str:
     return json.dumps(asked, sort_keys=True, default=str)
 
 
-def _launched_before(world: World, token: str, params: Mapping[str, Any]) -> tuple[Instance, ...] | None:
-    known = world.launched_by_token.get(token)
+def _launched_before(request: Request, token: str) -> tuple[Instance, ...] | None:
+    known = request.world.launched_by_token.get(token)
     if known is None:
         return None
-    if known[0] != _compared(params):
+    if known[0] != _compared(request.params):
         message = "Arguments on this idempotent request are inconsistent with arguments used in previous request(s)."
         raise FakeError("IdempotentParameterMismatch", message)
+    if any(one.state(request.now) == "terminated" for one in known[1]):  # since January 2025: boto/boto3#4406
+        message = (
+            "The client token you have provided is associated with a terminated instance. Please use a different "
+            "client token."
+        )
+        raise FakeError("IdempotentInstanceTerminated", message)
     return known[1]
 
 

@@ -36,6 +36,12 @@ def access_key(principal: str) -> str:
     return _KEY_PREFIX + principal.upper()
 
 
+class _Http(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+    """Whoever comes while so many wait for the door tries again only a second later."""
+
+
 class FakeServer:
     """A front of `fake` on a port of this machine; objects of its S3 are files under `directory`.
 
@@ -47,8 +53,7 @@ class FakeServer:
         self.storage = Storage(directory, fake.region)
         self._address = address
         self._metadata = Metadata(fake.clock, self._facts, self._notice)
-        self._http = ThreadingHTTPServer((_ADDRESS, 0), _handler(self))
-        self._http.daemon_threads = True
+        self._http = _Http((_ADDRESS, 0), _handler(self))
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), name="fake AWS", daemon=True)
 
     @property

@@ -59,11 +59,14 @@ def test_the_machine_gets_its_user_data_decoded(rental: Rental) -> None:
     assert rental.fake.instances[0].user_data == "#!/bin/bash\necho grüezi"
 
 
-def test_the_same_token_is_the_same_instance_whatever_became_of_it(rental: Rental) -> None:
+def test_the_same_token_is_the_same_instance_until_that_has_ended_and_never_another(rental: Rental) -> None:
     first = rental.launch(ClientToken="t")
-    rental.ec2.terminate_instances(InstanceIds=[first])
     rental.clock.sleep(10_000)
     assert rental.launch(ClientToken="t") == first
+    rental.ec2.terminate_instances(InstanceIds=[first])
+    assert rental.launch(ClientToken="t") == first
+    rental.clock.sleep(31)
+    assert code_of(refusal(rental, ClientToken="t")) == "IdempotentInstanceTerminated"
     assert len(rental.fake.instances) == 1
 
 
