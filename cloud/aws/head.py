@@ -18,7 +18,7 @@ from botocore.exceptions import ClientError
 
 from rubberband.cloud.aws.bucket import is_bucket, put
 from rubberband.cloud.aws.calls import OWNER_TAG, ROLE_TAG, by_tags, changed_disks
-from rubberband.cloud.aws.errors import code_of, verdict
+from rubberband.cloud.aws.errors import FAILURES, code_of, verdict
 from rubberband.cloud.aws.images import find_image, root_volume_gb, type_facts
 from rubberband.cloud.aws.machines import Session
 from rubberband.cloud.aws.metadata import Place, own_place
@@ -35,6 +35,7 @@ _LOOK_S = 3.0
 _RUNNING_S = 600.0
 """A machine that does not run after so long never will."""
 _MOST_HEADS = 100
+_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
 _LIVING = ("pending", "running")
 _STOPPED = ("stopping", "stopped")
 
@@ -157,7 +158,7 @@ def _launch(
     volume_gb = root_volume_gb(None, image, plain=image_word is None and installs)
     if changed := changed_disks(image.root_device, volume_gb, image.lasting_disks):
         request["BlockDeviceMappings"] = changed
-    return _in_some_zone(session, request, subnets, words.head_profile)
+    return _in_some_zone(session, request, subnets, words.head_profile, sleep)
 
 
 def _tags(owner: str) -> list[dict[str, str]]:
@@ -165,11 +166,13 @@ def _tags(owner: str) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
-def _in_some_zone(session: Session, request: dict[str, Any], subnets: dict[str, str], profile: str) -> str:
+def _in_some_zone(
+    session: Session, request: dict[str, Any], subnets: dict[str, str], profile: str, sleep: Callable[[float], None]
+) -> str:
     refusals = []
     for zone, subnet in subnets.items():
         try:
-            return _with_a_token(session, {**request, "SubnetId": subnet})
+            return _with_a_token(session, {**request, "SubnetId": subnet}, sleep)
         except ClientError as error:
             if verdict(error) != "capacity":
                 raise InputError(refused_launch(error, profile, request.get("KeyName"), "head_profile")) from None
@@ -180,13 +183,13 @@ def _in_some_zone(session: Session, request: dict[str, Any], subnets: dict[str, 
     )
 
 
-def _with_a_token(session: Session, request: dict[str, Any]) -> str:
+def _with_a_token(session: Session, request: dict[str, Any], sleep: Callable[[float], None]) -> str:
     """Launch once for the same request, however often it is asked for; anew where what it launched has ended."""
     digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
     for attempt in range(_MOST_HEADS):
         token = hashlib.sha256(f"head\0{session.region}\0{digest}\0{attempt}".encode()).hexdigest()
         try:
-            launched = session.client("ec2").run_instances(**request, ClientToken=token)["Instances"][0]
+            launched = _answer(session, {**request, "ClientToken": token}, sleep)["Instances"][0]
         except ClientError as error:
             if code_of(error) != "IdempotentInstanceTerminated":
                 raise
@@ -194,6 +197,18 @@ def _with_a_token(session: Session, request: dict[str, Any]) -> str:
         if not _ended_before(session, launched):
             return str(launched["InstanceId"])
     raise ProviderError(f"{_MOST_HEADS} heads like this one have ended here; change resources.aws to start another")
+
+
+def _answer(session: Session, request: dict[str, Any], sleep: Callable[[float], None]) -> Any:
+    """What EC2 makes of a launch, which is asked for again, with its token, until the answer is definite."""
+    for pause_s in _PAUSES_S:
+        try:
+            return session.client("ec2").run_instances(**request)
+        except FAILURES as error:
+            if verdict(error) not in ("unknown", "throttled"):
+                raise
+            sleep(pause_s)
+    return session.client("ec2").run_instances(**request)
 
 
 def _ended_before(session: Session, launched: Any) -> bool:

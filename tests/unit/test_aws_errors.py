@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import parse_qsl
+
 import pytest
 from botocore import exceptions as boto
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse, HeadersDict
+from botocore.httpsession import URLLib3Session
 
 from rubberband.cloud.aws.errors import explain, missing_action, verdict
 from rubberband.cloud.aws.session import open_session
@@ -14,6 +21,14 @@ def answer(code: str, message: str = "said", status: int = 400, operation: str =
     """An error that AWS answers with."""
     response = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}}
     return boto.ClientError(response, operation)
+
+
+class Raw(io.BytesIO):
+    """A body as urllib3 hands it on."""
+
+    def stream(self, **_: Any) -> Iterator[bytes]:
+        """All of it."""
+        yield self.read()
 
 
 @pytest.mark.parametrize(
@@ -99,6 +114,39 @@ def test_a_session_makes_each_client_once_and_says_who_asks() -> None:
     assert session.client("sts") is client
     assert client.meta.region_name == session.region == "eu-west-1"
     assert client.meta.config.user_agent.rpartition(" ")[2].startswith("rubberband/")
+
+
+def test_launches_and_ends_have_connections_and_attempts_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each operation meets a server that answers every request with a 500."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.0)
+    asked: list[tuple[int, str]] = []
+
+    def send(self: URLLib3Session, request: AWSPreparedRequest) -> AWSResponse:
+        body = request.body.decode() if isinstance(request.body, bytes) else str(request.body)
+        asked.append((id(self), dict(parse_qsl(body))["Action"]))
+        error = b"<Error><Code>InsufficientInstanceCapacity</Code></Error>"
+        return AWSResponse(request.url, 500, HeadersDict(), Raw(b"<Response><Errors>%s</Errors></Response>" % error))
+
+    monkeypatch.setattr(URLLib3Session, "send", send)
+    ec2 = open_session("eu-west-1").client("ec2")
+    order = {"MinCount": 1, "MaxCount": 1}
+    calls: list[Callable[[], object]] = [
+        lambda: ec2.run_instances(**order),
+        lambda: ec2.run_instances(**order, DryRun=True),
+        lambda: ec2.terminate_instances(InstanceIds=["i-1"]),
+        ec2.describe_instances,
+    ]
+    for call in calls:
+        with pytest.raises(boto.ClientError, match="InsufficientInstanceCapacity"):
+            call()
+
+    names = ["RunInstances"] * 6 + ["TerminateInstances"] * 3 + ["DescribeInstances"] * 5
+    assert [name for _, name in asked] == names
+    launch, dry_run, end, look = (asked[index][0] for index in (0, 1, 6, 9))
+    assert dry_run == look
+    assert len({launch, end, look}) == 3
 
 
 def test_a_name_that_is_no_region_is_bad_input() -> None:

@@ -120,6 +120,21 @@ def test_a_launch_without_an_answer_is_found_by_the_next_up(account: Account) ->
     assert len(account.fake.instances) == 1
 
 
+def test_a_throttled_launch_is_asked_for_again_with_its_token(account: Account) -> None:
+    tokens: list[str] = []
+
+    def busy(call: FakeCall) -> Fault | None:
+        if call.operation == "RunInstances" and len(tokens) < 3:
+            tokens.append(call.params["ClientToken"])
+            return Fault.throttled() if len(tokens) == 1 else Fault.server_error(took_effect=True)
+        return None
+
+    account.fake.fault = busy
+    head_of(account)
+    assert len(set(tokens)) == 1
+    assert len(account.fake.instances) == 1
+
+
 def test_of_two_heads_started_at_once_the_older_one_stays(account: Account) -> None:
     def somebody_else(call: FakeCall) -> Fault | None:
         if call.operation == "RunInstances":
