@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rubberband.cloud.aws.calls import name_in
 from rubberband.cloud.aws.launching import Ware
 from rubberband.cloud.aws.machines import Machines, NodeStart
 from rubberband.cloud.aws.provider import AwsProvider
@@ -114,7 +115,7 @@ class World:
     @property
     def living(self) -> list[str]:
         """Names of what really lives, whoever knows of it."""
-        return sorted(instance.tags["rubberband:instance"] for instance in self.fake.living)
+        return sorted(name_in(instance.tags, instance.launch_index) for instance in self.fake.living)
 
     def look(self, provider: AwsProvider) -> dict[str, InstanceStatus]:
         """Name -> what the provider shows, after a fresh look at EC2."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ ROLE_TAG = "rubberband:role"
 
 Role = Literal["worker", "head"]
 
+_TAG_CHARACTERS = 256
 _BURSTS = re.compile(r"t\d+[a-z]*\.")
 """Types that may use more of the CPU than is paid for by the hour: EC2 charges that apart, unless told not to."""
 
@@ -36,34 +37,57 @@ class Choice:
     """The most that is paid on the spot market."""
 
 
-def client_token(experiment: str, run: str, instance: str, attempt: int, choice: Choice) -> str:
-    """The token of one attempt: the same for the same attempt, in any process, and for no other (64 characters)."""
-    words = (experiment, run, instance, str(attempt), choice.instance_type, choice.zone, choice.market)
+def client_token(experiment: str, run: str, instances: Sequence[str], attempt: int, choice: Choice) -> str:
+    """The token of one request: the same for the same one, in any process, and for no other (64 characters)."""
+    words = (experiment, run, *instances, str(attempt), choice.instance_type, choice.zone, choice.market)
     return hashlib.sha256("\0".join(words).encode()).hexdigest()
 
 
-def tags_of(experiment: str, run: str, instance: str, owner: str, role: Role = "worker") -> dict[str, str]:
-    """The tags of an instance and of its volumes."""
+def tags_of(experiment: str, run: str, instances: Sequence[str], owner: str, role: Role = "worker") -> dict[str, str]:
+    """The tags of what one request launches, and of the volumes: EC2 gives them to all of it alike."""
+    own = f" {instances[0]}" if len(instances) == 1 else ""
     return {
         EXPERIMENT_TAG: experiment,
         RUN_TAG: run,
-        INSTANCE_TAG: instance,
+        INSTANCE_TAG: " ".join(instances),
         OWNER_TAG: owner,
         ROLE_TAG: role,
-        "Name": f"rubberband {experiment} {instance}",
+        "Name": f"rubberband {experiment}{own}",
     }
 
 
+def share(instances: Sequence[str]) -> int:
+    """How many of these names fit into one request: EC2 takes 256 characters in a tag."""
+    count, length = 0, -1
+    for name in instances:
+        length += 1 + len(name)
+        if length > _TAG_CHARACTERS:
+            break
+        count += 1
+    return max(1, count)
+
+
+def name_in(tags: Mapping[str, str], launch_index: int) -> str:
+    """The name of the instance that is at this place in its request; empty if the tags do not say."""
+    names = tags.get(INSTANCE_TAG, "").split(" ")
+    return names[launch_index] if launch_index < len(names) else ""
+
+
+def name_of(machine: Mapping[str, Any]) -> str:
+    """The name of an instance as `describe_instances` shows it."""
+    return name_in(tags_in(machine), machine.get("AmiLaunchIndex", 0))
+
+
 def launch_request(
-    machines: Machines, choice: Choice, *, token: str, tags: dict[str, str], user_data: str
+    machines: Machines, choice: Choice, *, token: str, tags: dict[str, str], user_data: str, instances: int = 1
 ) -> dict[str, Any]:
-    """The parameters of `run_instances` for one instance; `user_data` is plain text, as boto3 wants it."""
+    """The parameters of `run_instances` for as many as the zone has, up to `instances`; `user_data` is plain text."""
     listed = [{"Key": key, "Value": value} for key, value in tags.items()]
     request: dict[str, Any] = {
         "ImageId": machines.image,
         "InstanceType": choice.instance_type,
         "MinCount": 1,
-        "MaxCount": 1,
+        "MaxCount": instances,
         "ClientToken": token,
         "SubnetId": machines.subnets[choice.zone],
         "SecurityGroupIds": [machines.security_group],

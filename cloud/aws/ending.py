@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rubberband.cloud.aws.calls import by_tags, tags_in
+from rubberband.cloud.aws.calls import by_tags, name_of, tags_in
 from rubberband.cloud.aws.machines import Session
 from rubberband.cloud.aws.metadata import Place, own_place
 from rubberband.cloud.aws.network import delete_groups
@@ -124,6 +124,6 @@ def _owned(instance: Any) -> Owned:
         instance_id=instance["InstanceId"],
         role=tags.get("rubberband:role", ""),
         experiment=tags.get("rubberband:experiment", ""),
-        name=tags.get("rubberband:instance", ""),
+        name=name_of(instance),
         instance_type=instance["InstanceType"],
     )

@@ -21,14 +21,14 @@ _UNKNOWN = frozenset(
     {
         "InternalError", "InternalFailure", "InternalServerError", "InternalServiceError", "ServerInternal",
         "ServiceUnavailable", "ServiceUnavailableException", "Unavailable", "RequestTimeout",
-        "RequestTimeoutException",
+        "RequestTimeoutException", "PriorRequestNotComplete",
     }
 )  # fmt: skip
 _THROTTLED = frozenset(
     {
         "RequestLimitExceeded", "Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled",
-        "RequestThrottledException", "TooManyRequestsException", "EC2ThrottledException", "PriorRequestNotComplete",
-        "SlowDown", "BandwidthLimitExceeded", "LimitExceededException",
+        "RequestThrottledException", "TooManyRequestsException", "EC2ThrottledException", "SlowDown",
+        "BandwidthLimitExceeded", "LimitExceededException",
     }
 )  # fmt: skip
 _CAPACITY = frozenset(
@@ -60,6 +60,8 @@ of a proxy."""
 FAILURES = (*OF_AWS, OSError)
 """What a client raises."""
 
+MORE_ROOM = "add subnets of other zones (resources.aws.subnets) or other types"
+"""The remedy where a zone has no capacity."""
 _ACTION = re.compile(r"not authorized to perform:? ([A-Za-z0-9-]+:[A-Za-z]+)")
 _WHO = re.compile(r"User: (\S+) is not authorized")
 _SECRET_TAIL = re.compile(r"\s*Encoded authorization failure message:.*", re.DOTALL)
@@ -160,7 +162,7 @@ def _explain_answer(error: boto.ClientError) -> str:
     meaning = verdict(error)
     if meaning == "capacity":
         why = code if code == "InsufficientInstanceCapacity" else f"{code}: {said}"  # it says no more than the zone
-        return f"EC2 has no room ({why}); add subnets of other zones (resources.aws.subnets) or other types"
+        return f"EC2 has no room ({why}); {MORE_ROOM}"
     if meaning == "quota":
         return (
             f"the account's quota is used up ({code}: {said}); ask for more under Service Quotas > Amazon EC2, or "

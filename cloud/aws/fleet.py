@@ -111,17 +111,17 @@ class Fleet:
 
     def _take_in(self, machine: Mapping[str, Any], at: float) -> str | None:
         """Learn from an instance that EC2 shows; the name whose instance it is, or None for a stray."""
-        name = calls.tags_in(machine).get(calls.INSTANCE_TAG, "")
+        name = calls.name_of(machine)
         intent = self.intents.get(name)
         attempt = None if intent is None else intent.attempt_of(machine)
         given_up = intent is None or attempt is None or not intent.lives or attempt is not intent.last
         if intent is None or attempt is None or given_up or attempt.outcome == "refused":
-            self._end_stray(machine)
+            self.end_stray(machine)
             return None
         if attempt.outcome == "unknown":
             self.accept(name, machine)
         elif attempt.instance_id != machine["InstanceId"]:
-            self._end_stray(machine)
+            self.end_stray(machine)
             return None
         self._missed.pop(name, None)
         self._follow(name, machine, at)
@@ -221,7 +221,7 @@ class Fleet:
         self._runs(name, {}, at)
         self._finish(name, min(at, self._latest_end(name)), "EC2 does not show it any more")
 
-    def _end_stray(self, machine: Mapping[str, Any]) -> None:
+    def end_stray(self, machine: Mapping[str, Any]) -> None:
         """An instance of this run that nothing refers to: a request that was given up took effect after all."""
         identity = machine["InstanceId"]
         if machine["State"]["Name"] not in states.ALIVE:
@@ -326,28 +326,32 @@ class Fleet:
 
         Looks by its token until the visibility window is over. Raises ProviderError if EC2 does not answer.
         """
-        machine = self.find(self.intents.last(name))
+        machine = self._find(name)
         if machine is None:
             self.intents.change_last(name, outcome="refused", reason="no instance came of it")
         else:
             self.accept(name, machine)
         return machine
 
-    def find(self, attempt: Attempt) -> dict[str, Any] | None:
-        """The instance that came of an attempt, looked for until the visibility window is over."""
+    def _find(self, name: str) -> dict[str, Any] | None:
+        """The instance that came of the last attempt, looked for until the visibility window is over."""
         looks = 0
         while True:
             looks += 1
-            found = self.find_now(attempt)
+            found = self.find_now(name)
             if found is not None:
                 return found
-            if looks >= 2 and self.clock() - attempt.asked_at >= VISIBILITY_S:
+            if looks >= 2 and self.clock() - self.intents.last(name).asked_at >= VISIBILITY_S:
                 return None
             self.sleep(self.look_s)
 
-    def find_now(self, attempt: Attempt) -> dict[str, Any] | None:
-        """The instance that carries an attempt's token, if EC2 shows it."""
-        return next(iter(described(self.session, [{"Name": "client-token", "Values": [attempt.token]}])), None)
+    def find_now(self, name: str) -> dict[str, Any] | None:
+        """The instance of this name that came of its last attempt, if EC2 shows it."""
+        intent = self.intents.get(name)
+        assert intent is not None
+        assert intent.last is not None
+        shown = described(self.session, [{"Name": "client-token", "Values": [intent.last.token]}])
+        return next((machine for machine in shown if intent.comes_of(intent.last, machine)), None)
 
     def end_all(self, end: Callable[[str], object] | None = None) -> list[Intent]:
         """End everything, strays included, each by `end` (by default this fleet's), and return what this ended.
@@ -393,5 +397,5 @@ class Fleet:
     def _strays(self) -> list[dict[str, Any]]:
         alive = [machine for machine in self._shown() if machine["State"]["Name"] in states.ALIVE]
         for machine in alive:
-            self._end_stray(machine)
+            self.end_stray(machine)
         return alive

@@ -13,6 +13,7 @@ import json
 import os
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,12 +30,14 @@ Outcome = Literal["unknown", "accepted", "refused"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One request with its own client token: a type, a zone, a market."""
+    """An instance's part in one request, which has a client token: a type, a zone, a market."""
 
     token: str
     choice: Choice
     request: Mapping[str, Any]
     """The exact parameters: the same token must come with the same."""
+    names: tuple[str, ...]
+    """Of all instances that the request asks for, in the order of EC2's launch index."""
     lease_s: float
     """What its UserData arms: it ends itself so long after booting."""
     asked_at: float
@@ -86,9 +89,14 @@ class Intent:
     def attempt_of(self, machine: Mapping[str, Any]) -> Attempt | None:
         """The attempt that a described instance comes from; None for a stranger."""
         for attempt in self.attempts:
-            if machine["InstanceId"] == attempt.instance_id or machine.get("ClientToken") == attempt.token:
+            if machine["InstanceId"] == attempt.instance_id or self.comes_of(attempt, machine):
                 return attempt
         return None
+
+    def comes_of(self, attempt: Attempt, machine: Mapping[str, Any]) -> bool:
+        """Whether a described instance is what an attempt asked for under this name."""
+        index = attempt.names.index(self.instance)
+        return machine.get("ClientToken") == attempt.token and machine.get("AmiLaunchIndex", 0) == index
 
     def status(self) -> InstanceStatus:
         """As the provider shows it."""
@@ -150,6 +158,19 @@ class Intents:
         for path in sorted(self._files.glob("*.json")):
             intent = _read(path, _from_json)
             self._known[intent.instance] = intent
+        self._drop_what_was_never_asked()
+
+    def _drop_what_was_never_asked(self) -> None:
+        """Take back, in memory, requests that an earlier driver had not written for all of their instances.
+
+        Such a request was never made. Its files stay: who reads them may not be who may write them.
+        """
+        written = Counter(attempt.token for intent in self._known.values() for attempt in intent.attempts)
+        for name, intent in self._known.items():
+            last = intent.last
+            if last is not None and last.outcome == "unknown" and written[last.token] < len(last.names):
+                last = replace(last, outcome="refused", reason="the driver was cut off before it asked")
+                self._known[name] = replace(intent, attempts=(*intent.attempts[:-1], last))
 
     def get(self, instance: str) -> Intent | None:
         """The intent of a name."""
@@ -187,13 +208,38 @@ class Intents:
             self._known[intent.instance] = intent
             return intent
 
-    def add_attempt(self, instance: str, attempt: Attempt) -> None:
-        """Write the next attempt for good. Raises ProviderError if that fails, or if the instance has ended."""
+    def wanted(self, instance: str) -> bool:
+        """Whether an instance may be asked for (again): it has not ended, nor is it being ended."""
+        intent = self.get(instance)
+        return intent is not None and intent.lives and intent.ending is None
+
+    def add_attempt(self, attempt: Attempt) -> bool:
+        """Write the next attempt of all of its `names` for good; False, and nothing is written, if one has ended.
+
+        Raises ProviderError if it cannot be written: do not ask then.
+        """
         with self._mutex:
-            intent = self._known[instance]
-            if not intent.lives or intent.ending is not None:
-                raise ProviderError(f"instance {instance} was released while it was asked for")
-            self.write(replace(intent, attempts=(*intent.attempts, attempt)))
+            if not all(map(self.wanted, attempt.names)):
+                return False
+            try:
+                for name in attempt.names:
+                    intent = self._known[name]
+                    self.write(replace(intent, attempts=(*intent.attempts, attempt)))
+            except ProviderError:
+                self.change_unanswered(attempt, outcome="refused", reason="it could not be written down")
+                raise
+            return True
+
+    def unanswered(self, attempt: Attempt) -> list[Intent]:
+        """Those that a request was made for whose part in it is not answered yet."""
+        shares = [intent for name in attempt.names if (intent := self.get(name)) is not None]
+        return [one for one in shares if one.last and (one.last.token, one.last.outcome) == (attempt.token, "unknown")]
+
+    def change_unanswered(self, attempt: Attempt, **changes: Any) -> None:
+        """Replace fields of a request where it is not answered yet."""
+        with self._mutex:
+            for intent in self.unanswered(attempt):
+                self.change_last(intent.instance, **changes)
 
     def change(self, instance: str, change: Callable[[Intent], Intent]) -> Intent:
         """Replace an intent by what `change` makes of it; one that has ended stays as it is."""
@@ -281,5 +327,11 @@ def _sync(directory: Path) -> None:
 
 
 def _from_json(plain: dict[str, Any]) -> Intent:
-    attempts = [Attempt(**{**attempt, "choice": Choice(**attempt["choice"])}) for attempt in plain.pop("attempts")]
+    attempts = [_attempt(plain["instance"], attempt) for attempt in plain.pop("attempts")]
     return Intent(**plain, attempts=tuple(attempts))
+
+
+def _attempt(instance: str, plain: dict[str, Any]) -> Attempt:
+    """Former versions asked for each instance alone, and wrote no names."""
+    names = tuple(plain.get("names", (instance,)))
+    return Attempt(**{**plain, "choice": Choice(**plain["choice"]), "names": names})

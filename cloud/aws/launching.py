@@ -1,30 +1,36 @@
-"""Buy one instance: zone after zone, type after type, each asked for with one token until the answer is definite.
+"""Buy instances: zone after zone, type after type, one request for all that are wanted at the same moment.
 
-Every request is written down before it is made. A request without an answer is made again with the same token, never
-replaced by another: EC2 answers it with the instance that came of it, if one did.
+A request has one token and asks for as many as a zone has; what it does not get is asked of the next zone. Every
+request is written down before it is made. One without an answer is made again with the same token, never replaced by
+another: EC2 answers it with the instances that came of it, if any did.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rubberband.cloud.aws import calls
 from rubberband.cloud.aws.calls import Choice
-from rubberband.cloud.aws.errors import FAILURES, Verdict, explain, verdict
+from rubberband.cloud.aws.errors import FAILURES, MORE_ROOM, Verdict, explain, verdict
 from rubberband.cloud.aws.fleet import Fleet
+from rubberband.cloud.aws.gathering import Order
 from rubberband.cloud.aws.intents import Attempt, Intent
 from rubberband.cloud.aws.machines import Machines, NodeStart
 from rubberband.cloud.aws.pricing import spot_prices
-from rubberband.errors import ProviderError
+from rubberband.errors import InputError, ProviderError
 from rubberband.plan import Market
 
 _LEASE_SHARE = 0.95
 """How much of what the budget reaches is armed at first: while the rest lasts, the same request may be repeated."""
 _BOOT_S = 60.0
 """From `running`, which is billed, until the boot script arms the lease, and from its end until the machine is off."""
+_REMEMBERED_S = 60.0
+"""For so long a zone that has refused is asked after the others."""
 
 
 def least_reach_s(least_lease_s: float) -> float:
@@ -41,21 +47,12 @@ class Ware:
     spot_usd_per_hour: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """One launch, as the provider was asked for it."""
-
-    instance: str
-    market: Market
-    head_address: str
-    reach_s: Callable[[], float]
-    """For how long from now an instance may be paid."""
-    given_up: Callable[[], str]
-    """Why it is no longer asked for, as soon as that is so; else empty."""
+class _GivenUpError(ProviderError):
+    """None of the orders of a request is wanted any more."""
 
 
 class Launcher:
-    """Launches what `wares` say on `machines`, in this order."""
+    """Launches what `wares` say on `machines`, in this order. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -69,72 +66,127 @@ class Launcher:
     ) -> None:
         """`gpus` are the slots of an instance; one that could not live for `least_lease_s` is refused."""
         self._fleet = fleet
+        self._intents = fleet.intents
         self._machines = machines
         self._wares = tuple(wares)
         self._gpus = gpus
         self._lifetime_s = lifetime_s
         self._least_lease_s = least_lease_s
+        self._refused_at: dict[tuple[str, str, Market], float] = {}
+        """(type, zone, market) -> when it had no more."""
+        self._not_before = 0.0
+        """EC2 throttles: no request is made until then."""
+        self._mutex = threading.Lock()
+        self._asking: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
+        """Token -> held by who asks with it."""
 
-    def launch(self, order: Order) -> None:
-        """Return once EC2 has accepted it. Raises ProviderError if it is refused for good, or was given up."""
-        intent = self._fleet.intents.get(order.instance)
+    def begin(self, order: Order) -> None:
+        """Write down that it is wanted. An order of which everything is known already is answered."""
+        intent = self._intents.get(order.instance)
         if intent is None:
-            intent = Intent(
-                instance=order.instance,
-                experiment=self._fleet.run.experiment,
-                market=order.market,
-                requested_at=self._fleet.clock(),
-                head_address=order.head_address,
+            intent = self._intents.write(
+                Intent(
+                    instance=order.instance,
+                    experiment=self._fleet.run.experiment,
+                    market=order.market,
+                    requested_at=self._fleet.clock(),
+                    head_address=order.head_address,
+                )
             )
-            self._fleet.intents.write(intent)
         if intent.refused:
-            raise ProviderError(intent.refused)
-        if intent.lives and not self._is_bought(order):
-            self._try_all(order)
+            order.refuse(intent.refused)
+        elif not intent.lives or (intent.last is not None and intent.last.outcome == "accepted"):
+            order.bought()
 
     def settle(self, order: Order) -> None:
-        """Have an unanswered request answered, by repeating it, so that it can be ended at once."""
-        if (intent := self._fleet.intents.get(order.instance)) is not None and intent.lives:
-            self._is_bought(order)
+        """Have an unanswered request answered, by repeating it, so that what came of it can be ended at once.
 
-    def _is_bought(self, order: Order) -> bool:
-        """Whether the last attempt, if there is one, bought it; it is asked again where that is not known."""
-        intent = self._fleet.intents.get(order.instance)
-        if intent is None or intent.last is None or intent.last.outcome == "refused":
-            return False
-        if intent.last.outcome == "accepted":
-            return True
-        # What cut it off may have been late: it is asked again as one that was.
-        self._fleet.intents.change_last(order.instance, doubtful=True, asked_at=self._fleet.clock())
-        return self._ask(order) is None
+        Raises ProviderError if the order is given up before.
+        """
+        intent = self._intents.get(order.instance)
+        if intent is None or not intent.lives or intent.last is None or intent.last.outcome != "unknown":
+            return
+        with self._token(intent.last.token):
+            if self._intents.unanswered(intent.last):  # what cut it off may have been late: it may have taken effect
+                self._intents.change_unanswered(intent.last, doubtful=True, asked_at=self._fleet.clock())
+                self._ask(intent.last, [order])
 
-    def _try_all(self, order: Order) -> None:
+    def buy(self, orders: Sequence[Order]) -> None:
+        """Answer every order: bought, or refused for good. They have one market and one head."""
+        left = self._left(orders)
+        for order in left:
+            try:
+                self.settle(order)
+            except ProviderError as error:
+                order.refuse(str(error))
+        left = [order for order in left if not self._is_over(order)]
         hopeless: set[str] = set()
-        for choice in self._choices(order.market):
+        for choice in self._choices(orders[0].market):
+            if not left:
+                break
             if choice.instance_type in hopeless:
                 continue
-            self._check(order)
-            self._write(order, choice)
-            refusal = self._ask(order)
-            if refusal is None:
-                return
+            left, refusal = self._buy_here(choice, left)
             if refusal == "quota":
                 hopeless.add(choice.instance_type)
-            elif refusal != "capacity":
+            elif refusal not in (None, "capacity"):
                 break
-        raise ProviderError(self._refuse(order.instance, self._refusals(order)))
+        for order in self._left(left):
+            order.refuse(self._refuse(order.instance, self._refusals(order)))
+
+    def _is_over(self, order: Order) -> bool:
+        """Whether it is answered; it is if its instance has been bought."""
+        intent = self._intents.get(order.instance)
+        if intent is not None and intent.last is not None and intent.last.outcome == "accepted":
+            order.bought()
+        return order.answer.done()
+
+    def _left(self, orders: Sequence[Order]) -> list[Order]:
+        """Those that are still to be bought; who gave one up hears so at once."""
+        for order in orders:
+            reason = order.given_up()
+            if not reason and not self._intents.wanted(order.instance):
+                reason = f"instance {order.instance} was released while it was asked for"
+            if reason:
+                order.refuse(reason)
+        return [order for order in orders if not order.answer.done()]
+
+    def _buy_here(self, choice: Choice, orders: Sequence[Order]) -> tuple[list[Order], Verdict | None]:
+        """Buy what there is of a choice: the orders that are left, and why it has no more.
+
+        EC2 launches as many as a zone has. Of a quota it may say only that so many are too many.
+        """
+        left, most = self._left(orders), len(orders)
+        while left:
+            attempt = self._write(choice, left[:most])
+            if attempt is None:
+                left = self._left(left)
+                continue
+            asked = [order for order in left if order.instance in attempt.names]
+            try:
+                refusal = self._ask(attempt, asked)
+            except _GivenUpError:
+                refusal = "throttled"
+            left = self._left(left)
+            if refusal == "quota" and len(attempt.names) > 1:
+                most = len(attempt.names) // 2
+            elif refusal not in (None, "throttled"):
+                if refusal in ("capacity", "quota"):
+                    self._refused_at[choice.instance_type, choice.zone, choice.market] = self._fleet.clock()
+                return left, refusal
+        return left, None
 
     def _refuse(self, instance: str, reason: str) -> str:
-        self._fleet.intents.change(instance, lambda intent: replace(intent, refused=reason))
+        self._intents.change(instance, lambda intent: replace(intent, refused=reason))
         return reason
 
     def _refusals(self, order: Order) -> str:
         """Why nothing was to be had, zone by zone."""
-        intent = self._fleet.intents.get(order.instance)
+        intent = self._intents.get(order.instance)
         assert intent is not None
-        zones: dict[tuple[str, str], list[str]] = {}
+        zones: dict[tuple[str, str], dict[str, None]] = {}
         for attempt in intent.attempts:
-            zones.setdefault((attempt.reason, attempt.choice.instance_type), []).append(attempt.choice.zone)
+            zones.setdefault((attempt.reason, attempt.choice.instance_type), {})[attempt.choice.zone] = None
         places: dict[str, list[str]] = {}
         for (reason, name), where in zones.items():
             places.setdefault(reason, []).append(f"{name} in {', '.join(where)}")
@@ -143,11 +195,21 @@ class Launcher:
         return told or "there is no zone to try"
 
     def _choices(self, market: Market) -> Iterator[Choice]:
+        """In the order in which they are asked: what has refused just now comes last."""
+        last: list[Choice] = []
         for ware in self._wares:
+            choices: Iterable[Choice] = ()
             if market == "on_demand":
-                yield from self._on_demand(ware)
+                choices = self._on_demand(ware)
             elif ware.spot_usd_per_hour is not None:
-                yield from self._on_spot(ware, ware.spot_usd_per_hour)
+                choices = self._on_spot(ware, ware.spot_usd_per_hour)
+            for choice in choices:
+                refused_at = self._refused_at.get((choice.instance_type, choice.zone, choice.market), -math.inf)
+                if self._fleet.clock() - refused_at < _REMEMBERED_S:
+                    last.append(choice)
+                else:
+                    yield choice
+        yield from last
 
     def _on_demand(self, ware: Ware) -> Iterable[Choice]:
         price = ware.on_demand_usd_per_hour
@@ -163,90 +225,168 @@ class Launcher:
         found = [_choice(ware, z, "spot", now.get(z, planned_usd_per_hour)) for z in self._machines.subnets]
         return sorted(found, key=lambda choice: choice.price_usd_per_hour)
 
-    def _write(self, order: Order, choice: Choice) -> None:
-        """Write the next attempt down. Raises ProviderError if an instance would end before it is of use."""
+    def _write(self, choice: Choice, orders: Sequence[Order]) -> Attempt | None:
+        """Write the next request down, for as many of `orders` as one may be for; None if that has changed.
+
+        An order whose instance would end before it is of use is refused. Raises ProviderError if it cannot be written.
+        """
+        least_s = least_reach_s(self._least_lease_s)
+        for order in orders:
+            if self._lease_s([order]) < self._least_lease_s:
+                reason = (
+                    f"the budget, or its lease, reaches {max(0.0, order.reach_s()):.0f} s from now, and an instance "
+                    f"needs {least_s:.0f} s to be of use; raise max_cost, or resources.lease"
+                )
+                order.refuse(self._refuse(order.instance, reason))
+        left = self._left(orders)
+        names = [order.instance for order in left]
+        if not left:
+            return None
+        attempt = self._attempt(choice, names[: calls.share(names)], left[0].head_address, self._lease_s(left))
+        return attempt if self._intents.add_attempt(attempt) else None
+
+    def _lease_s(self, orders: Sequence[Order]) -> float:
+        """The first lease of instances that are launched together."""
+        return float(math.floor(_LEASE_SHARE * min(order.reach_s() for order in orders) - _BOOT_S))
+
+    def _attempt(self, choice: Choice, names: Sequence[str], head_address: str, lease_s: float) -> Attempt:
+        """A request for these names, or for fewer if its UserData would be longer than EC2 takes."""
         fleet, machines, run = self._fleet, self._machines, self._fleet.run
-        intent = fleet.intents.get(order.instance)
-        assert intent is not None
-        lease_s = float(math.floor(_LEASE_SHARE * order.reach_s() - _BOOT_S))
-        if lease_s < self._least_lease_s:
-            least_s = least_reach_s(self._least_lease_s)
-            reason = (
-                f"the budget, or its lease, reaches {max(0.0, order.reach_s()):.0f} s from now, and an instance needs "
-                f"{least_s:.0f} s to be of use; raise max_cost, or resources.lease"
-            )
-            raise ProviderError(self._refuse(order.instance, reason))
-        token = calls.client_token(run.experiment, run.run, order.instance, len(intent.attempts) + 1, choice)
         node = NodeStart(
-            instances=(order.instance,),
-            head_address=intent.head_address,
+            instances=tuple(names),
+            head_address=head_address,
             gpus=self._gpus,
             lease_s=lease_s,
             lifetime_s=max(self._lifetime_s, lease_s),
         )
-        tags = calls.tags_of(run.experiment, run.run, order.instance, machines.owner)
-        request = calls.launch_request(machines, choice, token=token, tags=tags, user_data=machines.user_data(node))
-        attempt = Attempt(token=token, choice=choice, request=request, lease_s=lease_s, asked_at=fleet.clock())
-        fleet.intents.add_attempt(order.instance, attempt)
+        try:
+            user_data = machines.user_data(node)
+        except InputError:
+            if len(names) == 1:
+                raise
+            return self._attempt(choice, names[: len(names) // 2], head_address, lease_s)
+        known = [intent for name in names if (intent := self._intents.get(name)) is not None]
+        number = 1 + max(len(intent.attempts) for intent in known)
+        token = calls.client_token(run.experiment, run.run, names, number, choice)
+        tags = calls.tags_of(run.experiment, run.run, names, machines.owner)
+        request = calls.launch_request(
+            machines, choice, token=token, tags=tags, user_data=user_data, instances=len(names)
+        )
+        return Attempt(
+            token=token,
+            choice=choice,
+            request=request,
+            names=tuple(names),
+            lease_s=lease_s,
+            asked_at=fleet.clock(),
+        )
 
-    def _ask(self, order: Order) -> Verdict | None:
-        """Ask with the last attempt's token until the answer is definite; None if it was bought."""
-        pauses = self._fleet.pauses()
-        while True:
-            attempt = self._fleet.intents.last(order.instance)
-            if attempt.outcome == "accepted":  # a look found it
-                return None
-            if attempt.lease_s + _BOOT_S > order.reach_s():  # it would outlive the budget if it were launched only now
-                return None if self._fleet.settle(order.instance) is not None else "capacity"
-            try:
-                answer = self._fleet.ec2.run_instances(**attempt.request)
-            except FAILURES as error:
-                meaning = verdict(error)
-                if meaning not in ("unknown", "throttled"):
-                    return self._refused(order, error, meaning)
-                doubtful = attempt.doubtful or meaning == "unknown"
-            else:
-                return self._bought(order, answer["Instances"][0])
-            self._check(order)
-            self._fleet.sleep(next(pauses))
-            self._check(order)
-            self._fleet.intents.change_last(order.instance, doubtful=doubtful, asked_at=self._fleet.clock())
+    def _ask(self, attempt: Attempt, orders: Sequence[Order]) -> Verdict | None:
+        """Ask until the answer is definite, and answer the `orders` that were bought; None if all of the request was.
 
-    def _refused(self, order: Order, error: BaseException, meaning: Verdict) -> Verdict | None:
+        `throttled`: it was taken back before it had taken effect, since some of it is not wanted any more. Raises
+        ProviderError once all `orders` are given up.
+        """
+        with self._token(attempt.token):
+            pauses = self._fleet.pauses()
+            while shares := self._intents.unanswered(attempt):
+                last = self._intents.last(shares[0].instance)
+                # It would outlive the budget if it were launched only now.
+                if last.lease_s + _BOOT_S > min(order.reach_s() for order in orders):
+                    found = [self._fleet.settle(share.instance) for share in shares]
+                    return self._answered(attempt, [one for one in found if one is not None], orders)
+                self._pause_until(self._not_before)
+                try:
+                    answer = self._fleet.ec2.run_instances(**last.request)
+                except FAILURES as error:
+                    meaning = verdict(error)
+                    if meaning not in ("unknown", "throttled"):
+                        return self._refused(attempt, orders, error, meaning)
+                    doubtful = last.doubtful or meaning == "unknown"
+                else:
+                    return self._answered(attempt, answer["Instances"], orders)
+                if self._taken_back(attempt, orders, doubtful):
+                    return "throttled"
+                self._not_before = max(self._not_before, self._fleet.clock() + next(pauses))
+                self._pause_until(self._not_before)
+                if self._taken_back(attempt, orders, doubtful):
+                    return "throttled"
+                self._intents.change_unanswered(attempt, doubtful=doubtful, asked_at=self._fleet.clock())
+            return self._answered(attempt, [], orders)  # a look, or another thread, found all of it
+
+    def _pause_until(self, instant: float) -> None:
+        if (seconds := instant - self._fleet.clock()) > 0.0:
+            self._fleet.sleep(seconds)
+
+    def _taken_back(self, attempt: Attempt, orders: Sequence[Order], doubtful: bool) -> bool:
+        """Whether the request is given up for another, as EC2 has surely not launched what it asked for.
+
+        Raises ProviderError if none of the orders is wanted any more.
+        """
+        reasons = [reason for order in orders if (reason := order.given_up())]
+        taken_back = bool(reasons) and not doubtful
+        if taken_back:
+            self._intents.change_unanswered(attempt, outcome="refused", reason=reasons[0])
+        if len(reasons) == len(orders):
+            raise _GivenUpError(reasons[0])
+        return taken_back
+
+    def _refused(
+        self, attempt: Attempt, orders: Sequence[Order], error: BaseException, meaning: Verdict
+    ) -> Verdict | None:
         """A definite answer, unless an earlier one of the same token was lost."""
-        attempt = self._fleet.intents.last(order.instance)
-        if meaning == "mismatch":
-            if self._fleet.settle(order.instance) is not None:
-                return None
-        elif attempt.doubtful:
-            found = self._fleet.find_now(attempt)
-            if found is not None:
-                self._fleet.accept(order.instance, found)
-                return None
-        reason = explain(error)
-        self._fleet.intents.change_last(order.instance, outcome="refused", reason=reason)
-        return meaning
+        shares = self._intents.unanswered(attempt)
+        found = []
+        if any(share.last is not None and share.last.doubtful for share in shares):
+            found = [one for share in shares if (one := self._fleet.find_now(share.instance)) is not None]
+        if found or meaning == "mismatch":  # it took effect: what it did not launch is known after a while
+            found = [one for share in shares if (one := self._fleet.settle(share.instance)) is not None]
+        self._intents.change_unanswered(attempt, outcome="refused", reason=explain(error))
+        return self._answered(attempt, found, orders) and meaning
 
-    def _bought(self, order: Order, machine: Mapping[str, Any]) -> Verdict | None:
-        """Accepted: is it what was asked for? If not it is ended at once."""
-        self._fleet.accept(order.instance, machine)
-        attempt = self._fleet.intents.last(order.instance)
+    def _answered(
+        self, attempt: Attempt, machines: Sequence[Mapping[str, Any]], orders: Sequence[Order]
+    ) -> Verdict | None:
+        """Accept what came of a request, one by one; what is missing was not to be had. None if nothing is."""
+        waiting = {order.instance: order for order in orders}
+        for machine in machines:
+            name = attempt.names[machine.get("AmiLaunchIndex", 0)]
+            self._accept(name, attempt, machine, waiting.get(name))
+        self._intents.change_unanswered(
+            attempt,
+            outcome="refused",
+            doubtful=False,
+            reason=f"EC2 has no room for more than {len(machines)} of {len(attempt.names)}; {MORE_ROOM}",
+        )
+        over = [self._is_over(order) for order in orders]
+        return None if all(over) else "capacity"
+
+    def _accept(self, name: str, attempt: Attempt, machine: Mapping[str, Any], order: Order | None) -> None:
+        """It was launched: is it what was asked for, and is it still wanted? If not it is ended at once."""
+        intent = self._intents.get(name)
+        if intent is None or not intent.lives or intent.last is None or intent.last.token != attempt.token:
+            self._fleet.end_stray(machine)
+            return
+        self._fleet.accept(name, machine)
         choice = attempt.choice
         shown: Mapping[str, Any] = machine
         if choice.market == "spot" and "InstanceLifecycle" not in machine:
-            shown = self._fleet.find_now(attempt) or {**machine, "InstanceLifecycle": "spot"}
+            shown = self._fleet.find_now(name) or {**machine, "InstanceLifecycle": "spot"}
         wrong = calls.amiss(shown, choice)
         if wrong:
-            self._fleet.end(order.instance, f"not what was asked for: {wrong}")
-            raise ProviderError(
-                f"instance {order.instance} was ended at once: {wrong}, in {choice.zone}; it is not EC2 as it should "
-                "be: see AWS_ENDPOINT_URL, and the account's policies"
+            self._fleet.end(name, f"not what was asked for: {wrong}")
+        elif intent.ending is not None:
+            self._fleet.end_soon(name, intent.ending)
+        if wrong and order is not None:
+            order.refuse(
+                f"instance {name} was ended at once: {wrong}, in {choice.zone}; it is not EC2 as it should be: see "
+                "AWS_ENDPOINT_URL, and the account's policies"
             )
-        return None
 
-    def _check(self, order: Order) -> None:
-        if reason := order.given_up():
-            raise ProviderError(reason)
+    def _token(self, token: str) -> threading.RLock:
+        """One at a time asks with a token."""
+        with self._mutex:
+            return self._asking[token]
 
 
 def _choice(ware: Ware, zone: str, market: Market, price_usd_per_hour: float) -> Choice:

@@ -192,7 +192,7 @@ def _dry_run(session: Session, machines: Machines, offer: Offer, market: Market)
         machines,
         choice,
         token=_PROBE,
-        tags=tags_of(_PROBE, _PROBE, _PROBE, machines.owner),
+        tags=tags_of(_PROBE, _PROBE, (_PROBE,), machines.owner),
         user_data=machines.user_data(start),
     )
     del request["ClientToken"]  # another dry run may differ, and a token stands for one request

@@ -11,13 +11,14 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
 from rubberband.cloud.aws.fleet import LOOK_S, PATIENCE_S, Fleet
+from rubberband.cloud.aws.gathering import Gathering, Order
 from rubberband.cloud.aws.intents import Intent, Intents, Run
-from rubberband.cloud.aws.launching import Launcher, Order, Ware
+from rubberband.cloud.aws.launching import Launcher, Ware
 from rubberband.cloud.aws.machines import Machines, Session
 from rubberband.cloud.cluster import Head
 from rubberband.cloud.provider import InstanceStatus
@@ -28,6 +29,8 @@ LIFETIME_S = 7 * 24 * 3600.0
 """The hard stop: an instance ends itself so long after booting although its lease is renewed."""
 LEAST_LEASE_S = 60.0
 """An instance whose first lease is shorter is of no use, and is billed for that long anyway."""
+_GATHER_S = 0.3
+"""A launch waits so long for others that are to be bought with it."""
 
 
 class ClusterHead(Protocol):
@@ -85,6 +88,7 @@ class AwsProvider:
         self._launcher = Launcher(
             self._fleet, machines, wares, gpus=gpus, lifetime_s=lifetime_s, least_lease_s=least_lease_s
         )
+        self._gathering = Gathering(self._launcher.buy, lambda: sleep(_GATHER_S))
         self._names: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
         self._mutex = threading.Lock()
         self._unwanted: set[str] = set()
@@ -131,16 +135,48 @@ class AwsProvider:
     def launch(self, instance: str, market: Market = "on_demand", *, first_lease_s: float | None = None) -> None:
         """Buy an instance under the name `instance`; asking twice buys once.
 
-        Zones are tried in order (on the spot market the cheapest first), then other types if there are any. What is
-        not answered is asked again until it is, for as long as it takes, unless the instance is released meanwhile.
+        What is asked for at the same moment is bought together. Zones are tried in order (on the spot market the
+        cheapest first), then other types if there are any. What is not answered is asked again until it is, for as
+        long as it takes, unless the instance is released meanwhile.
 
         Raises ProviderError if nothing is to be had, with the reason of every zone, or if the budget does not reach.
         """
-        with self._at_work_on(instance, launching=True):
-            self._require_open()
-            address = self._head.ensure().address
-            most_s = math.inf if first_lease_s is None else first_lease_s
-            self._launcher.launch(self._order(instance, market, address, lambda: self._given_up(instance), most_s))
+        for error in self.launch_all([instance], market, first_lease_s=first_lease_s).values():
+            raise error
+
+    def launch_all(
+        self, instances: Sequence[str], market: Market = "on_demand", *, first_lease_s: float | None = None
+    ) -> dict[str, ProviderError]:
+        """What `launch` does for each of `instances` at the same moment: name -> why it was not bought."""
+        self._require_open()
+        address = self._head.ensure().address
+        most_s = math.inf if first_lease_s is None else first_lease_s
+        orders = [self._order(name, market, address, partial(self._given_up, name), most_s) for name in instances]
+        self._fleet.launching.update(instances)
+        try:
+            for order in orders:
+                with self._at_work_on(order.instance):
+                    self._begin(order)
+            self._gathering.join([order for order in orders if not order.answer.done()])
+        finally:
+            self._fleet.launching.difference_update(instances)
+        return dict(self._failures(orders))
+
+    def _begin(self, order: Order) -> None:
+        try:
+            self._launcher.begin(order)
+        except ProviderError as error:
+            order.refuse(str(error))
+
+    def _failures(self, orders: Sequence[Order]) -> Iterator[tuple[str, ProviderError]]:
+        for order in orders:
+            error = order.answer.exception()
+            if isinstance(error, ProviderError):
+                if self._intents.wanted(order.instance):  # whoever hears of a failure asks for it no more
+                    self._fleet.end_soon(order.instance, str(error))
+                yield order.instance, error
+            elif error is not None:
+                raise error
 
     def describe(self) -> Sequence[InstanceStatus]:
         """Every instance of this run that lives or has ended, in the order of their launch, as of `look_s` ago.
@@ -235,15 +271,7 @@ class AwsProvider:
             given_up=given_up,
         )
 
-    @contextmanager
-    def _at_work_on(self, instance: str, *, launching: bool = False) -> Iterator[None]:
+    def _at_work_on(self, instance: str) -> threading.RLock:
         """One at a time works on a name."""
         with self._mutex:
-            lock = self._names[instance]
-        with lock:
-            if launching:
-                self._fleet.launching.add(instance)
-            try:
-                yield
-            finally:
-                self._fleet.launching.discard(instance)
+            return self._names[instance]

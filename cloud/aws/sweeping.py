@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rubberband.cloud.aws.calls import EXPERIMENT_TAG, INSTANCE_TAG, ROLE_TAG, RUN_TAG, by_tags, tags_in
+from rubberband.cloud.aws.calls import EXPERIMENT_TAG, ROLE_TAG, RUN_TAG, by_tags, name_of, tags_in
 from rubberband.cloud.aws.fleet import VISIBILITY_S, Fleet
 from rubberband.cloud.aws.intents import Intent, Intents, Run, runs_in
 from rubberband.cloud.aws.machines import Session
@@ -155,7 +155,7 @@ def _found(machine: Mapping[str, Any]) -> Found:
     tags = tags_in(machine)
     return Found(
         experiment=tags.get(EXPERIMENT_TAG, ""),
-        instance=tags.get(INSTANCE_TAG, "an instance"),
+        instance=name_of(machine) or "an instance",
         instance_id=machine["InstanceId"],
         instance_type=machine.get("InstanceType", ""),
         zone=machine.get("Placement", {}).get("AvailabilityZone", ""),

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
+from rubberband.cloud.aws.calls import name_in
 from rubberband.cloud.aws_fake.billing import Bill, BillLine
 from rubberband.cloud.aws_fake.core import FakeAws
 from rubberband.cloud.aws_fake.faults import FakeCall, Fault
@@ -146,7 +147,7 @@ def main(
             code = _run(command, running.outside() if administrator else running.environment)
         left = fake.living
     for instance in left:
-        print(f"still there when the command ended: {instance.instance_id} ({_name(instance.tags)})", file=sys.stderr)
+        print(f"still there when the command ended: {instance.instance_id} ({_name(instance)})", file=sys.stderr)
     print(_told(fake.bill()), f"consoles and objects are in {where}", sep="\n", file=sys.stderr)
     raise typer.Exit(code)
 
@@ -239,13 +240,13 @@ def _told(bill: Bill) -> str:
 
 def _line(line: BillLine) -> str:
     return (
-        f"{line.instance_id}  {_name(line.tags):12}  {line.instance_type}  {line.zone}  {line.market:9}  "
+        f"{line.instance_id}  {_name(line):12}  {line.instance_type}  {line.zone}  {line.market:9}  "
         f"{format_duration(line.billed_s):>8} at {line.price_usd_per_hour:.4f} USD/h = {format_usd(line.cost_usd)}"
     )
 
 
-def _name(tags: Any) -> str:
-    return str(tags.get("rubberband:instance") or tags.get("Name") or "no name")
+def _name(one: Instance | BillLine) -> str:
+    return name_in(one.tags, one.launch_index) or one.tags.get("Name") or "no name"
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ class BillLine:
     billed_s: float
     cost_usd: float
     tags: Mapping[str, str]
+    launch_index: int = 0
+    """Its place among the instances of one request, which have the same tags."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,7 @@ def _line(instance: Instance, now: float, spot: SpotMarket) -> BillLine:
         billed_s=billed_s,
         cost_usd=cost_usd,
         tags=dict(instance.tags),
+        launch_index=instance.launch_index,
     )
 
 

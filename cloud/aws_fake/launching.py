@@ -24,7 +24,7 @@ def run_instances(request: Request) -> dict[str, Any]:
     request.end_dry_run()
     launched = _launched_before(request, token)
     if launched is None:
-        count = _granted(world, order, request.now)
+        count = _granted(world, order, request.now, request.fault.launches_at_most)
         launched = _launch(request, order, count)
         if token:
             world.launched_by_token[token] = (_compared(request.params), launched)
@@ -65,11 +65,14 @@ def _launched_before(request: Request, token: str) -> tuple[Instance, ...] | Non
     return known[1]
 
 
-def _granted(world: World, order: Order, now: float) -> int:
+def _granted(world: World, order: Order, now: float, has: int | None) -> int:
     if not world.offers(order.machine, order.subnet.zone):
         raise _unsupported(world, order)
     _check_bid(world, order, now)
-    for count in range(order.count, order.at_least - 1, -1):
+    at_most = world.quotas_vcpus[quota_code(order.machine.family, order.market)] // order.machine.vcpus
+    if order.count > max(1, at_most):  # as the model says of MaxCount: between 1 and the quota
+        raise _over_quota(world, order, order.count) or _no_capacity(order)
+    for count in range(order.count if has is None else min(has, order.count), order.at_least - 1, -1):
         over = _over_quota(world, order, count)
         if over is None and world.has_capacity(order.machine.name, order.subnet.zone, order.market, count):
             return count

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from rubberband.cloud.aws.calls import name_in
 from rubberband.cloud.aws_fake.billing import BillLine
 from rubberband.cloud.aws_fake.instance import Instance
 from rubberband.cloud.aws_fake.principals import BUCKET
@@ -62,7 +63,7 @@ class Ec2CommandLine(CommandLine):
 
     def instance(self, name: str) -> Instance:
         """The latest one of that name; its tags tell it."""
-        named = [one for one in self.aws.fake.instances if one.tags.get("rubberband:instance") == name]
+        named = [one for one in self.aws.fake.instances if name_in(one.tags, one.launch_index) == name]
         return max(named, key=lambda one: one.running_at)
 
     def console(self, name: str) -> str:
@@ -71,7 +72,7 @@ class Ec2CommandLine(CommandLine):
 
     def lines_of_the_bill(self) -> dict[str, BillLine]:
         """Name -> what EC2 charges for it, of the run (not of its profile)."""
-        named = {line.tags["rubberband:instance"]: line for line in self.aws.fake.bill().lines}
+        named = {name_in(line.tags, line.launch_index): line for line in self.aws.fake.bill().lines}
         return {name: line for name, line in named.items() if name.startswith("i-")}
 
 

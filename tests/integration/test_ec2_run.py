@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rubberband.cloud.aws.calls import name_in
 from rubberband.executor.result import Result
 from tests.integration.command_line import ROOT
 from tests.integration.ec2_runs import (
@@ -95,7 +96,7 @@ def test_the_digits_as_they_are_in_the_examples(command_line: Ec2CommandLine) ->
     assert result.best is not None
     assert result.best.iterations == 13
     assert re.search(r"4 +on demand +g4dn.xlarge +us-east-1", output)
-    assert {one.tags["rubberband:instance"].partition("-")[0] for one in command_line.aws.fake.instances} == {
+    assert {name_in(one.tags, one.launch_index).partition("-")[0] for one in command_line.aws.fake.instances} == {
         "profile",
         "i",
     }

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from rubberband.cloud.aws.calls import name_in
 from rubberband.cloud.aws.machines import NodeStart
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.aws.session import open_session
@@ -277,7 +278,7 @@ def test_the_provider_rents_machines_over_http_as_the_drivers_role(
     provider.renew_lease(time.time() + 600)
     provider.launch("i-001")
     provider.launch("i-002", "spot")
-    rented = {one.tags["rubberband:instance"]: one for one in aws.fake.living if "rubberband:run" in one.tags}
+    rented = {name_in(one.tags, one.launch_index): one for one in aws.fake.living if "rubberband:run" in one.tags}
     for machine in rented.values():
         says(aws, machine, "set up")
     assert {status.instance: status.market for status in provider.describe()} == {"i-001": "on_demand", "i-002": "spot"}

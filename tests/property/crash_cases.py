@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from random import Random
 from typing import Any, Literal
@@ -27,6 +27,8 @@ WEATHERS: dict[str, Hook] = {
     "no-connection": lambda call: Fault.timeout(took_effect=False),
     "throttled": lambda call: Fault.throttled(),
     "no-capacity": lambda call: Fault.no_capacity() if launches(call) else None,
+    "partial": lambda call: Fault(launches_at_most=1) if launches(call) else None,
+    "partial-lost": lambda call: replace(Fault.timeout(took_effect=True), launches_at_most=1),
     "5xx": lambda call: Fault.server_error(),
     "5xx-after": lambda call: Fault.server_error(took_effect=True),
     "stale": lambda call: Fault.stale(60.0),
@@ -39,8 +41,8 @@ MARKETS: dict[str, tuple[Market, Market]] = {
     "spot": ("spot", "spot"),
     "mixed": ("spot", "on_demand"),
 }
-STAGES = (Stage(trials=2, iterations=1), Stage(trials=1, iterations=2))
-CAP_USD: dict[Cap, float] = {"roomy": 3.0, "tight": 0.1}
+STAGES = (Stage(trials=3, iterations=1), Stage(trials=1, iterations=2))
+CAP_USD: dict[Cap, float] = {"roomy": 3.0, "tight": 0.15}
 BOOT_S: dict[Cap, float] = {"roomy": 0.0, "tight": 45.0}
 """Where the cap is tight, machines take a while to boot: that is billed, and the lease is armed only afterwards."""
 
@@ -147,7 +149,7 @@ def undisturbed(markets: str, cap: Cap) -> Point:
 
 @lru_cache
 def job_of(markets: str, cap: Cap) -> Job:
-    """Two trials on two instances, then the better one alone."""
+    """Three trials on three instances, then the better one alone."""
     offer = Offer(
         instance_type=TYPE,
         gpus=1,
@@ -160,7 +162,7 @@ def job_of(markets: str, cap: Cap) -> Job:
     profile = Profile(seconds_per_iteration={1: 20.0}, trial_startup_s=2.0)
     chosen = [
         StagePlan(instances=instances, gpus_per_trial=1, market=market)
-        for instances, market in zip((2, 1), MARKETS[markets], strict=True)
+        for instances, market in zip((3, 1), MARKETS[markets], strict=True)
     ]
     plan = Plan(stages=tuple(chosen))
     return Job(

@@ -7,7 +7,7 @@ whenever the provider sleeps. Trials and their times are those of the virtual ba
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -49,6 +49,8 @@ class CloudFleet:
     def __init__(self, world: World, provider: AwsProvider, agenda: Agenda) -> None:
         self._world, self._provider, self._agenda = world, provider, agenda
         self._holds: dict[str, _Hold] = {}
+        self._wanted: dict[tuple[Market, float | None], list[str]] = {}
+        """Names that are launched at the same moment."""
         self._looked_at = -math.inf
         self._looks = self._closing = False
         self.hold_until = -math.inf
@@ -82,11 +84,13 @@ class CloudFleet:
             self._look()
 
     def launch(self, instance: str, market: Market, first_lease_s: float | None = None) -> None:
-        """Rent an instance; its events follow."""
+        """Rent an instance, with others that are rented at the same moment; its events follow."""
         if instance not in self._holds:
-            hold = self._holds[instance] = _Hold()
-            words = {} if first_lease_s is None else {"first_lease_s": first_lease_s}
-            self._begin(lambda: self._launch(instance, hold, lambda: self._provider.launch(instance, market, **words)))
+            self._holds[instance] = _Hold()
+            together = self._wanted.setdefault((market, first_lease_s), [])
+            together.append(instance)
+            if len(together) == 1:
+                self._begin(lambda: self._launch(market, first_lease_s))
             self._watch()
 
     def _begin(self, work: Callable[[], Event | None]) -> None:
@@ -100,17 +104,19 @@ class CloudFleet:
 
         self._agenda.add(self._now(), begun)
 
-    def _launch(self, instance: str, hold: _Hold, ask: Callable[[], None]) -> Event | None:
-        if hold.over:
-            return None
+    def _launch(self, market: Market, first_lease_s: float | None) -> None:
+        names = [name for name in self._wanted.pop((market, first_lease_s), ()) if not self._holds[name].over]
+        failed: Mapping[str, ProviderError] = {}
         try:
             self.renew(self._now())
-            ask()
+            failed = self._provider.launch_all(names, market, first_lease_s=first_lease_s)
         except ProviderError as error:
+            failed = dict.fromkeys(names, error)
+        for name, error in failed.items():
+            hold = self._holds[name]
             was_over, hold.over = hold.over, True
             if not was_over:
-                return InstanceRefused(occurred_at=self._now(), instance=instance, reason=str(error))
-        return None
+                self._tell(InstanceRefused(occurred_at=self._now(), instance=name, reason=str(error)))
 
     def release(self, instance: str) -> None:
         """Give an instance back; InstanceReleased follows."""

@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from random import Random
 
+from rubberband.cloud.aws.calls import INSTANCE_TAG
 from rubberband.cloud.aws.ending import end_everything
 from rubberband.cloud.aws.fleet import VISIBILITY_S
 from rubberband.cloud.aws.sweeping import sweep
@@ -43,7 +44,7 @@ from tests.property.crash_cases import (
     undisturbed,
 )
 from tests.property.crash_cloud import CloudBackend
-from tests.property.crash_world import LEASE_S, NAME, Killed, World
+from tests.property.crash_world import LEASE_S, Killed, World, name_of
 from tests.unit.aws_account import START_AT
 
 ENDS = ("done", "budget", "failed")
@@ -241,7 +242,7 @@ class Story:
 
     def _orphans(self) -> Iterator[str]:
         for machine in self.world.fake.living:
-            yield f"{machine.tags[NAME]} lives on ({self.ended})"
+            yield f"{name_of(machine)} lives on ({self.ended})"
         launched = [c for c in self.world.fake.calls[self.swept_from :] if launches(c)] if self.swept_from else []
         if launched:
             yield "a sweep launched"
@@ -250,17 +251,17 @@ class Story:
         for machine in self.world.fake.instances:
             begins_at = max(self.died_at, machine.running_at + self.world.boot_s)
             if self.ended == "left alone" and (machine.ended_at or math.inf) > begins_at + LEASE_S:
-                yield f"{machine.tags[NAME]} outlives its lease"
+                yield f"{name_of(machine)} outlives its lease"
 
     def _bought_twice(self) -> Iterator[str]:
-        bought = Counter(machine.tags[NAME] for machine in self.world.fake.instances)
+        bought = Counter(name_of(machine) for machine in self.world.fake.instances)
         for name, count in bought.items():
             if count > 1:
                 yield f"{name} was bought {count} times"
 
     def _unknown_to_the_ledger(self) -> Iterator[str]:
         state = self._controller().state
-        billed = {line.tags[NAME] for line in self.world.fake.bill().lines}
+        billed = {name_of(line) for line in self.world.fake.bill().lines}
         known = {name for name, record in state.instances.items() if record.running_at is not None}
         if self.ended in ("swept", "down", "left alone"):  # its ledger is not kept any more
             known |= set(state.instances)
@@ -309,7 +310,7 @@ class Story:
 def _names(call: FakeCall) -> str:
     if launches(call):
         tags = {tag["Key"]: tag["Value"] for tag in call.params["TagSpecifications"][0]["Tags"]}
-        return f"{tags[NAME]} {call.params['SubnetId'][-4:]} {call.params['ClientToken'][:6]} "
+        return f"{tags[INSTANCE_TAG]} {call.params['SubnetId'][-4:]} {call.params['ClientToken'][:6]} "
     return " ".join(map(str, call.params.get("InstanceIds", ()))) + " "
 
 

@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+from rubberband.cloud.aws.calls import name_in
 from rubberband.cloud.aws.launching import Ware
 from rubberband.cloud.aws.preflight import preflight
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.aws.resolving import resolve
 from rubberband.cloud.aws.user_data import boot_times
+from rubberband.cloud.aws_fake.billing import BillLine
 from rubberband.cloud.aws_fake.instance import Instance
 from rubberband.cloud.cluster import Head
 from rubberband.cloud.virtual import VirtualClock
@@ -22,8 +24,12 @@ STEP_S = 5.0
 """The world moves on in steps of at most so long."""
 ORPHANED_S = 30.0
 """So long after its head has gone an instance shuts down, as its boot script says."""
-NAME = "rubberband:instance"
 TYPE = "g5.xlarge"
+
+
+def name_of(one: Instance | BillLine) -> str:
+    """The name that it was launched under."""
+    return name_in(one.tags, one.launch_index)
 
 
 class Killed(BaseException):
@@ -133,7 +139,7 @@ class World(Account):
                 self.fake.extend_lease(machine.instance_id, until)
 
     def _named(self, name: str) -> list[Instance]:
-        return [one for one in self.fake.living if one.tags.get(NAME) == name]
+        return [one for one in self.fake.living if name_of(one) == name]
 
     def check(self) -> None:
         """What is looked at before an experiment begins. Raises InputError."""

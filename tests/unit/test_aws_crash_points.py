@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from rubberband.cloud.aws.calls import name_in
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.aws.sweeping import sweep
 from rubberband.cloud.aws_fake import FakeCall, Fault
@@ -122,7 +123,7 @@ def judge(folder: Path, every: int = 1) -> int:
         told += 1
         assert world.living == [], f"an orphan: {point}"
         assert all(line.billed_s <= LEASE_S for line in world.fake.bill().lines), f"longer than a lease: {point}"
-        bought = Counter(one.tags["rubberband:instance"] for one in world.fake.instances)
+        bought = Counter(name_in(one.tags, one.launch_index) for one in world.fake.instances)
         assert all(count == 1 for count in bought.values()), f"a double launch, {bought}: {point}"
     return told
 

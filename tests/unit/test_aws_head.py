@@ -68,7 +68,7 @@ def ended(account: Account, owner: str = "rubberband", place: Place | None = Non
 
 
 def worker(account: Account, name: str, owner: str = "rubberband") -> Instance:
-    tags = [{"Key": key, "Value": value} for key, value in tags_of("digits", "r", name, owner).items()]
+    tags = [{"Key": key, "Value": value} for key, value in tags_of("digits", "r", (name,), owner).items()]
     image = next(name for name, image in account.fake.world.images.items() if image.architecture == "x86_64")
     account.session.client("ec2").run_instances(
         ImageId=image,

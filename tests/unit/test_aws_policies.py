@@ -124,8 +124,8 @@ def everything(account: Account) -> None:
         request = launch_request(
             machines,
             choice,
-            token=client_token("e", "r", "i-001", 0, choice),
-            tags=tags_of("e", "r", "i-001", machines.owner),
+            token=client_token("e", "r", ("i-001",), 0, choice),
+            tags=tags_of("e", "r", ("i-001",), machines.owner),
             user_data=machines.user_data(start),
         )
         ec2.run_instances(**request)
@@ -187,8 +187,8 @@ def test_the_driver_cannot_launch_without_its_tag_or_with_the_old_metadata_servi
         price_usd_per_hour=1.0,
         on_demand_usd_per_hour=1.0,
     )
-    ours = tags_of("e", "r", "i-001", machines.owner)
-    for tags, tokens in ((tags_of("e", "r", "i-001", "somebody"), "required"), (ours, "optional")):
+    ours = tags_of("e", "r", ("i-001",), machines.owner)
+    for tags, tokens in ((tags_of("e", "r", ("i-001",), "somebody"), "required"), (ours, "optional")):
         request = launch_request(machines, choice, token="t", tags=tags, user_data="#!/bin/bash")
         request["MetadataOptions"]["HttpTokens"] = tokens
         with pytest.raises(Exception, match="not authorized to perform: ec2:RunInstances"):

@@ -1,0 +1,242 @@
+"""What AwsProvider asks EC2 for when it launches several instances at the same moment."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rubberband.cloud.aws.calls import name_in, share
+from rubberband.cloud.aws.machines import NodeStart
+from rubberband.cloud.aws.provider import AwsProvider
+from rubberband.cloud.aws_fake import FakeCall, Fault
+from rubberband.errors import InputError, ProviderError
+from tests.fake_ec2 import World, asked, boot_script, once
+
+NAMES = ("a", "b", "c", "d", "e")
+LOST = Fault.timeout(took_effect=True)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """An account and a driver's folder."""
+    return World(tmp_path)
+
+
+def counts(world: World) -> list[int]:
+    return [call.params["MaxCount"] for call in asked(world)]
+
+
+def zones(world: World, driver: AwsProvider) -> dict[str, int]:
+    return Counter(status.zone for status in world.look(driver).values())
+
+
+def test_many_are_one_request_and_each_lives_its_own_life(world: World) -> None:
+    driver = world.driver()
+    assert driver.launch_all(NAMES) == {}
+
+    (request,) = [call.params for call in asked(world)]
+    assert (request["MinCount"], request["MaxCount"]) == (1, 5)
+    assert {one.user_data for one in world.fake.living} == {world.fake.living[0].user_data}
+    assert "INSTANCES=(a b c d e)" in world.fake.living[0].user_data
+    assert world.living == [*NAMES]
+    assert driver.release("c").state == "terminated"
+    assert world.living == ["a", "b", "d", "e"]
+    world.fake.power_off(next(one.instance_id for one in world.fake.living))
+    states = {name: status.state for name, status in world.look(driver).items()}
+    assert Counter(states.values()) == {"pending": 3, "terminated": 2}
+    driver.close()
+    assert world.living == []
+
+
+def test_what_a_zone_lacks_is_bought_in_the_next_one(world: World) -> None:
+    world.fake.set_capacity(3, zone="us-east-1a")
+    driver = world.driver()
+    assert driver.launch_all(NAMES) == {}
+    assert counts(world) == [5, 2]
+    assert zones(world, driver) == {"us-east-1a": 3, "us-east-1b": 2}
+    assert len({call.params["ClientToken"] for call in asked(world)}) == 2
+
+
+def test_what_is_nowhere_to_be_had_is_refused_with_the_reason_of_every_zone(world: World) -> None:
+    world.fake.set_capacity(2, zone="us-east-1a")
+    world.fake.set_capacity(0, zone="us-east-1b")
+    failed = world.driver().launch_all(NAMES)
+    assert len(failed) == 3
+    assert len(world.living) == 2
+    for error in failed.values():
+        assert "EC2 has no room for more than 2 of 5; add subnets" in str(error)
+        assert "us-east-1b: EC2 has no room (InsufficientInstanceCapacity)" in str(error)
+
+
+@pytest.mark.parametrize("fault", [LOST, Fault.server_error(took_effect=True), Fault.throttled()])
+def test_an_answer_that_is_lost_is_asked_for_again_with_the_same_token(world: World, fault: Fault) -> None:
+    world.fake.set_capacity(3, zone="us-east-1a")
+    world.fake.fault = once("RunInstances", fault)
+    assert world.driver().launch_all(NAMES) == {}
+    tokens = [call.params["ClientToken"] for call in asked(world)]
+    assert tokens[0] == tokens[1] != tokens[2]
+    assert world.living == [*NAMES]
+
+
+def test_what_came_of_a_lost_answer_is_kept_whatever_the_same_token_is_told_later(world: World) -> None:
+    world.fake.set_capacity(3, zone="us-east-1a")
+    left = [LOST, Fault.no_capacity()]
+    world.fake.fault = lambda call: left.pop(0) if call.operation == "RunInstances" and left else None
+    assert world.driver().launch_all(NAMES) == {}
+    assert world.living == [*NAMES]
+
+
+def test_of_a_quota_as_many_are_bought_as_it_allows(world: World) -> None:
+    for code in world.fake.world.quotas_vcpus:
+        world.fake.world.quotas_vcpus[code] = 4.0 * 10  # ten g5.xlarge
+    names = [f"i-{number:03}" for number in range(32)]
+    failed = world.driver().launch_all(names)
+    assert len(world.living) == 10
+    assert len(failed) == 22
+    assert all("quota is used up" in str(error) for error in failed.values())
+    assert counts(world)[:3] == [32, 16, 8]
+
+
+def test_launches_of_several_threads_are_bought_together(world: World) -> None:
+    together = threading.Barrier(len(NAMES))
+    driver = world.driver(sleep=lambda seconds: time.sleep(min(seconds, 0.5)))
+
+    def launch(name: str) -> None:
+        together.wait()
+        driver.launch(name)
+
+    threads = [threading.Thread(target=launch, args=(name,)) for name in NAMES]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert world.living == [*NAMES]
+    assert len({call.params["ClientToken"] for call in asked(world)}) < len(NAMES)
+
+
+def busy_until(released: threading.Event, fault: Fault, world: World) -> None:
+    def busy(call: FakeCall) -> Fault | None:
+        return fault if call.operation == "RunInstances" and not released.is_set() else None
+
+    world.fake.fault = busy
+
+
+def released_meanwhile(world: World, fault: Fault) -> dict[str, ProviderError]:
+    """`c` is released while EC2 answers all launches with `fault`."""
+    released, failed = threading.Event(), {}
+    busy_until(released, fault, world)
+    driver = world.driver(sleep=lambda _: time.sleep(0.001))
+    launching = threading.Thread(target=lambda: failed.update(driver.launch_all(NAMES)))
+    launching.start()
+    while not asked(world):
+        time.sleep(0.001)
+    releasing = threading.Thread(target=lambda: driver.release("c"))
+    releasing.start()
+    time.sleep(0.05)
+    released.set()
+    for thread in (launching, releasing):
+        thread.join()
+    return failed
+
+
+def test_what_is_released_before_it_was_launched_is_not_bought(world: World) -> None:
+    failed = released_meanwhile(world, Fault.throttled())
+    assert "released while it was asked for" in str(failed["c"])
+    assert world.living == ["a", "b", "d", "e"]
+    assert len(world.fake.instances) == 4
+
+
+def test_what_is_released_while_its_launch_is_in_doubt_is_ended_once_it_is_known(world: World) -> None:
+    assert {*released_meanwhile(world, LOST)} <= {"c"}
+    assert world.living == ["a", "b", "d", "e"]
+    assert len(world.fake.instances) == 5
+
+
+class Killed(BaseException):
+    """The driver is killed."""
+
+
+@pytest.mark.parametrize("hidden_s", [0.0, 200.0])
+@pytest.mark.parametrize("took_effect", [True, False])
+def test_what_a_killed_driver_asked_for_is_settled_by_the_next_one(
+    world: World, took_effect: bool, hidden_s: float
+) -> None:
+    world.fake.set_capacity(3, zone="us-east-1a")
+    fault = Fault(error=Killed(), took_effect=took_effect, visible_after_s=hidden_s)
+    world.fake.fault = once("RunInstances", fault)
+    with pytest.raises(Killed):
+        world.driver().launch_all(NAMES)
+    driver = world.driver()
+    assert driver.launch_all(NAMES) == {}
+    assert world.living == [*NAMES]
+    driver.close()
+    assert world.living == []
+
+
+def test_a_request_that_was_not_written_for_all_of_its_instances_was_never_made(world: World) -> None:
+    world.fake.fault = once("RunInstances", Fault(error=Killed()))
+    with pytest.raises(Killed):
+        world.driver().launch_all(NAMES)
+    path = next(world.directory.glob("ec2/*/instances/e.json"))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "attempts": []}))
+    before = len(asked(world))
+
+    driver = world.driver()
+    assert driver.release("a").running_at is None
+    assert len(asked(world)) == before
+    assert driver.launch_all(NAMES[1:]) == {}
+    assert world.living == ["b", "c", "d", "e"]
+
+
+def test_intents_of_a_former_version_are_read(world: World) -> None:
+    world.fake.fault = once("RunInstances", Fault(error=Killed(), took_effect=True))
+    with pytest.raises(Killed):
+        world.driver().launch("a")
+    path = next(world.directory.glob("ec2/*/instances/a.json"))
+    plain = json.loads(path.read_text())
+    del plain["attempts"][0]["names"]
+    path.write_text(json.dumps(plain))
+    world.driver().launch("a")
+    assert world.living == ["a"]
+    assert len(world.fake.instances) == 1
+
+
+def test_more_names_than_a_tag_holds_are_several_requests(world: World) -> None:
+    names = [f"i-{number:03}" for number in range(60)]
+    assert world.driver().launch_all(names) == {}
+    assert counts(world) == [42, 18]
+    assert world.living == sorted(names)
+    assert all(len(one.tags["rubberband:instance"]) <= 256 for one in world.fake.living)
+    assert share(["x" * 300]) == 1
+
+
+def test_more_names_than_user_data_holds_are_several_requests(world: World) -> None:
+    def at_most_two(start: NodeStart) -> str:
+        if len(start.instances) > 2:
+            raise InputError("too long")
+        return boot_script(start)
+
+    world.machines = replace(world.machines, user_data=at_most_two)
+    assert world.driver().launch_all(NAMES) == {}
+    assert sum(counts(world)) == len(NAMES)
+    for one in world.fake.living:
+        assert f"INSTANCES=({one.tags['rubberband:instance']})" in one.user_data
+        assert name_in(one.tags, one.launch_index) in one.user_data
+
+
+def test_a_zone_that_has_refused_is_asked_last_for_a_while(world: World) -> None:
+    world.fake.set_capacity(0, zone="us-east-1a")
+    driver = world.driver()
+    driver.launch_all(("a", "b"))
+    driver.launch("c")
+    zone_of = {subnet: zone for zone, subnet in world.machines.subnets.items()}
+    assert [zone_of[call.params["SubnetId"]][-1] for call in asked(world)] == ["a", "b", "b"]
+    world.sleep(60.0)
+    driver.launch("d")
+    assert [zone_of[call.params["SubnetId"]][-1] for call in asked(world)][3:] == ["a", "b"]
