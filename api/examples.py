@@ -125,6 +125,7 @@ COSTS: dict[str, Any] = {
     "forecast_cost_usd": 0.22,
     "profiling_cost_usd": 0.0,
     "head_cost_usd": 0.0,
+    "bill": [{"line": "instances", "usd": 0.13}],
     "paid": {"training_gpu_s": 96.0, "total_gpu_s": 130.0},
     "stages": [{"stage": 0, "planned_cost_usd": 0.08, "actual_cost_usd": 0.083}],
     "instances": [_INSTANCE],

@@ -184,6 +184,13 @@ class StageCost(Answer):
     actual_cost_usd: float | None
 
 
+class BillLineView(Answer):
+    """An amount of a bill."""
+
+    line: str = Field(description="What it is for, such as `instances` or `root volumes`.")
+    usd: float
+
+
 class Costs(Answer):
     """The bill so far, against the plan and the cap, in US dollars."""
 
@@ -193,6 +200,7 @@ class Costs(Answer):
     forecast_cost_usd: float | None
     profiling_cost_usd: float
     head_cost_usd: float
+    bill: list[BillLineView] = Field(description="The lines that add up to `cost_usd`.")
     paid: dict[str, float]
     stages: list[StageCost]
     instances: list[dict[str, Any]]

@@ -13,9 +13,10 @@ from datetime import UTC, datetime
 
 from rubberband.chance import FIXED, Spread
 from rubberband.cloud.instance_types import InstanceType, catalogue, load_table, nearest_types
+from rubberband.cloud.side_costs import SideFacts, side_costs
 from rubberband.delays import Delay, delay_of
 from rubberband.errors import InputError, ProfileMissingError
-from rubberband.offer import Offer, Spot
+from rubberband.offer import Offer, SideCost, Spot
 from rubberband.profile import Profile
 from rubberband.resources import Resources
 from rubberband.units import format_instant, nearest, shown
@@ -183,6 +184,7 @@ def _offer(resources: Resources, profile: Profile | None, name: str, table: Tabl
     gpus = _gpus(resources, name, row, table)
     price_usd_per_hour = _price_usd_per_hour(resources, name, row)
     restart_s = provision_delay_s + init_delay_s + (profile.trial_startup_s if profile else 0.0)
+    head_usd_per_hour, head_side_usd_per_hour = _head_usd_per_hour(resources, table)
     return Offer(
         instance_type=name,
         gpus=gpus,
@@ -195,9 +197,25 @@ def _offer(resources: Resources, profile: Profile | None, name: str, table: Tabl
         billing=resources.billing,
         minimum_billed_s=resources.minimum_billed_s,
         data_usd_per_instance=resources.dataset_gb * resources.data_price_usd_per_gb,
-        head_price_usd_per_hour=_head_price_usd_per_hour(resources, table),
+        head_price_usd_per_hour=head_usd_per_hour,
+        head_side_usd_per_hour=head_side_usd_per_hour,
         spot=_spot(resources, name, row, price_usd_per_hour, restart_s) if resources.market == "spot" else None,
+        side_costs=_side_costs(resources, name, row, provision_delay_s),
     )
+
+
+def _side_costs(
+    resources: Resources, name: str, row: InstanceType | None, provision_delay_s: float
+) -> tuple[SideCost, ...]:
+    if resources.provider != "aws" or resources.billing == "per_function":
+        return ()
+    gpus = row is None or row.gpus > 0
+    return side_costs(resources, _beside(resources, row), gpus=gpus, provision_delay_s=provision_delay_s)
+
+
+def _beside(resources: Resources, row: InstanceType | None) -> SideFacts | None:
+    live = row.live.get(resources.region) if row is not None else None
+    return live.beside if live is not None else None
 
 
 def _delay(asked: Delay | None, measured: tuple[float | None, Spread], default_s: float) -> tuple[float, Spread]:
@@ -245,15 +263,19 @@ def _price_usd_per_hour(resources: Resources, name: str, row: InstanceType | Non
     return row.prices_usd_per_hour[resources.region]
 
 
-def _head_price_usd_per_hour(resources: Resources, table: Table) -> float:
-    """As the file says, or what AWS tells of the head's type; what is only in the shipped table does not count."""
+def _head_usd_per_hour(resources: Resources, table: Table) -> tuple[float, float]:
+    """The head's price, and what of it is for its volume and its address.
+
+    As the file says, or what AWS tells of the head's type; what is only in the shipped table does not count.
+    """
     if resources.provider != "aws" or "head_price_usd_per_hour" in resources.model_fields_set:
-        return resources.head_price_usd_per_hour
+        return resources.head_price_usd_per_hour, 0.0
     row = table.get(resources.aws.head_instance_type)
     live = row.live.get(resources.region) if row is not None else None
     if row is None or live is None or live.on_demand_at is None:
-        return resources.head_price_usd_per_hour
-    return row.prices_usd_per_hour[resources.region]
+        return resources.head_price_usd_per_hour, 0.0
+    beside = sum(cost.usd_per_hour for cost in side_costs(resources, live.beside, gpus=row.gpus > 0))
+    return row.prices_usd_per_hour[resources.region] + beside, beside
 
 
 def _spot(resources: Resources, name: str, row: InstanceType | None, on_demand: float, restart_s: float) -> Spot:

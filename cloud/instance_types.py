@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
+from rubberband.cloud.side_costs import SideFacts
 from rubberband.errors import InputError
 from rubberband.units import nearest, shown
 
@@ -47,6 +48,8 @@ class Live:
     spot_usd_per_hour: Mapping[str, float] = field(default_factory=dict)
     """Zone -> price; empty where it is not sold on spot, or not asked for."""
     spot_at: float | None = None
+    beside: SideFacts | None = None
+    """What an instance of it has beside itself; None: AWS was not asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

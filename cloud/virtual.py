@@ -169,7 +169,8 @@ class VirtualProvider:
 
     def _price_usd_per_s(self, fate: Fate, market: Market) -> float:
         if fate.price_usd_per_hour is not None:
-            return fate.price_usd_per_hour / SECONDS_PER_HOUR
+            side_usd_per_hour = 0.0 if self._offer is None else self._offer.side_usd_per_hour
+            return (fate.price_usd_per_hour + side_usd_per_hour) / SECONDS_PER_HOUR
         return 0.0 if self._offer is None else self._offer.market_price_usd_per_s(market)
 
     def describe(self) -> Sequence[InstanceStatus]:
@@ -315,10 +316,10 @@ class VirtualProvider:
         if self._offer is None or machine.runs_at > min(at, machine.ended_at):
             return 0.0
         if self._offer.billing == "per_function":
-            return self._offer.data_usd_per_instance
+            return self._offer.once_usd_per_instance
         held_s = min(self._ends_at(machine), at) - machine.runs_at
         billed_s = max(held_s, self._offer.minimum_billed_s)
-        return machine.price_usd_per_s * billed_s + self._offer.data_usd_per_instance
+        return machine.price_usd_per_s * billed_s + self._offer.once_usd_per_instance
 
     def _head_bill_usd(self, at: float) -> float:
         if self._offer is None or self._head_since is None or not self._offer.head_price_usd_per_hour:

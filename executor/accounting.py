@@ -9,34 +9,46 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rubberband.executor.purse import Coming, Line, Purse
+from rubberband.executor.purse import MONEY_SLACK_USD, Coming, Line, Purse
 from rubberband.executor.state import Allocation, InstanceRecord, InstanceStatus, Job, State
-from rubberband.offer import SECONDS_PER_HOUR, Offer
+from rubberband.offer import DATA_LINE, HEAD_LINE, RENT_LINES, SECONDS_PER_HOUR, BillLine, Offer
 from rubberband.plan import Market
 
 
 def price_usd_per_s(record: InstanceRecord, offer: Offer) -> float:
-    """What the instance costs a second."""
+    """What the instance costs a second, with its side costs."""
     if record.price_usd_per_hour is not None:
-        return record.price_usd_per_hour / SECONDS_PER_HOUR
+        return (record.price_usd_per_hour + offer.side_usd_per_hour) / SECONDS_PER_HOUR
     return market_usd_per_s(offer, record.market)
+
+
+def rent_usd_per_hour(record: InstanceRecord, offer: Offer) -> float:
+    """What the instance costs an hour without its side costs."""
+    if record.price_usd_per_hour is not None:
+        return record.price_usd_per_hour
+    return (
+        offer.price_usd_per_hour
+        if offer.spot is None or record.market == "on_demand"
+        else offer.spot.price_usd_per_hour
+    )
 
 
 def instance_cost_usd(record: InstanceRecord, offer: Offer, at: float) -> float:
     """What one instance had cost by `at` (a live one as if released then), with its minimum and data."""
     if record.running_at is None or record.running_at > at:
-        return 0.0
+        # One that ended before it ran has no rent, but had a volume.
+        return offer.side_usd_once if record.status is InstanceStatus.ENDED else 0.0
     if offer.billing == "per_function":
-        return offer.data_usd_per_instance
+        return offer.once_usd_per_instance
     billed_s = max(held_s(record, at), offer.minimum_billed_s)
-    return price_usd_per_s(record, offer) * billed_s + offer.data_usd_per_instance
+    return price_usd_per_s(record, offer) * billed_s + offer.once_usd_per_instance
 
 
 def new_instance_usd(offer: Offer, market: Market, held_s: float) -> float:
     """What an instance that is still to be bought will cost by the offer, its minimum and its data included."""
     if offer.billing == "per_function":
-        return offer.data_usd_per_instance
-    return market_usd_per_s(offer, market) * max(held_s, offer.minimum_billed_s) + offer.data_usd_per_instance
+        return offer.once_usd_per_instance
+    return market_usd_per_s(offer, market) * max(held_s, offer.minimum_billed_s) + offer.once_usd_per_instance
 
 
 def market_usd_per_s(offer: Offer, market: Market) -> float:
@@ -49,6 +61,23 @@ def held_s(record: InstanceRecord, at: float) -> float:
     if record.running_at is None:
         return 0.0
     return max(0.0, _by(record.ended_at, at) - record.running_at)
+
+
+def bill_lines(job: Job, state: State, at: float) -> tuple[BillLine, ...]:
+    """The bill by what it is for; the lines add up to `bill_usd`, and those of nothing are left out."""
+    offer = job.offer
+    records = [one for one in state.instances.values() if one.running_at is not None and one.running_at <= at]
+    hours = sum(max(held_s(one, at), offer.minimum_billed_s) for one in records) / SECONDS_PER_HOUR
+    stillborn = sum(one.running_at is None and one.status is InstanceStatus.ENDED for one in state.instances.values())
+    lines = [
+        BillLine(line=cost.line, usd=cost.usd_per_hour * hours + cost.usd_once * (len(records) + stillborn))
+        for cost in offer.side_costs
+    ]
+    lines.append(BillLine(line=DATA_LINE, usd=offer.data_usd_per_instance * len(records)))
+    lines.append(BillLine(line=HEAD_LINE, usd=offer.head_cost_usd(_head_s(state, at))))
+    rest_usd = bill_usd(job, state, at) - sum(line.usd for line in lines)
+    rent = BillLine(line=RENT_LINES[offer.billing], usd=rest_usd)
+    return tuple(line for line in (rent, *lines) if abs(line.usd) > MONEY_SLACK_USD)
 
 
 def bill_usd(job: Job, state: State, at: float) -> float:
@@ -91,7 +120,7 @@ def coming(job: Job, bound_s: float) -> Coming:
     return Coming(
         bound_s=max(bound_s, job.offer.minimum_billed_s),
         reserved_usd_per_s=price,
-        data_usd=job.offer.data_usd_per_instance,
+        data_usd=job.offer.once_usd_per_instance,
     )
 
 
@@ -121,7 +150,7 @@ def _purse(job: Job, state: State, held: Iterable[InstanceRecord]) -> Purse:
         if record.running_at is None:
             expected.append(coming(job, _bound_s(job, record)))
         else:
-            settled_usd += offer.data_usd_per_instance
+            settled_usd += offer.once_usd_per_instance
             if offer.billing == "per_instance":
                 lines.append(_line(job, record, record.running_at, reserved))
     state.settled_usd += sum([instance_cost_usd(record, offer, math.inf) for record in state.just_gone()])

@@ -32,10 +32,10 @@ class Reserve:
 
     def of_width(self, offer: Offer, instances: int, *, held: int = 0) -> float:
         """Of so many instances: the release margin, and what is reserved beyond their price until they are ready."""
-        reserved = max(offer.price_usd_per_hour, self._dearest_usd_per_hour or 0.0)
+        reserved = max(offer.price_usd_per_hour, self._dearest_usd_per_hour or 0.0) + offer.side_usd_per_hour
         reserve_usd = (instances * reserved + offer.head_price_usd_per_hour) * self._margin_s
         if offer.billing == "per_instance" and self._margin_s:
-            least = offer.price_usd_per_hour if offer.spot is None else offer.spot.price_usd_per_hour
+            least = offer.market_price_usd_per_s("on_demand" if offer.spot is None else "spot") * SECONDS_PER_HOUR
             new = max(0, instances - held)
             reserve_usd += new * (reserved - least) * max(offer.minimum_billed_s, offer.init_delay_s)
         return reserve_usd / SECONDS_PER_HOUR

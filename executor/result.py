@@ -14,12 +14,19 @@ from pydantic import TypeAdapter, ValidationError
 from rubberband.adaptive import GoodputProfile
 from rubberband.errors import InputError
 from rubberband.executor import rules
-from rubberband.executor.accounting import PaidTime, bill_usd, instance_cost_usd, paid_time, price_usd_per_s
+from rubberband.executor.accounting import (
+    PaidTime,
+    bill_lines,
+    bill_usd,
+    instance_cost_usd,
+    paid_time,
+    rent_usd_per_hour,
+)
 from rubberband.executor.batch_history import BatchStretch, batch_history
 from rubberband.executor.events import CheckpointRef, RestPlanned
 from rubberband.executor.ranking import best_trial
 from rubberband.executor.state import Allocation, Granted, InstanceRecord, Job, Pause, Phase, Setback, State
-from rubberband.offer import SECONDS_PER_HOUR
+from rubberband.offer import BillLine
 from rubberband.plan import Market, Plan
 
 SCHEMA = "rubberband.report/1"
@@ -138,7 +145,7 @@ class InstanceResult:
     zone: str
     """Empty where there are none."""
     price_usd_per_hour: float
-    """At purchase."""
+    """The rent, at purchase."""
     interrupted_s: float | None
     """When the provider gave notice that it takes it away; None without a notice."""
     preempted: bool
@@ -197,6 +204,10 @@ class Result:
     """Iterations that interruptions cut off and that were begun again: at most one for a trial each time."""
     head_cost_usd: float = 0.0
     """Of `actual_cost_usd`: the head's machine."""
+    side_usd_per_hour: float = 0.0
+    """What an instance costs in an hour beside its rent."""
+    bill: tuple[BillLine, ...] = ()
+    """The lines that add up to `actual_cost_usd`."""
     goodput: GoodputProfile | None = None
     """What adaptive training was planned with, as of the latest replan; None where no model was measured."""
     extensions: tuple[ExtensionResult, ...] = ()
@@ -310,6 +321,8 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         interruptions=sum(was_interrupted(record) for record in state.instances.values()),
         redone_iterations=sum(_was_cut_off(state, use) for use in state.allocations),
         head_cost_usd=job.offer.head_cost_usd(head_s),
+        side_usd_per_hour=job.offer.side_usd_per_hour,
+        bill=bill_lines(job, state, at),
         goodput=state.profile.goodput,
         extensions=tuple(_extension(state, granted) for granted in state.granted),
         resumed_s=tuple(max(0.0, at - state.started_at) for at in state.resumed_at),
@@ -437,7 +450,7 @@ def _instances(job: Job, state: State, at: float) -> list[InstanceResult]:
             market=record.market,
             instance_type=record.instance_type or job.offer.instance_type,
             zone=record.zone,
-            price_usd_per_hour=price_usd_per_s(record, job.offer) * SECONDS_PER_HOUR,
+            price_usd_per_hour=rent_usd_per_hour(record, job.offer),
             interrupted_s=since_start(record.interrupted_at),
             preempted=record.preempted,
             failed_start=record.failed_start,

@@ -62,8 +62,11 @@ class Job:
 
     @property
     def reserved_usd_per_hour(self) -> float:
-        """What an instance is reserved at until its price is known, and on the spot market also after that."""
-        return max(self.offer.price_usd_per_hour, self.dearest_usd_per_hour or 0.0)
+        """What an instance is reserved at until its price is known, and on the spot market also after that.
+
+        With its side costs, as every price that the bill grows by."""
+        rent = max(self.offer.price_usd_per_hour, self.dearest_usd_per_hour or 0.0)
+        return rent + self.offer.side_usd_per_hour
 
 
 class TrialStatus(StrEnum):

@@ -288,6 +288,12 @@ def _outcome(estimate: Estimate, job: JobPlan, terms: _Terms) -> _Outcome:
     return _Outcome(float(jct_s.mean()), float(cost_usd.mean()), float((in_time & in_budget).mean()))
 
 
+def predicted_usd(estimate: Estimate, offer: Offer) -> float:
+    """The (mean) cost of an estimate's plan on another offer; over the same random numbers, where times vary."""
+    assert estimate.job is not None, "the caller has a plan"
+    return _outcome(estimate, estimate.job, _Terms(estimate.profile, offer)).cost_usd
+
+
 def _certain(lane: Lane, terms: _Terms, seed: int) -> tuple[Floats, Floats]:
     jct_s, cost_usd = mean_cost_of(lane.stages, terms.profile, terms.offer)(lane.planned.plan)
     return np.array([jct_s]), np.array([cost_usd])

@@ -55,7 +55,7 @@ def least(stages: Sequence[Stage], profile: Profile, offer: Offer, limits: Const
 
     Raises InputError as `build_table` does.
     """
-    price = min(offer.price_usd_per_s, offer.price_usd_per_s if offer.spot is None else offer.spot.price_usd_per_s)
+    price = offer.least_price_usd_per_s
     time_s, gpu_s = 0.0, 0.0
     for stage in stages:
         runs_s = [(gpus, run_s(stage, gpus, profile)) for gpus in gangs_of(profile, offer, limits)]

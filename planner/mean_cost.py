@@ -96,9 +96,9 @@ class MeanCost:
         check_choice(index, choice, offer)
         duration_s, price = self._times.stage_s(index, choice), offer.market_price_usd_per_s(choice.market)
         replaced_usd = None
-        if choice.market == "spot" and offer.spot is not None and offer.data_usd_per_instance:
+        if choice.market == "spot" and offer.spot is not None and offer.once_usd_per_instance:
             replaced = choice.instances * duration_s * offer.spot.interruptions_per_hour / SECONDS_PER_HOUR
-            replaced_usd = replaced * offer.data_usd_per_instance
+            replaced_usd = replaced * offer.once_usd_per_instance
         return _Choice(
             choice.instances,
             choice.market,
@@ -141,7 +141,7 @@ class MeanCost:
         return tuple(later), price_usd_per_s * billed_s
 
     def _started_usd(self, instances: int, price_usd_per_s: float) -> float:
-        return instances * (price_usd_per_s * self._minimum_s + self._offer.data_usd_per_instance)
+        return instances * (price_usd_per_s * self._minimum_s + self._offer.once_usd_per_instance)
 
     def _trials_usd(self, index: int, choice: StagePlan, price_usd_per_s: float) -> float:
         if self._offer.billing == "per_instance":

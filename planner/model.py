@@ -191,7 +191,7 @@ class _Cluster:
         """Start `instances` more; the minimum and the data that this commits to, in USD."""
         self.groups.append(_group(instances, 0.0, self.offer))
         minimum_s = 0.0 if self.offer.billing == "per_function" else self.offer.minimum_billed_s
-        return instances * (self._price_usd_per_s * minimum_s + self.offer.data_usd_per_instance)
+        return instances * (self._price_usd_per_s * minimum_s + self.offer.once_usd_per_instance)
 
     @property
     def _price_usd_per_s(self) -> float:
@@ -231,9 +231,9 @@ def _step(index: int, choice: StagePlan, cluster: _Cluster, times: Times) -> Ste
         cost_usd = cost_usd + cluster.hold(provision_s) + cluster.start(started) + cluster.hold(init_s)
     duration_s = times.stage_s(index, choice)
     cost_usd = cost_usd + cluster.hold(duration_s) + offer.head_cost_usd(provisioning_s + duration_s)
-    if choice.market == "spot" and offer.spot is not None and offer.data_usd_per_instance:
+    if choice.market == "spot" and offer.spot is not None and offer.once_usd_per_instance:
         replaced = choice.instances * duration_s * offer.spot.interruptions_per_hour / SECONDS_PER_HOUR
-        cost_usd = cost_usd + replaced * offer.data_usd_per_instance
+        cost_usd = cost_usd + replaced * offer.once_usd_per_instance
     return Step(provisioning_s, duration_s, cost_usd)
 
 

@@ -242,7 +242,7 @@ def _block(
     duration_s, extra_usd = _chosen(duration_s[:, kept], choice), _chosen(trials_usd[:, kept], choice)
     if market == "spot" and offer.spot is not None:
         rate = offer.spot.interruptions_per_hour / SECONDS_PER_HOUR
-        extra_usd = extra_usd + rate * counts[kept][:, None] * duration_s * offer.data_usd_per_instance
+        extra_usd = extra_usd + rate * counts[kept][:, None] * duration_s * offer.once_usd_per_instance
     return _Block(
         counts=counts[kept],
         duration_s=duration_s,
@@ -332,14 +332,14 @@ def _wave_edges(stages: Sequence[Stage], gangs: Ints, offer: Offer) -> set[int]:
 
 def holding_is_free(offer: Offer) -> bool:
     """Whether neither an instance nor starting it costs anything: only what its trials use does."""
-    return offer.billing == "per_function" and offer.data_usd_per_instance == 0.0
+    return offer.billing == "per_function" and offer.once_usd_per_instance == 0.0
 
 
 def mean_terms(offer: Offer) -> Terms:
     """The terms of an offer if nothing varies."""
     return Terms(
         minimum_s=offer.minimum_billed_s if offer.billing == "per_instance" else 0.0,
-        data_usd=offer.data_usd_per_instance,
+        data_usd=offer.once_usd_per_instance,
         head_usd_per_s=offer.head_cost_usd(1.0),
         provision_s=offer.provision_delay_s,
         init_s=offer.init_delay_s,

@@ -61,7 +61,7 @@ class _Bill:
         """Start instances; what is owed for them at once, besides the time that they live."""
         self.groups.append(_Group(instances, len(self.spans_s), 0.0))
         self.held += instances
-        self.fixed_usd += instances * self.offer.data_usd_per_instance
+        self.fixed_usd += instances * self.offer.once_usd_per_instance
 
     def release(self, surplus: int) -> None:
         """Give back so many, those billed longest first."""
@@ -131,7 +131,7 @@ def _add(index: int, choice: StagePlan, bill: _Bill, times: Times) -> None:
     replaced_usd_per_s = 0.0
     if choice.market == "spot" and offer.spot is not None:
         rate = offer.spot.interruptions_per_hour / SECONDS_PER_HOUR
-        replaced_usd_per_s = choice.instances * rate * offer.data_usd_per_instance
+        replaced_usd_per_s = choice.instances * rate * offer.once_usd_per_instance
     bill.span(times.stage_s(index, choice), replaced_usd_per_s)
     if offer.billing == "per_function":
         share = choice.gpus_per_trial / offer.gpus

@@ -14,9 +14,10 @@ from rubberband.cases import Room, batch_notes, cases, with_start_times
 from rubberband.cloud.catalogue import Table, price_source, row_source, spot_source
 from rubberband.errors import InputError
 from rubberband.experiment import Experiment, ProfilesByType, entrypoint_words
-from rubberband.offer import Offer
+from rubberband.offer import BillLine, Offer
 from rubberband.plan import Plan, Policy, Stage
 from rubberband.planner.assumptions import Assumption, Basis, Name, assumptions
+from rubberband.planner.bill import bill_lines
 from rubberband.planner.estimate import Case, Estimate, best_job, estimate, estimate_plan
 from rubberband.planner.solver import Objective
 from rubberband.planner.wording import advice, none_within
@@ -56,12 +57,15 @@ class Answer:
     estimate: Estimate
     assumptions: tuple[Assumption, ...]
     notes: tuple[str, ...]
+    bill: tuple[BillLine, ...] = ()
+    """The lines of the plan's bill, which add up to its (mean) cost."""
 
     def to_json(self) -> dict[str, Any]:
         """The object that `rubberband estimate -o json` prints."""
         data: dict[str, Any] = self.estimate.to_json()
         data["assumptions"] = [asdict(assumption) for assumption in self.assumptions]
         data["notes"] = list(self.notes)
+        data["bill"] = [asdict(line) for line in self.bill]
         return data
 
 
@@ -102,6 +106,7 @@ def answer(
         estimate=best,
         assumptions=assumptions(best, bases(written, best.case, terms.table, seen)),
         notes=(*remarks, *notes_of(experiment, best.case, terms.table), *terms.notes),
+        bill=bill_lines(best),
     )
 
 

@@ -30,6 +30,9 @@ def live_terms(experiment: Experiment, home: Path) -> Terms:
 
     session = open_aws(experiment.resources.region)
     table = live_table(experiment.resources, home, session=session)
+    from rubberband.cloud.aws.side_costs import with_side_facts
+
+    beside = with_side_facts(table, session, experiment.resources)
     stale = tuple(
         f"prices of AWS are missing ({note}); those that it told before, or the catalogue's, stand in."
         for note in table.notes
@@ -41,7 +44,7 @@ def live_terms(experiment: Experiment, home: Path) -> Terms:
     if rooms and not any(room.instances for room in rooms):
         raise _no_quota(rooms, experiment.resources.max_instances)
     told = _quota_notes(rooms, experiment.resources.max_instances)
-    return Terms(table=table, room=markets, notes=(*stale, *unknown, *told))
+    return Terms(table=beside, room=markets, notes=(*stale, *beside.notes[len(table.notes) :], *unknown, *told))
 
 
 def _rooms(

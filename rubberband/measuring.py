@@ -253,7 +253,7 @@ def _profiling_limits(experiment: Experiment, rented: Offer, num_instances: int,
             f"{cap} does not cover measuring a profile on {num_instances} instances (at least "
             f"{format_usd(least_usd)}); raise it, or write a profile into the experiment file"
         )
-    left_usd = limits.max_cost_usd - num_instances * rented.data_usd_per_instance
+    left_usd = limits.max_cost_usd - num_instances * rented.once_usd_per_instance
     usd_per_s = num_instances * rented.price_usd_per_s
     held_s = left_usd / usd_per_s - margin_s if usd_per_s > 0 else math.inf
     return replace(found, held_s=held_s, slack_s=margin_s / 2.0, held_by=cap)

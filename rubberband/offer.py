@@ -12,6 +12,11 @@ Billing = Literal["per_instance", "per_function"]
 
 SECONDS_PER_HOUR = 3600.0
 
+RENT_LINES: dict[Billing, str] = {"per_instance": "instances", "per_function": "functions"}
+DATA_LINE = "data"
+HEAD_LINE = "head node"
+"""Lines of a bill; those of side costs have their own names."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spot:
@@ -25,10 +30,26 @@ class Spot:
     restart_s: float = 0.0
     """From an interruption until the trial trains again elsewhere: a new instance, warm workers, start-up."""
 
-    @property
-    def price_usd_per_s(self) -> float:
-        """Price of one instance for one second."""
-        return self.price_usd_per_hour / SECONDS_PER_HOUR
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideCost:
+    """What an instance costs beside its rent, as a line of the bill: its root volume, its public address, …"""
+
+    line: str
+    """Such as `root volumes`."""
+    usd_per_hour: float = 0.0
+    """While the instance runs, with the same billing minimum."""
+    usd_once: float = 0.0
+    """For each instance started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BillLine:
+    """An amount of a bill; the lines of a bill add up to it."""
+
+    line: str
+    """What it is for, such as `instances` or `root volumes`."""
+    usd: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +60,7 @@ class Offer:
     gpus: int
     """GPUs per instance, G."""
     price_usd_per_hour: float
+    """The rent of one instance, on demand."""
     max_instances: int
     """Most instances that may be held at any moment."""
     provision_delay_s: float = 0.0
@@ -53,21 +75,49 @@ class Offer:
     data_usd_per_instance: float = 0.0
     """Price of bringing the data set to one instance, once for each instance started."""
     head_price_usd_per_hour: float = 0.0
-    """Price of the head node, for the whole job completion time."""
+    """Price of the head node, for the whole job completion time, with its volume and its address."""
+    head_side_usd_per_hour: float = 0.0
+    """Of that price: its volume and its address."""
     spot: Spot | None = None
     """Set where a plan may use the spot market; every stage is then on spot or on demand, as the plan says."""
+    side_costs: tuple[SideCost, ...] = ()
+    """What comes to the rent, on either market (`per_instance` only)."""
+
+    @property
+    def side_usd_per_hour(self) -> float:
+        """What an instance costs in an hour beside its rent."""
+        return sum([cost.usd_per_hour for cost in self.side_costs])
+
+    @property
+    def once_usd_per_instance(self) -> float:
+        """What each instance costs once, when it is started: its data, and its side costs of that kind."""
+        return self.data_usd_per_instance + self.side_usd_once
+
+    @property
+    def side_usd_once(self) -> float:
+        """The side costs of an instance that it has once."""
+        return sum([cost.usd_once for cost in self.side_costs])
 
     @property
     def price_usd_per_s(self) -> float:
-        """Price of one instance for one second, on demand."""
-        return self.price_usd_per_hour / SECONDS_PER_HOUR
+        """Price of one instance for one second, on demand, with its side costs."""
+        return (self.price_usd_per_hour + self.side_usd_per_hour) / SECONDS_PER_HOUR
 
     def market_price_usd_per_s(self, market: Market) -> float:
-        """Price of one instance for one second on a market that the offer has."""
+        """Price of one instance for one second on a market that the offer has, with its side costs."""
         if market == "on_demand":
             return self.price_usd_per_s
         assert self.spot is not None, "a plan uses the markets that its offer has"
-        return self.spot.price_usd_per_s
+        return (self.spot.price_usd_per_hour + self.side_usd_per_hour) / SECONDS_PER_HOUR
+
+    @property
+    def least_price_usd_per_s(self) -> float:
+        """The lowest of the offer's markets."""
+        return (
+            self.price_usd_per_s
+            if self.spot is None
+            else min(self.price_usd_per_s, self.market_price_usd_per_s("spot"))
+        )
 
     def instance_cost_usd(self, held_s: float) -> float:
         """What one instance costs that ran for `held_s` seconds, its minimum and its data included.
@@ -75,8 +125,8 @@ class Offer:
         Under `per_function` billing the instance itself is free and only its data counts.
         """
         if self.billing == "per_function":
-            return self.data_usd_per_instance
-        return self.price_usd_per_s * max(held_s, self.minimum_billed_s) + self.data_usd_per_instance
+            return self.once_usd_per_instance
+        return self.price_usd_per_s * max(held_s, self.minimum_billed_s) + self.once_usd_per_instance
 
     def function_cost_usd(self, gpus: int, busy_s: float) -> float:
         """What `gpus` GPUs cost that trained (or started up) for `busy_s` seconds, under `per_function` billing."""

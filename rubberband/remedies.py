@@ -312,7 +312,7 @@ def _bounds(case: Case, stages: Sequence[Stage]) -> tuple[float, float]:
     ]
     if not sizes:
         raise InputError("no gang fits")
-    price = min(offer.price_usd_per_s, offer.price_usd_per_s if offer.spot is None else offer.spot.price_usd_per_s)
+    price = offer.least_price_usd_per_s
     time_s, gpu_s = offer.provision_delay_s + offer.init_delay_s, 0.0
     for stage in stages:
         runs = [(gpus, run_s(stage, gpus, profile)) for gpus in sizes]

@@ -140,6 +140,9 @@ def cloud_terms(experiment: Experiment, home: Path, announce: Announce) -> Cloud
 
     sign_in(session)  # without it there are no prices either, and what they are missing for would be told instead
     table = live_table(resources, home, session=session)
+    from rubberband.cloud.aws.side_costs import with_side_facts
+
+    table = with_side_facts(table, session, resources)
     for note in (*table.notes, *preflight(resources, offers(resources, table=table), session=session)):
         announce(note)
     room: dict[str, dict[Market, int]] = {}

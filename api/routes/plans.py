@@ -83,6 +83,7 @@ _PLAN: dict[str, Any] = {
     "seed": 0,
     "assumptions": [],
     "notes": [],
+    "bill": [{"line": "instances", "usd": 3.45}],
     "id": _ID,
 }
 _REMEDIES = [
@@ -110,7 +111,8 @@ _INFEASIBLE = Problem(
     nearest={"jct_s": 142.0, "cost_usd": 3.45},
     nearest_words={"deadline": "2m22s", "max_cost": 3.45},
     remedies=_REMEDIES,
-    estimate={key: value for key, value in _PLAN.items() if key != "id"} | {"feasible": False, "plan": None},
+    estimate={key: value for key, value in _PLAN.items() if key != "id"}
+    | {"feasible": False, "plan": None, "bill": []},
     id=_ID,
 ).to_json()
 

@@ -156,8 +156,7 @@ def _launch(
     if words.key_name is not None:
         request["KeyName"] = words.key_name
     volume_gb = root_volume_gb(None, image, plain=image_word is None and installs)
-    if changed := changed_disks(image.root_device, volume_gb, image.lasting_disks):
-        request["BlockDeviceMappings"] = changed
+    request["BlockDeviceMappings"] = changed_disks(image.root_device, volume_gb, image.lasting_disks)
     return _in_some_zone(session, request, subnets, words.head_profile, sleep)
 
 

@@ -27,6 +27,7 @@ from rubberband.cloud.aws.pages import pages
 from rubberband.cloud.aws.quota import quotas
 from rubberband.cloud.aws.regions import check_region
 from rubberband.cloud.aws.resolving import in_one_line, resolve
+from rubberband.cloud.aws.side_costs import ways_out
 from rubberband.cloud.aws.storage_check import check_store
 from rubberband.errors import InputError, ProviderError
 from rubberband.offer import Offer
@@ -164,13 +165,8 @@ def _look_at_launch(checks: _Checks, offer: Offer) -> Iterator[str]:
 
 
 def _look_at_ways_out(session: Session, machines: Machines) -> Iterator[str]:
-    shown = session.client("ec2").describe_subnets(SubnetIds=list(machines.subnets.values()))["Subnets"]
-    private = [one["SubnetId"] for one in shown if not one.get("MapPublicIpOnLaunch")]
-    if private:
-        yield (
-            f"instances in {', '.join(private)} get no public address: to install packages and to read the Ray token "
-            "they need a NAT gateway there (or resources.aws.install: none, and endpoints of SSM and S3 in the VPC)"
-        )
+    if told := ways_out(session, list(machines.subnets.values())).note():
+        yield told
 
 
 def _dry_run(session: Session, machines: Machines, offer: Offer, market: Market) -> None:

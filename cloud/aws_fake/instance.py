@@ -75,6 +75,11 @@ class Instance:
     shutting_down_s: float
     tags: dict[str, str]
     volume_tags: dict[str, str]
+    volume_gb: int = 8
+    """Of its root volume."""
+    public_address: bool = False
+    nat_gb: float = 0.0
+    """What it gets through a NAT gateway."""
     max_price: str | None = None
     spot_request_id: str | None = None
     lease_until: float | None = None

@@ -30,6 +30,8 @@ class Order:
 
     machine: MachineType
     image: Image
+    volume_gb: int
+    """Of the root volume."""
     subnet: Subnet
     groups: tuple[Group, ...]
     count: int
@@ -49,13 +51,14 @@ def order_of(world: World, params: Mapping[str, Any]) -> Order:
     """Raises FakeError, with EC2's codes, for what does not exist or does not fit."""
     machine = _machine(world, params.get("InstanceType", DEFAULT_TYPE))
     image = _image(world, params.get("ImageId"), machine)
-    _check_volumes(params, image)
+    volume_gb = _root_gb(params, image)
     subnet = _subnet(world, params, machine)
     at_least, count = _counts(params)
     market, max_price = _market(params)
     return Order(
         machine=machine,
         image=image,
+        volume_gb=volume_gb,
         subnet=subnet,
         groups=_groups(world, params, subnet),
         count=count,
@@ -115,7 +118,8 @@ def _image(world: World, image_id: str | None, machine: MachineType) -> Image:
     return image
 
 
-def _check_volumes(params: Mapping[str, Any], image: Image) -> None:
+def _root_gb(params: Mapping[str, Any], image: Image) -> int:
+    root_gb = image.volume_gb
     for mapping in params.get("BlockDeviceMappings", ()):
         size_gb = mapping.get("Ebs", {}).get("VolumeSize", image.volume_gb)
         if mapping.get("DeviceName") == image.root_device and size_gb < image.volume_gb:
@@ -124,6 +128,9 @@ def _check_volumes(params: Mapping[str, Any], image: Image) -> None:
                 f"Volume of size {size_gb}GB is smaller than snapshot 'snap-{image.image_id[4:]}', expect size >= "
                 f"{image.volume_gb}GB",
             )
+        if mapping.get("DeviceName") == image.root_device:
+            root_gb = size_gb
+    return int(root_gb)
 
 
 def _subnet(world: World, params: Mapping[str, Any], machine: MachineType) -> Subnet:

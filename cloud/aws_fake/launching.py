@@ -171,6 +171,9 @@ def _instance(request: Request, order: Order, reservation_id: str, index: int) -
         shutting_down_s=drawn(world.shutting_down_s, world.rng),
         tags=dict(order.tags.get("instance", {})),
         volume_tags=dict(order.tags.get("volume", {})),
+        volume_gb=order.volume_gb,
+        public_address=order.subnet.public,
+        nat_gb=0.0 if order.subnet.public else world.downloads_gb,
         max_price=order.max_price if spot else None,
         spot_request_id=world.new_id("sir") if spot else None,
     )

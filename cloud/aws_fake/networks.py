@@ -32,6 +32,50 @@ def describe_subnets(request: Request) -> dict[str, Any]:
     return {"Subnets": [_shown_subnet(request, subnet) for subnet in shown], **following}
 
 
+def describe_route_tables(request: Request) -> dict[str, Any]:
+    """DescribeRouteTables: a VPC's main one leads to its Internet gateway; subnets that are not public have their own,
+    which leads to a NAT gateway."""
+    request.access.check("ec2:DescribeRouteTables")
+    request.end_dry_run()
+    tables = [_main_table(vpc) for vpc in request.world.vpcs.values()]
+    tables += [_private_table(subnet) for subnet in request.world.subnets.values() if not subnet.public]
+    shown, following = page(filtered(tables, request.params, _ROUTE_READERS), request.params)
+    return {"RouteTables": shown, **following}
+
+
+def _main_table(vpc: Vpc) -> dict[str, Any]:
+    gateway = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": f"igw-{vpc.vpc_id[4:]}", "State": "active"}
+    return _route_table(vpc.vpc_id, f"rtb-{vpc.vpc_id[4:]}", [gateway], {"Main": True})
+
+
+def _private_table(subnet: Subnet) -> dict[str, Any]:
+    nat = {"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": f"nat-{subnet.subnet_id[7:]}", "State": "active"}
+    s3 = {"DestinationPrefixListId": "pl-63a5400a", "GatewayId": f"vpce-{subnet.subnet_id[7:]}", "State": "active"}
+    routes = [nat, s3] if subnet.s3_endpoint else [nat]
+    association = {"Main": False, "SubnetId": subnet.subnet_id}
+    return _route_table(subnet.vpc_id, f"rtb-{subnet.subnet_id[7:]}", routes, association)
+
+
+def _route_table(
+    vpc_id: str, table_id: str, routes: list[dict[str, Any]], association: dict[str, Any]
+) -> dict[str, Any]:
+    association = {
+        **association,
+        "RouteTableAssociationId": f"rtbassoc-{table_id[4:]}",
+        "RouteTableId": table_id,
+        "AssociationState": {"State": "associated"},
+    }
+    return {
+        "VpcId": vpc_id,
+        "RouteTableId": table_id,
+        "OwnerId": ACCOUNT,
+        "Routes": routes,
+        "Associations": [association],
+        "PropagatingVgws": [],
+        "Tags": [],
+    }
+
+
 def describe_security_groups(request: Request) -> dict[str, Any]:
     """DescribeSecurityGroups."""
     request.access.check("ec2:DescribeSecurityGroups")
@@ -187,7 +231,7 @@ def _shown_subnet(request: Request, subnet: Subnet) -> dict[str, Any]:
         "CidrBlock": subnet.cidr,
         "AvailableIpAddressCount": 4091,
         "DefaultForAz": subnet.default,
-        "MapPublicIpOnLaunch": subnet.default,
+        "MapPublicIpOnLaunch": subnet.public,
         "State": "available",
         "OwnerId": ACCOUNT,
         "Tags": _shown_tags(subnet.tags),
@@ -255,6 +299,11 @@ _SUBNET_READERS: Mapping[str, Reader] = {
     "subnet-id": lambda subnet: (subnet.subnet_id,),
     "vpc-id": lambda subnet: (subnet.vpc_id,),
 }
+_ROUTE_READERS: Mapping[str, Reader] = {
+    "vpc-id": lambda table: (table["VpcId"],),
+    "association.subnet-id": lambda table: tuple(one.get("SubnetId", "") for one in table["Associations"]),
+    "association.main": lambda table: tuple(str(one["Main"]).lower() for one in table["Associations"]),
+}
 _GROUP_READERS: Mapping[str, Reader] = {
     "description": lambda group: (group.description,),
     "group-id": lambda group: (group.group_id,),
@@ -264,6 +313,7 @@ _GROUP_READERS: Mapping[str, Reader] = {
 NETWORKS: Mapping[tuple[str, str], Operation] = {
     ("ec2", "DescribeVpcs"): describe_vpcs,
     ("ec2", "DescribeSubnets"): describe_subnets,
+    ("ec2", "DescribeRouteTables"): describe_route_tables,
     ("ec2", "DescribeSecurityGroups"): describe_security_groups,
     ("ec2", "CreateSecurityGroup"): create_security_group,
     ("ec2", "DeleteSecurityGroup"): delete_security_group,

@@ -64,6 +64,10 @@ class Subnet:
     zone: str
     cidr: str
     default: bool
+    public: bool = True
+    """Whether instances get public addresses and a route to the Internet's gateway; else there is a NAT gateway."""
+    s3_endpoint: bool = False
+    """Whether a gateway endpoint of S3 is in its route table."""
     tags: dict[str, str] = field(default_factory=dict)
 
 
@@ -140,6 +144,8 @@ class World:
         self.visible_after_s: Delay = 0.0
         self.boot_s: Delay = 0.0
         self.ignores_spot = False
+        self.downloads_gb = 4.0
+        """What an instance without a public address gets through the NAT gateway."""
         self.machine_types: dict[str, MachineType] = dict(MACHINE_TYPES)
         self.quotas_vcpus: dict[str, float] = dict.fromkeys(QUOTAS, DEFAULT_VCPUS)
         self.capacity: dict[Pool, int] = {}
@@ -248,7 +254,9 @@ class World:
         for index, zone in enumerate(self.zones):
             subnet_id = self.new_id("subnet")
             cidr = f"{prefix}.{16 * index}.0/20"
-            self.subnets[subnet_id] = Subnet(subnet_id=subnet_id, vpc_id=vpc_id, zone=zone, cidr=cidr, default=default)
+            self.subnets[subnet_id] = Subnet(
+                subnet_id=subnet_id, vpc_id=vpc_id, zone=zone, cidr=cidr, default=default, public=default
+            )
         group_id = self.new_id("sg")
         description = "default VPC security group"
         group = Group(group_id=group_id, name="default", description=description, vpc_id=vpc_id)

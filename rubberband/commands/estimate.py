@@ -213,7 +213,7 @@ def _document(found: Answer, compared: dict[str, Any] | None, source: Path | Non
     from rubberband.views.estimate_difference import difference_table
     from rubberband.views.estimate_tables import headlines, tables
 
-    listed = tables(found.estimate, found.assumptions, list(found.notes))
+    listed = tables(found.estimate, found.assumptions, list(found.notes), found.bill)
     if compared is not None:
         listed.insert(0, difference_table(compared, str(source)))
     return headlines(found.estimate), listed

@@ -128,11 +128,17 @@ def covers(offer: Offer) -> str:
     else:
         minimum = f", at least {format_duration(offer.minimum_billed_s)} each" if offer.minimum_billed_s else ""
         parts = [f"instances from the end of their provisioning to their release, per second{minimum}"]
+    parts += [
+        f"{cost.line} ({format_usd(cost.usd_per_hour)}/h each)"
+        if cost.usd_per_hour
+        else f"{cost.line} ({format_usd(cost.usd_once)} per instance started)"
+        for cost in offer.side_costs
+    ]
     if offer.data_usd_per_instance:
         parts.append(f"data ({format_usd(offer.data_usd_per_instance)} per instance started)")
     if offer.head_price_usd_per_hour:
         parts.append(f"the head node ({format_usd(offer.head_price_usd_per_hour)}/h from start to end)")
-    out = ["profiling", "storage"]
+    out = ["profiling", "the storage of checkpoints" if offer.side_costs else "storage"]
     out += [] if offer.data_usd_per_instance else ["data transfer"]
     out += [] if offer.head_price_usd_per_hour else ["a head node"]
     return f"{', '.join(parts)}; not {', '.join(out[:-1])} or {out[-1]}"

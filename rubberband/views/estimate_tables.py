@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from rubberband.offer import BillLine
 from rubberband.plan import Constraints, Distribution
 from rubberband.planner.assumptions import Assumption
 from rubberband.planner.estimate import USER_PLAN, Estimate, Option, Point, keeps
@@ -16,7 +17,7 @@ from rubberband.planner.search import meets
 from rubberband.planner.wording import concessions, settings
 from rubberband.units import format_duration, format_usd
 from rubberband.views.estimate_stages import stage_table
-from rubberband.views.tables import Row, Table
+from rubberband.views.tables import Row, Table, bill
 from rubberband.views.words import counted, difference, time_unit_s, usd, usd_decimals
 
 POLICIES = {
@@ -151,10 +152,13 @@ def _widest(job: JobPlan) -> int:
     return sum(max(choice.instances for choice in lane.planned.plan.stages) for lane in job.lanes)
 
 
-def tables(answer: Estimate, known: Sequence[Assumption], notes: Sequence[str] = ()) -> list[Table]:
-    """Everything there is to tell, in order of interest; `notes` are remarks on the profile."""
+def tables(
+    answer: Estimate, known: Sequence[Assumption], notes: Sequence[str] = (), lines: Sequence[BillLine] = ()
+) -> list[Table]:
+    """Everything there is to tell, in order of interest; `notes` are remarks on the profile, `lines` the bill's."""
     found = [
         *([stage_table(answer)] if answer.job is not None else []),
+        bill(lines),
         remedy_table(answer),
         *quantile_tables(answer),
         option_table(answer),

@@ -23,6 +23,7 @@ from rubberband.views.parallel_coordinates import PARALLEL_NOTE, parallel_coordi
 from rubberband.views.spend_chart import SPEND_NOTE, spend
 from rubberband.views.tables import (
     Table,
+    bill,
     comparison,
     decisions,
     failures,
@@ -64,6 +65,7 @@ def render_html(result: Result) -> str:
             table_section(batch_sizes(result, None), sortable=True),
             table_section(comparison(result)),
             table_section(stages(result)),
+            table_section(bill(result.bill)),
             table_section(decisions(result)),
             _paid(result),
             table_section(failures(result)),

@@ -10,6 +10,7 @@ from rubberband.views.batch_tables import batch_sizes
 from rubberband.views.tables import (
     Row,
     Table,
+    bill,
     comparison,
     decisions,
     failures,
@@ -33,6 +34,7 @@ def tables(result: Result, most_trials: int | None = None) -> list[Table]:
         decisions(result),
         paid_time(result),
         purchases(result),
+        bill(result.bill),
         batch_sizes(result, most_trials),
         failures(result),
         incidents(result),

@@ -65,17 +65,22 @@ def _rented(result: Result) -> list[_Part]:
     """What instances cost: data and a billing minimum at once, and the time beyond that as it passes."""
     ran = [instance for instance in result.instances if instance.running_s is not None]
     beyond = [
-        (held_s, instance.cost_usd - _usd_per_s(instance) * held_s, instance) for held_s, instance in _held(result, ran)
+        (held_s, instance.cost_usd - _usd_per_s(result, instance) * held_s, instance)
+        for held_s, instance in _held(result, ran)
     ]
     data_usd = min((extra for _, extra, _ in beyond if extra > -_NOTHING_USD), default=0.0)
     minimum_s = max(
-        (held_s + (extra - data_usd) / _usd_per_s(i) for held_s, extra, i in beyond if extra > data_usd + _NOTHING_USD),
+        (
+            held_s + (extra - data_usd) / _usd_per_s(result, i)
+            for held_s, extra, i in beyond
+            if extra > data_usd + _NOTHING_USD
+        ),
         default=0.0,
     )
     return [
         part
         for held_s, _, i in beyond
-        for part in _instance(i, held_s, data_usd + _usd_per_s(i) * minimum_s, minimum_s)
+        for part in _instance(i, held_s, data_usd + _usd_per_s(result, i) * minimum_s, minimum_s)
     ]
 
 
@@ -83,8 +88,8 @@ def _held(result: Result, ran: Sequence[InstanceResult]) -> list[tuple[float, In
     return [(max(0.0, end_s(result, i) - (i.running_s or 0.0)), i) for i in ran]
 
 
-def _usd_per_s(instance: InstanceResult) -> float:
-    return instance.price_usd_per_hour / SECONDS_PER_HOUR
+def _usd_per_s(result: Result, instance: InstanceResult) -> float:
+    return (instance.price_usd_per_hour + result.side_usd_per_hour) / SECONDS_PER_HOUR
 
 
 def _instance(instance: InstanceResult, held_s: float, once_usd: float, minimum_s: float) -> list[_Part]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rubberband.executor.events import WITHOUT_CHECKPOINT
 from rubberband.executor.result import InstanceResult, Result, StageResult, TrialResult
+from rubberband.offer import BillLine
 from rubberband.units import format_bytes, format_duration
 from rubberband.views.batch_words import batch_line
 from rubberband.views.words import (
@@ -344,13 +345,26 @@ def purchases(result: Result) -> Table:
         row = (str(len(same)), market.replace("_", " "), instance_type, zone or "-", usd(price, 4), cost)
         rows.append(row)
     telling = len(kinds) > 1 or any(market == "spot" or zone for market, _, zone, _ in kinds)
-    head = f"Beside them the bill has the head's machine: {usd(result.head_cost_usd, decimals)} USD."
     return Table(
         title="Instances bought",
-        header=("instances", "market", "type", "zone", "USD/h at purchase", "USD"),
+        header=("instances", "market", "type", "zone", "rent at purchase (USD/h)", "USD"),
         rows=tuple(rows) if telling else (),
         words=frozenset({1, 2, 3}),
-        notes=(head,) if result.head_cost_usd else (),
+    )
+
+
+def bill(lines: Sequence[BillLine], notes: Sequence[str] = ()) -> Table:
+    """The lines of a bill, and their sum; empty where there is only one."""
+    decimals = usd_decimals(min([line.usd for line in lines if line.usd > 0.0], default=0.0))
+    amounts_usd = rounded([line.usd for line in lines], 10**-decimals)
+    return Table(
+        title="The bill",
+        header=("line", "USD"),
+        rows=tuple((line.line, usd(amount, decimals)) for line, amount in zip(lines, amounts_usd, strict=True))
+        if len(lines) > 1
+        else (),
+        total=("total", usd(sum(amounts_usd), decimals)),
+        notes=tuple(notes),
     )
 
 

@@ -23,6 +23,7 @@ OPERATIONS = [
     ("ec2", "TerminateInstances"),
     ("ec2", "DescribeInstanceTypes"),
     ("ec2", "DescribeImages"),
+    ("ec2", "DescribeRouteTables"),
     ("ec2", "DescribeSubnets"),
     ("ec2", "DescribeSpotPriceHistory"),
     ("ec2", "CreateSecurityGroup"),

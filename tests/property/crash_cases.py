@@ -10,11 +10,13 @@ from random import Random
 from typing import Any, Literal
 
 from rubberband.cloud.aws_fake import FakeCall, Fault
+from rubberband.cloud.side_costs import side_costs
 from rubberband.executor.state import Job
 from rubberband.offer import Offer, Spot
 from rubberband.plan import Market, Plan, Stage, StagePlan
 from rubberband.planner.model import predict
 from rubberband.profile import Profile
+from rubberband.resources import Resources
 from tests.property.crash_world import LEASE_S, TYPE
 
 Then = Literal["resume", "sweep", "down", "nobody"]
@@ -158,6 +160,7 @@ def job_of(markets: str, cap: Cap) -> Job:
         provision_delay_s=20.0,
         init_delay_s=10.0,
         spot=Spot(price_usd_per_hour=0.42, interruptions_per_hour=0.1),
+        side_costs=side_costs(Resources(), None, gpus=True, provision_delay_s=20.0),
     )
     profile = Profile(seconds_per_iteration={1: 20.0}, trial_startup_s=2.0)
     chosen = [

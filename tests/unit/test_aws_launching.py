@@ -31,7 +31,10 @@ def world(tmp_path: Path) -> World:
 def test_what_is_asked_for(world: World) -> None:
     world.driver().launch("a", "spot")
     request = asked(world)[0].params
-    assert not {"BlockDeviceMappings", "CreditSpecification"} & request.keys()
+    assert "CreditSpecification" not in request
+    assert [disk["Ebs"] for disk in request["BlockDeviceMappings"]] == [
+        {"VolumeType": "gp3", "DeleteOnTermination": True}
+    ]
     assert (request["MinCount"], request["MaxCount"]) == (1, 1)
     assert len(request["ClientToken"]) == 64
     assert request["MetadataOptions"]["HttpTokens"] == "required"

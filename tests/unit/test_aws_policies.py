@@ -47,6 +47,7 @@ PREFLIGHT = [
 OTHERWISE = {
     "ec2:DeleteSecurityGroup": "rubberband down",
     "ec2:GetConsoleOutput": "the reason of an instance that powered itself off",
+    "ec2:DescribeRouteTables": "whether a NAT gateway charges what instances download; without it a note says so",
     "ec2:DescribeVpcs": "a driver that is not in the VPC",
     "kms:Decrypt": "SSM, for the token",
     "kms:Encrypt": "SSM, for the token",

@@ -146,7 +146,7 @@ def test_a_machine_outside_of_the_instances_group_is_told(account: Account) -> N
 def test_subnets_without_a_way_out_of_their_own_are_told(account: Account) -> None:
     subnets = account.fake.world.subnets
     own = account.place.subnet
-    subnets[own] = replace(subnets[own], default=False)
+    subnets[own] = replace(subnets[own], default=False, public=False)
 
     notes = looked_at(account)
 

@@ -136,7 +136,7 @@ class Chaos:
             if status.running_at is not None and status.price_usd_per_hour is not None:
                 ended_at = self.world.now if status.ended_at is None else status.ended_at
                 shown += max(60.0, ended_at - status.running_at) * status.price_usd_per_hour / 3600.0
-        return shown, self.world.fake.bill().total_usd
+        return shown, self.world.fake.bill().rent_usd
 
 
 STEPS_OF = ("launch", "launch", "launch_again", "release", "release", "renew", "renew", "wait", "reclaim", "lose_head")

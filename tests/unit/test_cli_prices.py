@@ -163,7 +163,12 @@ def test_plan_takes_live_prices_and_says_so(
 ) -> None:
     assert run(monkeypatch, "plan", file, *AWS, "-o", "json") == 0
     planned = printed_json(capsys)
-    assert run(monkeypatch, "estimate", file, *AWS, "-s", "resources.head_price_per_hour=0.1008", "-o", "json") == 0
+    assert (
+        run(
+            monkeypatch, "estimate", file, *AWS, "-s", "resources.head_price_per_hour=0.11246666666666666", "-o", "json"
+        )
+        == 0
+    )
     estimated = printed_json(capsys)
     assert planned.keys() == estimated.keys()
     assert all(planned[key] == estimated[key] for key in ("plan", "prediction", "baselines"))

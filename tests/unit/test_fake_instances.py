@@ -231,11 +231,11 @@ def test_terminating_twice_changes_nothing(rental: Rental) -> None:
     instance = rental.launch()
     rental.clock.sleep(60)
     rental.ec2.terminate_instances(InstanceIds=[instance])
-    bill_usd = rental.fake.bill().total_usd
+    bill_usd = rental.fake.bill().rent_usd
     rental.clock.sleep(600)
     again = rental.ec2.terminate_instances(InstanceIds=[instance])["TerminatingInstances"][0]
     assert again["PreviousState"]["Name"] == again["CurrentState"]["Name"] == "terminated"
-    assert rental.fake.bill().total_usd == bill_usd
+    assert rental.fake.bill().rent_usd == bill_usd
 
 
 def test_terminating_several_ends_none_if_one_is_not_there(rental: Rental) -> None:

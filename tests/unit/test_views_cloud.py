@@ -85,9 +85,10 @@ def test_what_the_bill_has_beside_instances_is_the_heads_machine() -> None:
     found = a_result(job, Faults())
     assert found.head_cost_usd > 0.0
     assert sum(one.cost_usd for one in found.instances) + found.head_cost_usd == pytest.approx(found.actual_cost_usd)
-    (note,) = purchases(found).notes
-    assert note in render(found)
-    assert purchases(result()).notes == ()
+    assert [line.line for line in found.bill] == ["instances", "head node"]
+    assert sum(line.usd for line in found.bill) == pytest.approx(found.actual_cost_usd)
+    assert "head node" in render(found)
+    assert "The bill" not in render(result())
 
 
 def test_a_run_of_one_kind_of_instance_on_demand_says_nothing_of_purchases() -> None:

@@ -28,7 +28,7 @@ export function show_plan(estimate) {
       sure ? "" : `both kept with ${percent(prediction.p_both)}`, saving(estimate)],
   );
   byId("cards").replaceChildren(...cards(estimate));
-  byId("stages").replaceChildren(stages(estimate));
+  byId("stages").replaceChildren(stages(estimate), ...bill(estimate.bill ?? []));
   byId("options").replaceChildren(options(estimate));
   byId("assumptions").replaceChildren(assumptions(estimate.assumptions));
   byId("notes").replaceChildren(...estimate.notes.map((note) => make("li", {}, note)));
@@ -124,6 +124,12 @@ function stages(estimate) {
     String(stage.trials), String(stage.iterations), String(stage.instances), ...(markets ? [stage.market.replace("_", " ")] : []),
     String(stage.gpus_per_trial), duration(stage.start_s), duration(stage.provisioning_s), duration(stage.duration_s), usd(stage.cost_usd, dearest)]);
   return table("The plan by stage", columns, rows);
+}
+
+function bill(lines) {
+  if (lines.length < 2) return [];
+  const smallest = Math.min(...lines.map((one) => one.usd).filter((amount) => amount > 0));
+  return [table("The bill", [["the bill", "words"], ["cost (USD)", ""]], lines.map((one) => [one.line, usd(one.usd, smallest)]))];
 }
 
 function options(estimate) {

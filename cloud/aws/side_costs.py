@@ -1,0 +1,123 @@
+"""What an instance of this account is charged for beside itself: its root volume, an address, a way out by NAT.
+
+It only looks; where a role may not look, or nothing fits, what is assumed stands (`rubberband.cloud.side_costs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rubberband.cloud.aws.errors import FAILURES, explain
+from rubberband.cloud.aws.images import find_image, root_volume_gb, type_facts
+from rubberband.cloud.aws.machines import Session
+from rubberband.cloud.aws.metadata import Place, own_place
+from rubberband.cloud.aws.network import choose_subnets
+from rubberband.cloud.aws.pages import pages
+from rubberband.cloud.catalogue import types_of
+from rubberband.cloud.instance_types import Live
+from rubberband.cloud.prices import LiveTable
+from rubberband.cloud.side_costs import SideFacts
+from rubberband.errors import InputError
+from rubberband.resources import Resources
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaysOut:
+    """How instances in some subnets reach the Internet."""
+
+    private: tuple[str, ...]
+    """Subnets that give no public address."""
+    nat: bool
+    """Whether one of those has its way out through a NAT gateway."""
+    s3_endpoint: bool
+    """Whether all of those reach S3 by a gateway endpoint, which is free."""
+
+    def note(self) -> str:
+        """What is worth knowing of private subnets; empty where there are none."""
+        if not self.private:
+            return ""
+        where = f"instances in {', '.join(self.private)} get no public address"
+        if not self.nat:
+            return (
+                f"{where}: to install packages and to read the Ray token they need a NAT gateway there (or "
+                "resources.aws.install: none, and endpoints of SSM and S3 in the VPC)"
+            )
+        if self.s3_endpoint:
+            return f"{where}; the NAT gateway charges what they download, beside its hours, which are not in the bill"
+        return (
+            f"{where}, and S3 is reached through the NAT gateway, which charges every GB of checkpoints (not in the "
+            "bill, like its hours); add a gateway endpoint of S3 to the VPC, which is free"
+        )
+
+
+def ways_out(session: Session, subnets: Sequence[str]) -> WaysOut:
+    """How these subnets lead out, by their route tables. Raises botocore's errors."""
+    ec2 = session.client("ec2")
+    shown = ec2.describe_subnets(SubnetIds=list(subnets))["Subnets"]
+    private = [one for one in shown if not one.get("MapPublicIpOnLaunch")]
+    if not private:
+        return WaysOut(private=(), nat=False, s3_endpoint=False)
+    of_vpc = [{"Name": "vpc-id", "Values": [private[0]["VpcId"]]}]
+    tables = list(pages(ec2.describe_route_tables, "RouteTables", Filters=of_vpc))
+    routes = [_routes(tables, one["SubnetId"]) for one in private]
+    return WaysOut(
+        private=tuple(one["SubnetId"] for one in private),
+        nat=any("NatGatewayId" in route for each in routes for route in each),
+        s3_endpoint=all(any("DestinationPrefixListId" in route for route in each) for each in routes),
+    )
+
+
+def _routes(tables: Sequence[Any], subnet: str) -> Sequence[Mapping[str, Any]]:
+    """Of the subnet's own table, or of the VPC's main one."""
+
+    def is_its(table: Any, key: str, value: object) -> bool:
+        return any(one.get(key) == value for one in table.get("Associations", ()))
+
+    own = [table for table in tables if is_its(table, "SubnetId", subnet)]
+    main = [table for table in tables if is_its(table, "Main", True)]
+    table = next(iter([*own, *main]), None)
+    return [] if table is None else list(table.get("Routes", ()))
+
+
+def side_facts(session: Session, resources: Resources, instance_type: str, place: Place | None = None) -> SideFacts:
+    """What instances of a type have beside themselves. Raises InputError where they could not be launched; botocore's
+    errors."""
+    words = resources.aws
+    facts = type_facts(session, instance_type)
+    installs = (words.install or "").strip() != "none"
+    is_head = instance_type == words.head_instance_type
+    image = find_image(session, None if is_head and installs else words.image, facts, installs=installs)
+    plain = words.image is None and not facts.gpus and installs
+    volume_gb = root_volume_gb(None if is_head else words.volume_gb, image, plain=plain) or image.root_gb
+    _, subnets = choose_subnets(session, words.subnets, instance_type, place)
+    out = ways_out(session, list(subnets.values()))
+    return SideFacts(
+        volume_gb=volume_gb or 0,
+        public_address=len(out.private) < len(subnets),
+        nat=out.nat,
+        s3_endpoint=out.s3_endpoint,
+        installed=installs,
+    )
+
+
+def with_side_facts(table: LiveTable, session: Session, resources: Resources) -> LiveTable:
+    """The table with what the experiment's types (and its head) have beside themselves in this account.
+
+    A note says why it is not known, where it is not.
+    """
+    rows, notes, place = dict(table), list(table.notes), own_place()
+    for name in dict.fromkeys([*types_of(resources), resources.aws.head_instance_type]):
+        if name not in rows:
+            continue
+        try:
+            beside = side_facts(session, resources, name, place)
+        except InputError:  # what does not fit is told where it is in the way
+            continue
+        except FAILURES as error:
+            notes.append(f"volumes and addresses are those of a new account, with no NAT gateway: {explain(error)}")
+            break
+        live = rows[name].live.get(resources.region, Live())
+        rows[name] = replace(rows[name], live={**rows[name].live, resources.region: replace(live, beside=beside)})
+    return LiveTable(rows, notes)
