@@ -71,7 +71,7 @@ def test_the_estimate_the_ledger_and_ec2_agree_line_by_line(tmp_path: Path, mark
         paid_usd, minute_usd = billed.side_usd(kind), len(billed.lines) * rates[line] / 60.0
         assert paid_usd <= ledger[line] <= paid_usd + minute_usd
         assert predicted[line] == pytest.approx(paid_usd, abs=minute_usd)
-    assert ledger["instances"] == pytest.approx(billed.rent_usd, rel=0.05)
+    assert ledger["instances"] == pytest.approx(billed.rent_usd, rel=0.1)
     assert predicted["instances"] == pytest.approx(billed.rent_usd, rel=0.3)
 
 
