@@ -248,7 +248,7 @@ def test_the_price_list_comes_in_pages(rental: Rental) -> None:
 def test_what_the_list_says_is_what_is_billed(rental: Rental) -> None:
     rental.launch(InstanceType="g5.xlarge")
     rental.clock.sleep(60)
-    assert rental.fake.bill().lines[0].price_usd_per_hour == 1.006
+    assert rental.fake.bill().lines[0].price_usd_per_hour == pytest.approx(1.006)
 
 
 def test_a_bucket_keeps_what_is_put_into_it(rental: Rental) -> None:
