@@ -28,8 +28,9 @@ PAIRED_CHUNKS = 4
 """Chunks of samples that two plans are compared with."""
 LOWER_CONFIDENCES = (0.9, 0.75, 0.5)
 """What is tried, as shares of the confidence, where no plan reaches it."""
-_WORTH = 2.0
-"""Keeping the limits is worth so many times what the whole run costs (or takes, if time is what counts)."""
+_WORTH = 1.0
+"""Price of limits that are surely missed, in costs (or times) of the whole run: a late run is paid for nothing. Twice
+as much keeps hardly more of them where the true times are 30 % longer, half as much up to one in a hundred less."""
 _LIKELY = 0.5
 """A change of later stages that may not be needed waits; one that is likely needed is planned for."""
 _LOST = 0.05
@@ -107,9 +108,14 @@ class _Rest:
         return float(saves.std())
 
     def worth(self, present: Planned) -> float:
-        """What it is worth to keep the limits, for what is minimised."""
-        by_cost = self.objective == "min_cost"
-        return _WORTH * (self.value(present) + (self.spent_usd if by_cost else self.spent_s))
+        """What it is worth to keep the limits, in the unit of what is minimised.
+
+        The likelier the plan in force keeps them, the less: plans change in large steps, so that insurance against a
+        small risk costs as much as a rescue, and is mostly not needed.
+        """
+        at_risk = 1.0 - self.odds(present)
+        spent = self.spent_usd if self.objective == "min_cost" else self.spent_s
+        return _WORTH * at_risk * (self.value(present) + spent)
 
     def worth_the_time(self, present: Planned, sooner: Planned) -> bool:
         """Whether what `sooner` saves of the whole time is worth what it costs, where the limits are lost anyway."""

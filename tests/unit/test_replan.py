@@ -163,6 +163,17 @@ def test_a_probability_that_is_dear_to_buy_is_not_bought() -> None:
     assert "changing would cost" in found.reason
 
 
+def test_a_price_that_is_paid_for_a_deadline_at_high_risk_is_not_paid_at_low_risk() -> None:
+    dear = Offer(instance_type="test", gpus=1, price_usd_per_hour=3.6, max_instances=8, data_usd_per_instance=0.1)
+    noisy, held = Profile(seconds_per_iteration={1: 30.0}, trial_cv=0.1), (Cohort(instances=2, held_s=120.0),)
+    rescued = from_first_sync(noisy, offer=dear, held=held, deadline_s=580.0)
+    assert rescued.plan == instances(4, 4, 1)
+    assert "costs 0.23 +- 0.02 USD more" in rescued.reason
+    likely = from_first_sync(noisy, offer=dear, held=held, deadline_s=640.0)
+    assert not likely.changed
+    assert likely.reason.endswith("changing would cost 0.23 +- 0.02 USD more")
+
+
 def test_what_can_be_mended_after_the_next_stage_waits_while_it_may_not_be_needed() -> None:
     two_gpus = Profile(seconds_per_iteration={1: 30.0, 2: 18.0}, iteration_cv=0.3)
     held = (Cohort(instances=4, held_s=120.0),)
