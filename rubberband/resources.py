@@ -68,6 +68,13 @@ def _package_index(url: str) -> str:
     return url
 
 
+def _idle(seconds: float) -> float:
+    """Raise a fault for a head that would stop while it is still being set up."""
+    if 0.0 < seconds < 600.0:
+        raise fault(f"{seconds:g} s are less than the 10 minutes that setting the head up may take; give 10m, or 0")
+    return seconds
+
+
 class Aws(Words):
     """How instances are rented from EC2; read where `provider` is `aws`. Everything has a default that works."""
 
@@ -96,6 +103,9 @@ class Aws(Words):
     """The instance profile of the head that `rubberband up` starts; its role needs cloud/aws/policies/driver.json."""
     head_instance_type: Annotated[str, Field(min_length=1)] = "m7i.large"
     """The type of the head that `rubberband up` starts."""
+    head_idle_s: Annotated[Duration, AfterValidator(_idle)] = Field(3600.0, alias="head_idle")
+    """The head stops itself when no experiment has run on it, and no one was signed in, for so long: at least 10 min,
+    or 0 for never. A stopped head costs its disk alone."""
     owner: Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,63}$")] = "rubberband"
     """The tag `rubberband:owner` of everything that is rented; the policies allow to end only what carries it."""
     volume_gb: Annotated[int, Field(strict=True, ge=8, le=16_384)] | None = None

@@ -24,6 +24,11 @@ _BURSTS = re.compile(r"t\d+[a-z]*\.")
 """Types that may use more of the CPU than is paid for by the hour: EC2 charges that apart, unless told not to."""
 
 
+def bursts(instance_type: str) -> bool:
+    """Whether a type is charged for bursts, unless its credits are `standard`."""
+    return _BURSTS.match(instance_type) is not None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """What one attempt tries to buy."""
@@ -100,7 +105,7 @@ def launch_request(
     if machines.key_name is not None:
         request["KeyName"] = machines.key_name
     request["BlockDeviceMappings"] = changed_disks(machines.root_device, machines.volume_gb, machines.lasting_disks)
-    if _BURSTS.match(choice.instance_type):
+    if bursts(choice.instance_type):
         request["CreditSpecification"] = {"CpuCredits": "standard"}
     if choice.market == "spot":
         request["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": _spot_options(choice)}

@@ -1,7 +1,8 @@
 """The head that `rubberband up` starts: an instance in the VPC from which `run` works as on any machine, until `down`.
 
 There is one for each owner and region. It has no lease: nothing of a run depends on who watches it, and instances that
-it rented end with their own leases. Whoever runs `up` needs the rights of the driver and `iam:PassRole` on the head's
+it rented end with their own leases. It stops itself (its disk, with the journals, stays) when nothing has run on it for
+`resources.aws.head_idle`. Whoever runs `up` needs the rights of the driver and `iam:PassRole` on the head's
 role.
 """
 
@@ -17,7 +18,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from rubberband.cloud.aws.bucket import is_bucket, put
-from rubberband.cloud.aws.calls import OWNER_TAG, ROLE_TAG, by_tags, changed_disks
+from rubberband.cloud.aws.calls import OWNER_TAG, ROLE_TAG, bursts, by_tags, changed_disks
 from rubberband.cloud.aws.errors import FAILURES, code_of, verdict
 from rubberband.cloud.aws.images import find_image, root_volume_gb, type_facts
 from rubberband.cloud.aws.machines import Session
@@ -117,8 +118,11 @@ def _oldest(session: Session, owner: str) -> Any | None:
     found = heads(session, owner)
     if found and found[0]["State"]["Name"] in _STOPPED:
         stopped = found[0]["InstanceId"]
+        itself = found[0].get("StateReason", {}).get("Code") == "Client.InstanceInitiatedShutdown"
+        why = "stopped itself: nothing had run on it for resources.aws.head_idle" if itself else "is stopped"
         raise InputError(
-            f"the head {stopped} is stopped; start it (aws ec2 start-instances --instance-ids {stopped} --region "
+            f"the head {stopped} {why}; only its disk is paid for, and keeps your experiments; "
+            f"start it (aws ec2 start-instances --instance-ids {stopped} --region "
             f"{session.region}), or end it with `rubberband down`"
         )
     return found[0] if found else None
@@ -148,11 +152,13 @@ def _launch(
         "MaxCount": 1,
         "SecurityGroupIds": [security_group(session, words, vpc, sleep)],
         "IamInstanceProfile": {"Name": words.head_profile},
-        "InstanceInitiatedShutdownBehavior": "terminate",
+        "InstanceInitiatedShutdownBehavior": "stop",
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled"},
-        "UserData": head_script(session.region, installed, words.setup, tuple(folders)),
+        "UserData": head_script(session.region, installed, words.setup, tuple(folders), idle_s=words.head_idle_s),
         "TagSpecifications": [{"ResourceType": kind, "Tags": _tags(words.owner)} for kind in ("instance", "volume")],
     }
+    if bursts(name):
+        request["CreditSpecification"] = {"CpuCredits": "standard"}
     if words.key_name is not None:
         request["KeyName"] = words.key_name
     volume_gb = root_volume_gb(None, image, plain=image_word is None and installs)

@@ -1,4 +1,5 @@
-# The head: a machine in the VPC with rubberband and the experiment's folder. It lives until `rubberband down`.
+# The head: a machine in the VPC with rubberband and the experiment's folder. It stops itself when nothing has run on it
+# for IDLE_S seconds, and lives until `rubberband down`.
 
 make_programs() {
     printf '%s\n' '#!/bin/bash' "export PATH=$(printf %q "$DIR/venv/bin:$DIR/uv/bin"):\"\$PATH\"" \
@@ -28,6 +29,23 @@ unpack() {
     echo "rubberband: the experiment's folder is $DIR/$name"
 }
 
+stop_when_idle() { # at every boot: a timer of systemd-run does not outlive one
+    local busy='rubberband\.cli (run|resume|profile|image)|rubberband\.hosted|gcs_server|ssm-session-worker|sshd: .*@'
+    local each_boot="${RUBBERBAND_ROOT:-}/var/lib/cloud/scripts/per-boot"
+    # A driver, its Ray head (also that of a Python program), and sessions of people count; a service that runs nothing
+    # does not.
+    printf '%s\n' '#!/bin/bash' "stamp=$(printf %q "$DIR/busy")" \
+        "if pgrep -f $(printf %q "$busy") > /dev/null || [[ -n \"\$(who)\" ]]; then touch \"\$stamp\"; fi" \
+        "if ((\$(date +%s) - \$(stat -c %Y \"\$stamp\") >= $IDLE_S)); then" \
+        "    echo 'rubberband: nothing has run for $IDLE_S s, the head stops'" '    shutdown -h now' 'fi' > "$DIR/check-idle"
+    mkdir -p "$each_boot"
+    printf '%s\n' '#!/bin/bash' "touch $(printf %q "$DIR/busy")" \
+        "systemd-run --unit=rubberband-idle --on-active=60 --on-unit-active=60 /bin/bash $(printf %q "$DIR/check-idle")" \
+        > "$each_boot/rubberband-idle"
+    chmod 755 "$each_boot/rubberband-idle"
+    /bin/bash "$each_boot/rubberband-idle"
+}
+
 boot() {
     set -euo pipefail
     export HOME="${HOME:-/root}" AWS_DEFAULT_REGION="$REGION"
@@ -47,4 +65,5 @@ boot() {
 DIR="${RUBBERBAND_ROOT:-}/opt/rubberband"
 PROGRAMS="${RUBBERBAND_ROOT:-}/usr/local/bin"
 mkdir -p "$DIR" "$PROGRAMS" "${RUBBERBAND_ROOT:-}/var/log"
+((IDLE_S == 0)) || stop_when_idle
 (boot) 2>&1 | tee -a "${RUBBERBAND_ROOT:-}/var/log/rubberband.log"

@@ -124,9 +124,18 @@ def worker_script(boot: Boot, start: NodeStart) -> str:
     return script(values, "boot.sh", "worker.sh")
 
 
-def head_script(region: str, installed: Installation, setup: tuple[str, ...], folders: tuple[str, ...]) -> str:
-    """The UserData of the head, which fetches the packed folders at these s3:// addresses. Raises as a worker's."""
-    return script({"FOLDERS": folders, **_shared_values(region, installed, setup)}, "boot.sh", "head.sh")
+def head_script(
+    region: str, installed: Installation, setup: tuple[str, ...], folders: tuple[str, ...], *, idle_s: float = 0.0
+) -> str:
+    """The UserData of the head, which fetches the packed folders at these s3:// addresses. Raises as a worker's.
+
+    The head stops itself once nothing has run on it for `idle_s` seconds; 0: never.
+    """
+    return script(
+        {"FOLDERS": folders, "IDLE_S": str(int(idle_s)), **_shared_values(region, installed, setup)},
+        "boot.sh",
+        "head.sh",
+    )
 
 
 def script(values: Mapping[str, str | tuple[str, ...]], *shell_files: str) -> str:

@@ -12,6 +12,7 @@ import typer
 
 from rubberband.commands.estimate import Overrides
 from rubberband.errors import InputError
+from rubberband.units import format_duration
 
 if TYPE_CHECKING:
     from rubberband.cloud.aws.head import HeadInstance
@@ -27,7 +28,8 @@ def up(
 
     The head is an instance in your VPC, with rubberband and the experiment's folder on it, from which `rubberband run`
     works as on any machine. There is one for each owner and region (resources.aws.owner, resources.region); it costs
-    money until `rubberband down`. The folder comes along if resources.checkpoints is a bucket (s3://...).
+    money until `rubberband down`. When nothing has run on it for resources.aws.head_idle (1 h) it stops itself, and
+    then costs its disk alone. The folder comes along if resources.checkpoints is a bucket (s3://...).
     """
     from rubberband.cloud.aws.extra import open_aws
     from rubberband.files import load_experiment
@@ -81,8 +83,16 @@ def _told(session: Session, head: HeadInstance, experiment: Experiment, run: str
     return [
         *lines,
         f"run:     {run}  (in tmux, to outlive the session)",
+        *_idle(experiment),
         f"end all: rubberband down --owner {owner} --region {session.region}",
     ]
+
+
+def _idle(experiment: Experiment) -> list[str]:
+    idle_s = experiment.resources.aws.head_idle_s
+    if not idle_s:
+        return []
+    return [f"idle:    it stops itself when nothing has run for {format_duration(idle_s)}; its disk stays"]
 
 
 def _cost(session: Session, instance_type: str) -> str:

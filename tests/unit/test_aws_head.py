@@ -24,6 +24,7 @@ from rubberband.cloud.aws_fake import Fault
 from rubberband.cloud.aws_fake.faults import FakeCall, FakeDisconnect, FakeError
 from rubberband.cloud.aws_fake.instance import Instance
 from rubberband.errors import InputError, ProviderError
+from rubberband.resources import Resources
 from tests.unit.aws_account import Account
 
 EXPERIMENT = """
@@ -90,7 +91,7 @@ def test_the_head_is_started_once_and_found_after_that(account: Account) -> None
     (machine,) = account.fake.instances
     assert (machine.profile, machine.machine_type.name) == ("rubberband-head", "m7i.large")
     assert machine.metadata_options["HttpTokens"] == "required"
-    assert machine.shutdown_behavior == "terminate"
+    assert machine.shutdown_behavior == "stop"
     assert machine.tags["rubberband:role"] == "head"
 
 
@@ -394,3 +395,29 @@ def test_down_of_a_head_alone_needs_no_question(account: Account) -> None:
 
     assert code == 0, told
     assert "ended head (i-" in told
+
+
+def test_a_head_that_stopped_itself_is_kept_with_its_disk_and_up_says_why(account: Account) -> None:
+    head = head_of(account)
+    account.sleep(60)
+    account.fake.power_off(head.instance_id)
+    account.sleep(60)
+    with pytest.raises(InputError, match=r"stopped itself: nothing had run on it for resources.aws.head_idle.*start"):
+        head_of(account)
+    assert len(account.fake.instances) == 1
+
+
+def test_a_head_that_bursts_is_not_charged_for_it(account: Account) -> None:
+    head_of(account, head_instance_type="t3.medium")
+    asked = [call.params for call in account.fake.calls if call.operation == "RunInstances"]
+    assert asked[-1]["CreditSpecification"] == {"CpuCredits": "standard"}
+
+
+@pytest.mark.parametrize(("words", "seconds"), [({}, 3600.0), ({"head_idle": "30m"}, 1800.0), ({"head_idle": 0}, 0.0)])
+def test_how_long_a_head_may_idle(words: dict[str, Any], seconds: float) -> None:
+    assert Resources(aws=words).aws.head_idle_s == seconds
+
+
+def test_a_head_has_time_to_be_set_up() -> None:
+    with pytest.raises(ValueError, match="give 10m, or 0"):
+        Resources(aws={"head_idle": "5m"})

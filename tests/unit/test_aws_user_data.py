@@ -408,3 +408,46 @@ def test_the_head_installs_fetches_the_folder_and_leaves_commands_behind(machine
     assert machine.called[-1] == "python3 -m rubberband.cli"
     assert machine.run(commands / "rubberband-fetch").returncode != 0
     assert not any("shutdown" in line for line in machine.called)
+
+
+@pytest.mark.parametrize(
+    ("runs", "signed_in", "for_s", "stops"),
+    [
+        (False, False, 3500, False),
+        (False, False, 3700, True),
+        (True, False, 3700, False),
+        (False, True, 3700, False),
+    ],
+)
+def test_the_head_stops_when_nothing_has_run_on_it_for_a_while(
+    machine: Machine, runs: bool, signed_in: bool, for_s: int, stops: bool
+) -> None:
+    machine.program("pgrep", f"exit {0 if runs else 1}")
+    machine.program("who", "echo me pts/0" if signed_in else "")
+    assert machine.boot(head_script("us-east-1", BOOT.installation, (), (), idle_s=3600.0)).returncode == 0
+    (timer,) = [line for line in machine.called if "rubberband-idle" in line]
+    assert timer.endswith("/opt/rubberband/check-idle")
+    stamp = machine.root / "opt/rubberband/busy"
+    os.utime(stamp, (time.time() - for_s,) * 2)
+
+    assert machine.run(machine.root / "opt/rubberband/check-idle").returncode == 0
+
+    assert ("shutdown -h now" in machine.called) is stops
+
+
+def test_a_head_that_was_stopped_and_started_again_has_its_whole_time(machine: Machine) -> None:
+    machine.program("pgrep", "exit 1")
+    machine.program("who")
+    machine.boot(head_script("us-east-1", BOOT.installation, (), (), idle_s=3600.0))
+    os.utime(machine.root / "opt/rubberband/busy", (0, 0))
+
+    machine.run(machine.root / "var/lib/cloud/scripts/per-boot/rubberband-idle")
+    machine.run(machine.root / "opt/rubberband/check-idle")
+
+    assert "shutdown -h now" not in machine.called
+    assert len([line for line in machine.called if "rubberband-idle" in line]) == 2
+
+
+def test_a_head_that_is_never_idle_has_no_timer(machine: Machine) -> None:
+    machine.boot(head_script("us-east-1", BOOT.installation, (), (), idle_s=0.0))
+    assert not any("rubberband-idle" in line for line in machine.called)
