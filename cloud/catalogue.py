@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from rubberband.chance import FIXED, Spread
 from rubberband.cloud.instance_types import InstanceType, catalogue, load_table, nearest_types
 from rubberband.cloud.side_costs import SideFacts, side_costs
+from rubberband.cloud.start_limits import usual_firmware_s
 from rubberband.delays import Delay, delay_of
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.offer import Offer, SideCost, Spot
@@ -26,7 +27,8 @@ LOCAL_TYPE = "local"
 UNMEASURED_DELAYS_S = {"local": (3.0, 8.0), "aws": (20.0, 180.0)}
 """Provider -> seconds of provisioning and of initialising, where neither the file nor the profile tells. On one machine
 four Ray nodes take about 3 s to start and their first workers about 8 s (mostly importing torch, once for all of them).
-On EC2 it is a guess, which a measured profile replaces: booting, and installing torch. Elsewhere they count as 0."""
+On EC2 it is a guess, which a measured profile replaces: booting (longer on bare metal and on p4, p5 and p6, see
+`start_limits`), and installing torch. Elsewhere they count as 0."""
 ENVIRONMENT_VARIABLE = "RUBBERBAND_CATALOGUE"
 
 Table = Mapping[str, InstanceType]
@@ -173,6 +175,8 @@ def _check_same_gpus(types: tuple[str, ...], table: Table) -> None:
 def _offer(resources: Resources, profile: Profile | None, name: str, table: Table) -> Offer:
     row = table.get(name)
     default_provision_s, default_init_s = UNMEASURED_DELAYS_S.get(resources.provider, (0.0, 0.0))
+    if resources.provider == "aws":
+        default_init_s += usual_firmware_s(name)
     provision_delay_s, provision_spread = _delay(
         resources.provision_delay,
         (profile.provision_delay_s, profile.provision_spread) if profile else (None, FIXED),

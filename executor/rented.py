@@ -168,7 +168,7 @@ def _may_launch(state: State) -> bool:
 
 def _bind_leases(job: Job, state: State, records: Sequence[InstanceRecord]) -> None:
     """Say how long the first leases of what is asked for now are: the budget covers them, driver or not."""
-    until = rules.leased_until(job, state)
+    until = rules.leased_until(job, state, booting=True)
     if until is None:
         return
     for record in records:

@@ -147,14 +147,16 @@ def fails_to_start(state: State) -> str:
     return f"instances fail to start: {failed[-1].reason} ({count})"
 
 
-def leased_until(job: Job, state: State) -> float | None:
-    """How far the leases of instances that the driver has a worker on may reach; None: as far as the budget is
-    concerned, they end with the driver.
+def leased_until(job: Job, state: State, *, booting: bool = False) -> float | None:
+    """How far the leases of instances that the driver has a worker on may reach, or of those that are `booting`.
+
+    None: as far as the budget is concerned, they end with the driver.
     """
     if job.lease_s is None or job.max_cost_usd is None:
         return None
+    length_s = job.longest_lease_s if booting else job.lease_s
     reached_at = accounting.purse(job, state).reaches(state.now) - job.release_margin_s / 2.0
-    return max(state.now, min(state.now + job.lease_s, reached_at))
+    return max(state.now, min(state.now + length_s, reached_at))
 
 
 def affordable(job: Job, state: State, wanted: int = 1) -> int:
@@ -166,7 +168,7 @@ def affordable(job: Job, state: State, wanted: int = 1) -> int:
     if job.max_cost_usd is None:
         return wanted
     count, reached_at = _affordable(job, state, accounting.purse(job, state), wanted)
-    if count and job.lease_s is not None and reached_at < state.now + job.lease_s + job.release_margin_s:
+    if count and job.lease_s is not None and reached_at < state.now + job.longest_lease_s + job.release_margin_s:
         rest = _if_given_back(job, state)
         if rest is not None and reached_at < _affordable(job, state, rest, count)[1]:
             return 0
@@ -177,7 +179,7 @@ def cut_short(job: Job, record: InstanceRecord) -> bool:
     """Whether an instance ended before it was ready since max_cost paid for no longer."""
     if record.ready_at is not None or record.running_at is None or record.ended_at is None:
         return False
-    if job.lease_s is None or record.first_lease_s is None or record.first_lease_s >= job.lease_s:
+    if job.lease_s is None or record.first_lease_s is None or record.first_lease_s >= job.longest_lease_s:
         return False
     return record.ended_at >= record.running_at + record.first_lease_s
 

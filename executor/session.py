@@ -17,6 +17,7 @@ from rubberband.adaptive import AdaptiveBatch, BatchPoint
 from rubberband.cloud.catalogue import types_of
 from rubberband.cloud.cluster import ClusterProvider
 from rubberband.cloud.prices import live_table
+from rubberband.cloud.start_limits import StartLimits, start_limits
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import StoreAwayError
 from rubberband.executor.backend import Backend
@@ -44,8 +45,6 @@ half of it before the budget: a machine on EC2 takes seconds to notice, ten to s
 LEASE_INTERVAL_S = 2.0
 READY_TIMEOUT_S = 180.0
 EC2_LEASE_INTERVAL_S = 5.0
-EC2_READY_TIMEOUT_S = 900.0
-"""A new instance installs what trials need, which may take some minutes."""
 
 
 View = Callable[[Job, Callable[[], float], ExitStack], Sequence[Observer]]
@@ -248,6 +247,7 @@ def make_ray_backend(
     assert setup.entrypoint is not None, "the edge asks for an entry point"
     on_ec2 = setup.provider == "aws"
     code = pack(setup.entrypoint.search_path) if on_ec2 else None
+    limits = _start_limits(setup, offer) if on_ec2 else None
     provider = open_cluster(folder, setup, offer, dearest_usd_per_hour=dearest_usd_per_hour, not_before=not_before)
     return RayBackend(
         provider,
@@ -266,9 +266,16 @@ def make_ray_backend(
         code=code,
         lease_s=setup.lease_s,
         lease_interval_s=min(EC2_LEASE_INTERVAL_S if on_ec2 else LEASE_INTERVAL_S, setup.lease_s / 4.0),
-        ready_timeout_s=EC2_READY_TIMEOUT_S if on_ec2 else READY_TIMEOUT_S,
+        first_lease_s=None if limits is None else limits.lease_s,
+        ready_timeout_s=READY_TIMEOUT_S if limits is None else limits.ready_s,
         clock=provider.clock,
     )
+
+
+def _start_limits(setup: Setup, offer: Offer) -> StartLimits:
+    """Those of the slowest type that may be rented."""
+    resources = Resources(**setup.experiment.get("resources", {}))
+    return start_limits({offer.instance_type, *types_of(resources)}, resources.init_delay_s)
 
 
 def open_cluster(

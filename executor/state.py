@@ -57,8 +57,15 @@ class Job:
     """The most that an instance may turn out to cost, where dearer types may stand in. None: the offer's price."""
     lease_s: float | None = None
     """How long an instance may outlive the driver at most. None: not at all, as far as the budget is concerned."""
+    boot_lease_s: float | None = None
+    """The same of an instance that is not ready yet, if that is longer: it renews its lease itself then."""
     start_attempts: int | None = None
     """After so many instances in a row that never got ready, buying stops. None: no limit, as in older journals."""
+
+    @property
+    def longest_lease_s(self) -> float:
+        """Of an instance that is not ready yet."""
+        return max(self.lease_s or 0.0, self.boot_lease_s or 0.0)
 
     @property
     def reserved_usd_per_hour(self) -> float:

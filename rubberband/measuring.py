@@ -17,6 +17,7 @@ from pathlib import Path
 from rubberband.adaptive import GoodputProfile
 from rubberband.cases import POOR_FIT
 from rubberband.cloud.catalogue import Table, offer
+from rubberband.cloud.start_limits import start_limits
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.executor.backend import Backend
 from rubberband.executor.folder import ExperimentFolder
@@ -241,6 +242,9 @@ def _profiling_limits(experiment: Experiment, rented: Offer, num_instances: int,
     """What measuring may take. Raises InputError if max_cost does not even cover a minute of the instances."""
     margin_s = RELEASE_MARGINS_S[experiment.resources.provider]
     found = Limits(iteration_s=experiment.constraints.iteration_timeout_s)
+    if experiment.resources.provider == "aws":
+        slowest = start_limits([rented.instance_type], experiment.resources.init_delay_s)
+        found = replace(found, ready_s=max(found.ready_s, slowest.ready_s))
     if limits.deadline_s is not None:
         deadline = f"deadline ({format_duration(limits.deadline_s)} from now)"
         found = replace(found, time_s=limits.deadline_s - margin_s, time_by=deadline)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from rubberband.cases import Room, cases
-from rubberband.cloud.catalogue import Table
+from rubberband.cloud.catalogue import Table, types_of
+from rubberband.cloud.start_limits import start_limits
 from rubberband.errors import InfeasibleError
 from rubberband.executor.reserve import Reserve
 from rubberband.executor.session import RELEASE_MARGINS_S
@@ -289,5 +290,12 @@ def _job(
         confidence=constraints.confidence,
         dearest_usd_per_hour=dearest_usd_per_hour,
         lease_s=None if experiment.resources.provider == "virtual" else experiment.resources.lease_length_s,
+        boot_lease_s=_boot_lease_s(experiment),
         start_attempts=START_ATTEMPTS,
     )
+
+
+def _boot_lease_s(experiment: Experiment) -> float | None:
+    """How long an instance that starts may outlive the driver; None: no longer than any."""
+    resources = experiment.resources
+    return start_limits(types_of(resources), resources.init_delay_s).lease_s if resources.provider == "aws" else None

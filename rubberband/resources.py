@@ -143,7 +143,8 @@ class Resources(Words):
     data_price_usd_per_gb: Usd = Field(0.0, alias="data_price_per_gb")
     head_price_usd_per_hour: Usd = Field(0.0, alias="head_price_per_hour")
     lease_s: Annotated[Duration, Field(ge=2)] | None = Field(None, alias="lease")
-    """How long an instance outlives a driver that died, at least 2 s; by default a minute, or 10 on EC2."""
+    """How long an instance outlives a driver that died, at least 2 s; by default a minute, or 10 on EC2, where one that
+    still installs may take up to 15 (1.5 times `init_delay`, if that is longer)."""
     log_limit_bytes: Annotated[Bytes, Field(ge=64_000)] = Field(LOG_LIMIT_BYTES, alias="log_limit")
     """How much of what a trial prints is kept, at least 64KB; of more, the beginning and the end."""
     checkpoints: Annotated[str, Field(min_length=1)] | None = None

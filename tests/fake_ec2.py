@@ -54,7 +54,7 @@ def boot_script(start: NodeStart) -> str:
     """A UserData that says what the fake needs to know."""
     return (
         f"#!/bin/bash\nINSTANCES=({' '.join(start.instances)})\nHEAD_ADDRESS={start.head_address}\nGPUS={start.gpus}\n"
-        f"LEASE_S={start.lease_s:.0f}\nLIFETIME_S={start.lifetime_s:.0f}\n"
+        f"LEASE_S={start.lease_s:.0f}\nBOOT_S={start.boot_s:.0f}\nLIFETIME_S={start.lifetime_s:.0f}\n"
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rubberband.cloud import start_limits
 from rubberband.cloud.aws import calls
 from rubberband.cloud.aws.calls import Choice
 from rubberband.cloud.aws.errors import FAILURES, MORE_ROOM, Verdict, explain, verdict
@@ -25,17 +26,8 @@ from rubberband.cloud.aws.pricing import spot_prices
 from rubberband.errors import InputError, ProviderError
 from rubberband.plan import Market
 
-_LEASE_SHARE = 0.95
-"""How much of what the budget reaches is armed at first: while the rest lasts, the same request may be repeated."""
-_BOOT_S = 60.0
-"""From `running`, which is billed, until the boot script arms the lease, and from its end until the machine is off."""
 _REMEMBERED_S = 60.0
 """For so long a zone that has refused is asked after the others."""
-
-
-def least_reach_s(least_lease_s: float) -> float:
-    """How far ahead the budget (or the lease) must reach for an instance to live `least_lease_s` after booting."""
-    return math.ceil((least_lease_s + _BOOT_S) / _LEASE_SHARE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +55,12 @@ class Launcher:
         gpus: int,
         lifetime_s: float,
         least_lease_s: float,
+        lease_s: float = math.inf,
     ) -> None:
-        """`gpus` are the slots of an instance; one that could not live for `least_lease_s` is refused."""
+        """`gpus` are the slots of an instance; one that could not live for `least_lease_s` is refused.
+
+        While it boots, an instance puts its lease off by itself: `lease_s` ahead, as far as its order reaches.
+        """
         self._fleet = fleet
         self._intents = fleet.intents
         self._machines = machines
@@ -72,6 +68,7 @@ class Launcher:
         self._gpus = gpus
         self._lifetime_s = lifetime_s
         self._least_lease_s = least_lease_s
+        self._armed_s = max(least_lease_s, start_limits.armed_s(min(lease_s, lifetime_s)))
         self._refused_at: dict[tuple[str, str, Market], float] = {}
         """(type, zone, market) -> when it had no more."""
         self._not_before = 0.0
@@ -230,9 +227,9 @@ class Launcher:
 
         An order whose instance would end before it is of use is refused. Raises ProviderError if it cannot be written.
         """
-        least_s = least_reach_s(self._least_lease_s)
+        least_s = start_limits.reach_s(self._least_lease_s, start_limits.firmware_s(choice.instance_type))
         for order in orders:
-            if self._lease_s([order]) < self._least_lease_s:
+            if _boot_s(choice, [order]) < self._least_lease_s:
                 reason = (
                     f"the budget, or its lease, reaches {max(0.0, order.reach_s()):.0f} s from now, and an instance "
                     f"needs {least_s:.0f} s to be of use; raise max_cost, or resources.lease"
@@ -242,29 +239,26 @@ class Launcher:
         names = [order.instance for order in left]
         if not left:
             return None
-        attempt = self._attempt(choice, names[: calls.share(names)], left[0].head_address, self._lease_s(left))
+        attempt = self._attempt(choice, names[: calls.share(names)], left[0].head_address, _boot_s(choice, left))
         return attempt if self._intents.add_attempt(attempt) else None
 
-    def _lease_s(self, orders: Sequence[Order]) -> float:
-        """The first lease of instances that are launched together."""
-        return float(math.floor(_LEASE_SHARE * min(order.reach_s() for order in orders) - _BOOT_S))
-
-    def _attempt(self, choice: Choice, names: Sequence[str], head_address: str, lease_s: float) -> Attempt:
+    def _attempt(self, choice: Choice, names: Sequence[str], head_address: str, boot_s: float) -> Attempt:
         """A request for these names, or for fewer if its UserData would be longer than EC2 takes."""
         fleet, machines, run = self._fleet, self._machines, self._fleet.run
         node = NodeStart(
             instances=tuple(names),
             head_address=head_address,
             gpus=self._gpus,
-            lease_s=lease_s,
-            lifetime_s=max(self._lifetime_s, lease_s),
+            lease_s=min(boot_s, self._armed_s),
+            boot_s=boot_s,
+            lifetime_s=max(self._lifetime_s, boot_s),
         )
         try:
             user_data = machines.user_data(node)
         except InputError:
             if len(names) == 1:
                 raise
-            return self._attempt(choice, names[: len(names) // 2], head_address, lease_s)
+            return self._attempt(choice, names[: len(names) // 2], head_address, boot_s)
         known = [intent for name in names if (intent := self._intents.get(name)) is not None]
         number = 1 + max(len(intent.attempts) for intent in known)
         token = calls.client_token(run.experiment, run.run, names, number, choice)
@@ -277,7 +271,7 @@ class Launcher:
             choice=choice,
             request=request,
             names=tuple(names),
-            lease_s=lease_s,
+            lease_s=boot_s,
             asked_at=fleet.clock(),
         )
 
@@ -288,11 +282,11 @@ class Launcher:
         ProviderError once all `orders` are given up.
         """
         with self._token(attempt.token):
-            pauses = self._fleet.pauses()
+            pauses, firmware_s = self._fleet.pauses(), start_limits.firmware_s(attempt.choice.instance_type)
             while shares := self._intents.unanswered(attempt):
                 last = self._intents.last(shares[0].instance)
                 # It would outlive the budget if it were launched only now.
-                if last.lease_s + _BOOT_S > min(order.reach_s() for order in orders):
+                if last.lease_s + firmware_s > min(order.reach_s() for order in orders):
                     found = [self._fleet.settle(share.instance) for share in shares]
                     return self._answered(attempt, [one for one in found if one is not None], orders)
                 self._pause_until(self._not_before)
@@ -387,6 +381,12 @@ class Launcher:
         """One at a time asks with a token."""
         with self._mutex:
             return self._asking[token]
+
+
+def _boot_s(choice: Choice, orders: Sequence[Order]) -> float:
+    """How long after booting instances that are launched together live at most, unless the driver reaches them."""
+    reach_s = min(order.reach_s() for order in orders)
+    return start_limits.armed_s(reach_s, start_limits.firmware_s(choice.instance_type))
 
 
 def _choice(ware: Ware, zone: str, market: Market, price_usd_per_hour: float) -> Choice:

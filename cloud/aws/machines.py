@@ -35,6 +35,8 @@ class NodeStart:
     """Slots."""
     lease_s: float
     """It powers itself off so long after booting, unless the lease is renewed."""
+    boot_s: float = 0.0
+    """While it installs and has not joined, it renews the lease itself; so long after booting at most."""
     lifetime_s: float
     """It powers itself off so long after booting, whatever happens (the hard stop)."""
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from rubberband.cloud import catalogue
 from rubberband.cloud.aws.images import type_facts
-from rubberband.cloud.aws.launching import Ware, least_reach_s
+from rubberband.cloud.aws.launching import Ware
 from rubberband.cloud.aws.machines import Session
 from rubberband.cloud.aws.metadata import Place, own_address, own_place
 from rubberband.cloud.aws.provider import LEAST_LEASE_S, AwsProvider
@@ -17,6 +17,7 @@ from rubberband.cloud.aws.resolving import in_one_line, resolve
 from rubberband.cloud.aws.session import open_session
 from rubberband.cloud.catalogue import Table
 from rubberband.cloud.ray_head import RayHead
+from rubberband.cloud.start_limits import reach_s
 from rubberband.errors import InputError
 from rubberband.offer import Offer
 from rubberband.resources import Resources
@@ -73,14 +74,12 @@ def open_provider(
 
 
 def check_lease(resources: Resources) -> None:
-    """Raise InputError for a lease that ends before the driver could renew it for the first time."""
-    lease_s, init_s = resources.lease_length_s, resources.init_delay_s
-    least_s = least_reach_s(max(LEAST_LEASE_S, init_s or 0.0))
+    """Raise InputError for a lease that ends before it could be renewed for the first time."""
+    lease_s, least_s = resources.lease_length_s, reach_s(LEAST_LEASE_S)
     if lease_s < least_s:
-        told = "" if init_s is None else f" ({init_s:g} s by resources.init_delay)"
         raise InputError(
-            f"resources.lease: {lease_s:g} s is too short for EC2, where an instance must boot and install{told} "
-            f"before the driver can renew it; give at least {least_s:.0f} s"
+            f"resources.lease: {lease_s:g} s is too short for EC2, where an instance must boot before the lease can be "
+            f"renewed; give at least {least_s:.0f} s"
         )
 
 

@@ -86,13 +86,14 @@ class AwsProvider:
         self._intents = Intents(directory, this)
         self._fleet = Fleet(session, this, self._intents, clock=clock, sleep=sleep, look_s=look_s)
         self._launcher = Launcher(
-            self._fleet, machines, wares, gpus=gpus, lifetime_s=lifetime_s, least_lease_s=least_lease_s
+            self._fleet, machines, wares, gpus=gpus, lifetime_s=lifetime_s, least_lease_s=least_lease_s, lease_s=lease_s
         )
         self._gathering = Gathering(self._launcher.buy, lambda: sleep(_GATHER_S))
         self._names: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
         self._mutex = threading.Lock()
         self._unwanted: set[str] = set()
         self._closed = False
+        self._lease_s = lease_s
         self._until = clock() + lease_s
         self._fleet.keep_until(self._until)
 
@@ -222,11 +223,13 @@ class AwsProvider:
     def renew_lease(self, until: float) -> None:
         """Let head and instances live until `until` (Unix time), and no longer.
 
-        Instances hear of it from the driver's worker on them; here it is the bound of those that are launched.
+        Instances hear of it from the driver's worker on them; here it is the bound of those that are launched, which
+        may be further ahead than the lease of the head and of those that have joined.
         """
         self._until = until
-        self._fleet.keep_until(until)
-        self._head.renew_lease(until)
+        leased_until = min(until, self._fleet.clock() + self._lease_s)
+        self._fleet.keep_until(leased_until)
+        self._head.renew_lease(leased_until)
 
     def close(self) -> None:
         """End every instance of this run, what was never answered included, and the head. Idempotent.

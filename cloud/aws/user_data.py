@@ -113,6 +113,7 @@ def worker_script(boot: Boot, start: NodeStart) -> str:
     """The UserData of a worker. Raises InputError if it is longer than EC2 takes (16 KB): the set-up commands are."""
     values = {
         "LEASE_S": str(max(1, int(start.lease_s))),
+        "BOOT_S": str(max(1, int(max(start.lease_s, start.boot_s)))),
         "LIFETIME_S": str(max(1, int(start.lifetime_s))),
         "INSTANCES": start.instances,
         "HEAD_ADDRESS": start.head_address,
@@ -151,9 +152,12 @@ def script(values: Mapping[str, str | tuple[str, ...]], *shell_files: str) -> st
 
 
 def boot_times(text: str) -> tuple[float, float]:
-    """(lease, lifetime) in seconds that a worker's UserData arms; what a simulated machine reads out of it."""
-    found = dict(re.findall(r"^(LEASE_S|LIFETIME_S)=(\d+)$", text, re.MULTILINE))
-    return float(found["LEASE_S"]), float(found["LIFETIME_S"])
+    """(lease, lifetime) in seconds that a worker's UserData arms; what a simulated machine reads out of it.
+
+    The lease is the longest: that of a machine which boots until nothing puts it off any more.
+    """
+    found = {name: float(value) for name, value in re.findall(r"^(LEASE_S|BOOT_S|LIFETIME_S)=(\d+)$", text, re.M)}
+    return max(found["LEASE_S"], found.get("BOOT_S", 0.0)), found["LIFETIME_S"]
 
 
 def _shared_values(region: str, installed: Installation, setup: tuple[str, ...]) -> dict[str, str | tuple[str, ...]]:
@@ -181,4 +185,6 @@ def _quoted(value: str | tuple[str, ...]) -> str:
 
 @cache
 def _shell(name: str) -> str:
-    return files("rubberband.cloud.aws").joinpath(name).read_text(encoding="utf-8")
+    """A shell file of this package, without the comments that only readers need: EC2 takes so little."""
+    text = files("rubberband.cloud.aws").joinpath(name).read_text(encoding="utf-8")
+    return re.sub(r"^ *# (?!shellcheck ).*\n", "", text, flags=re.MULTILINE)

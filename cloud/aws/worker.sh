@@ -1,20 +1,30 @@
 # A worker: it ends itself when its lease does, whatever becomes of the rest; then it joins the head's Ray cluster.
 
 arm_lease() {
-    local booted begun
+    local begun
     # From now on by what the machine has been up, which no step of its clock changes.
-    booted=$(($(date +%s) - $(cut -d. -f1 /proc/uptime)))
+    BOOTED=$(($(date +%s) - $(cut -d. -f1 /proc/uptime)))
     # The lease counts from the start of the machine, which was some time before this script's.
-    begun=$booted
+    begun=$BOOTED
     [[ -z "${RUBBERBAND_ROOT:-}" ]] || begun=$(date +%s)
+    BOOT_UNTIL=$((begun + BOOT_S))
     mkdir -p "$DIR" && touch -d "@$((begun + LEASE_S))" "$DIR/lease" &&
         printf '%s\n' '#!/bin/bash' \
-            "if [[ \$(($booted + \$(cut -d. -f1 /proc/uptime))) -ge \$(stat -c %Y $(printf %q "$DIR/lease") || echo 0) ]]; then" \
+            "if [[ \$(($BOOTED + \$(cut -d. -f1 /proc/uptime))) -ge \$(stat -c %Y $(printf %q "$DIR/lease") || echo 0) ]]; then" \
             '    echo "rubberband: the lease has ended"' '    shutdown -h now' 'fi' > "$DIR/check-lease" &&
         end_if_booted_again &&
         systemd-run --unit=rubberband-lease --on-active=5 --on-unit-active=5 --timer-property=AccuracySec=1s \
             /bin/bash "$DIR/check-lease" &&
         systemd-run --unit=rubberband-stop --on-active="$LIFETIME_S" shutdown -h now
+}
+
+hold_lease() { # while this machine installs; no further than the budget covers one that the driver does not reach
+    local until
+    while true; do
+        until=$((BOOTED + $(cut -d. -f1 /proc/uptime) + LEASE_S))
+        touch -d "@$((until < BOOT_UNTIL ? until : BOOT_UNTIL))" "$DIR/lease"
+        sleep 15
+    done
 }
 
 end_if_booted_again() { # then the timers are gone, and nobody renews the lease; an image made of this disk may boot
@@ -54,16 +64,20 @@ join() {
 }
 
 work() {
-    trap 'say "ending"; shutdown -h now' EXIT
+    trap 'say "ending"; kill "$HOLDER" 2> /dev/null || true; shutdown -h now' EXIT
+    HOLDER=
     set -euo pipefail
     export HOME="${HOME:-/root}" AWS_DEFAULT_REGION="$REGION"
     export AWS_METADATA_SERVICE_NUM_ATTEMPTS=10 AWS_METADATA_SERVICE_TIMEOUT=5
     find_name
     say "$INSTANCE boots"
+    hold_lease > /dev/null 2>&1 &
+    HOLDER=$!
     ((${#REQUIREMENTS[@]} == 0)) || make_venv
     run_setup
     say "reading the Ray token from $TOKEN"
     python3 -m rubberband.cloud.aws.token "$TOKEN" "$REGION" "$DIR/ray-token"
+    kill "$HOLDER" || true # from now on the driver renews it
     join
 }
 
@@ -73,8 +87,8 @@ arm_lease || exit 1
 set -euo pipefail
 upgrade_nothing
 {
-    declare -p DIR INSTANCES HEAD_ADDRESS GPUS REGION TOKEN PYTHON_VERSION REQUIREMENTS WHEELS INDEX_URL \
-        CONSTRAINTS SETUP RAY_SETTINGS
+    declare -p DIR LEASE_S BOOTED BOOT_UNTIL INSTANCES HEAD_ADDRESS GPUS REGION TOKEN PYTHON_VERSION REQUIREMENTS \
+        WHEELS INDEX_URL CONSTRAINTS SETUP RAY_SETTINGS
     declare -f
     echo work
 } > "$DIR/worker"

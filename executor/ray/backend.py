@@ -66,6 +66,7 @@ class RayBackend:
         fork_server: ForkServer | None = None,
         lease_s: float = 60.0,
         lease_interval_s: float = 2.0,
+        first_lease_s: float | None = None,
         ready_timeout_s: float = 180.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -76,7 +77,8 @@ class RayBackend:
         other machines; `fork_server` forks the workers of those that are this one, and is closed with this. `batch` is
         how trials adapt their batch size (None: not at all), and `known_points` what is known of their steps. An
         instance whose workers are not warm within `ready_timeout_s` is given up as lost.
-        Instances outlive this driver by `lease_s` at most, which is renewed every `lease_interval_s`.
+        Instances outlive this driver by `lease_s` at most, which is renewed every `lease_interval_s`; those that are
+        not ready yet by `first_lease_s`, if that is longer.
         """
         self._entrypoint = entrypoint
         self._configurations = configurations
@@ -111,7 +113,9 @@ class RayBackend:
                 shipment=shipment,
             )
 
-        leases = Leases(provider, lease_s=lease_s, interval_s=lease_interval_s, clock=clock)
+        leases = Leases(
+            provider, lease_s=lease_s, interval_s=lease_interval_s, first_lease_s=first_lease_s, clock=clock
+        )
         self._fleet = RayFleet(
             provider,
             make_crew,

@@ -17,17 +17,26 @@ class Leases:
     """Renews the lease of a provider's instances in a thread of its own, until it is closed."""
 
     def __init__(
-        self, provider: Provider, *, lease_s: float, interval_s: float, clock: Callable[[], float] = time.time
+        self,
+        provider: Provider,
+        *,
+        lease_s: float,
+        interval_s: float,
+        first_lease_s: float | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """Every `interval_s` the lease is put off to `lease_s` from now, but not beyond what `hold_until` was told.
+
+        The first lease of an instance, until it is ready, may be `first_lease_s`, if that is longer.
 
         Not before `hold_until` is called, or the first instance is asked for: what an earlier driver left may have used
         up the budget.
         """
         self._provider = provider
         self._lease_s = lease_s
+        self._first_lease_s = max(lease_s, first_lease_s or 0.0)
         self.interval_s = interval_s
-        self.former_until = clock() + lease_s
+        self.former_until = clock() + self._first_lease_s
         """No lease that an earlier driver put off reaches further."""
         self._clock = clock
         self._hold_until = math.inf
@@ -52,16 +61,15 @@ class Leases:
     def hold_until(self, instant: float) -> bool:
         """Hold nothing past `instant`; where leases reach further, they are cut at once, and that is told."""
         self._hold_until, self._begun = instant, True
-        cut = instant < self._renewed
-        if cut:
+        if instant < self._renewed:
             self._wake.set()
-        return cut
+        return instant < min(self._renewed, self._clock() + self._lease_s)
 
     def renew(self) -> None:
         """Tell the provider. A failure is only noted: the lease is long enough for the next time."""
         with self._mutex:
             self._begun = True
-            until = min(self._clock() + self._lease_s, self._hold_until)
+            until = min(self._clock() + self._first_lease_s, self._hold_until)
             try:
                 self._provider.renew_lease(until)
             except Exception as error:

@@ -17,7 +17,7 @@ from rubberband.plan import Market, Plan, Stage, StagePlan
 from rubberband.planner.model import predict
 from rubberband.profile import Profile
 from rubberband.resources import Resources
-from tests.property.crash_world import LEASE_S, TYPE
+from tests.property.crash_world import BOOT_LEASE_S, LEASE_S, TYPE
 
 Then = Literal["resume", "sweep", "down", "nobody"]
 Cap = Literal["roomy", "tight"]
@@ -181,5 +181,6 @@ def job_of(markets: str, cap: Cap) -> Job:
         release_margin_s=30.0,
         replan=False,
         lease_s=LEASE_S,
+        boot_lease_s=BOOT_LEASE_S,
         start_attempts=3,
     )

@@ -28,7 +28,7 @@ from rubberband.executor.events import (
 from rubberband.executor.virtual import VirtualBackend
 from rubberband.executor.virtual_fleet import Agenda
 from rubberband.plan import Market
-from tests.property.crash_world import LEASE_S, STEP_S, World
+from tests.property.crash_world import BOOT_LEASE_S, LEASE_S, STEP_S, World
 
 RETRY_S = 2.0
 
@@ -70,7 +70,7 @@ class CloudFleet:
         if self._closing or self.hold_until == -math.inf:  # how far the budget reaches is not known yet
             return
         until = min(self._now() + LEASE_S, self.hold_until)
-        self._provider.renew_lease(until)
+        self._provider.renew_lease(min(self._now() + BOOT_LEASE_S, self.hold_until))
         for name, hold in self._holds.items():
             if hold.reached and not hold.over:
                 self._world.beat(name, until)

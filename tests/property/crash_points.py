@@ -44,7 +44,7 @@ from tests.property.crash_cases import (
     undisturbed,
 )
 from tests.property.crash_cloud import CloudBackend
-from tests.property.crash_world import LEASE_S, Killed, World, name_of
+from tests.property.crash_world import BOOT_LEASE_S, Killed, World, name_of
 from tests.unit.aws_account import START_AT
 
 ENDS = ("done", "budget", "failed")
@@ -200,7 +200,7 @@ class Story:
         self.kill_at, self.kills_after = len(world.fake.calls) + point.again, not point.after
         if point.then == "nobody":
             self.ended = "left alone"
-            world.sleep(2.0 * LEASE_S)
+            world.sleep(2.0 * BOOT_LEASE_S)
         elif point.then in ("sweep", "down") and self.swept_from is None:
             self.swept_from = len(world.fake.calls)
 
@@ -250,7 +250,7 @@ class Story:
     def _beyond_their_leases(self) -> Iterator[str]:
         for machine in self.world.fake.instances:
             begins_at = max(self.died_at, machine.running_at + self.world.boot_s)
-            if self.ended == "left alone" and (machine.ended_at or math.inf) > begins_at + LEASE_S:
+            if self.ended == "left alone" and (machine.ended_at or math.inf) > begins_at + BOOT_LEASE_S:
                 yield f"{name_of(machine)} outlives its lease"
 
     def _bought_twice(self) -> Iterator[str]:

@@ -15,6 +15,7 @@ from rubberband.cloud.aws.user_data import boot_times
 from rubberband.cloud.aws_fake.billing import BillLine
 from rubberband.cloud.aws_fake.instance import Instance
 from rubberband.cloud.cluster import Head
+from rubberband.cloud.start_limits import start_limits
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor.state import Job
 from tests.unit.aws_account import START_AT, Account
@@ -25,6 +26,7 @@ STEP_S = 5.0
 ORPHANED_S = 30.0
 """So long after its head has gone an instance shuts down, as its boot script says."""
 TYPE = "g5.xlarge"
+BOOT_LEASE_S = start_limits([TYPE]).lease_s
 
 
 def name_of(one: Instance | BillLine) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import re
 import threading
 import time
 from contextlib import suppress
@@ -73,6 +75,30 @@ def test_its_lease_is_within_what_the_driver_said(world: World) -> None:
     lease_s = world.fake.living[0].lease_until - world.fake.living[0].running_at
     boot_s = 60.0  # until its boot script runs, which arms it
     assert 0.9 * 400.0 - boot_s < lease_s <= 400.0 - boot_s
+
+
+def test_an_instance_may_boot_longer_than_its_lease_as_far_as_the_budget_reaches(world: World) -> None:
+    driver = world.driver()  # its lease is 600 s
+    driver.renew_lease(world.now + 1011.0)
+    driver.launch("a")
+    driver.launch("b", first_lease_s=700.0)
+    scripts = [base64.b64decode(call.params["UserData"]).decode() for call in asked(world)]
+    times = [dict(re.findall(r"^(LEASE_S|BOOT_S)=(\d+)$", script, re.MULTILINE)) for script in scripts]
+    assert times == [{"LEASE_S": "510", "BOOT_S": "900"}, {"LEASE_S": "510", "BOOT_S": "605"}]
+
+
+def test_slow_firmware_is_within_what_the_budget_covers(world: World) -> None:
+    world.wares = [Ware(instance_type="p4d.24xlarge", on_demand_usd_per_hour=21.957642)]
+    for code in world.fake.world.quotas_vcpus:
+        world.fake.world.quotas_vcpus[code] = 96.0
+    driver = world.driver()
+    driver.renew_lease(world.now + 690.0)
+    with pytest.raises(ProviderError, match=r"reaches 690 s from now, and an instance needs 695 s"):
+        driver.launch("a")
+    driver.renew_lease(world.now + 1580.0)
+    driver.launch("b")
+    script = base64.b64decode(asked(world)[0].params["UserData"]).decode()
+    assert "BOOT_S=900\n" in script
 
 
 def test_what_could_not_live_long_enough_is_not_rented(world: World) -> None:

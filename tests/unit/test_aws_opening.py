@@ -99,12 +99,8 @@ def test_a_lease_that_is_over_before_an_instance_is_of_use_is_bad_input(opened: 
         opened(resources(lease="60s"))
 
 
-def test_a_lease_that_is_over_before_what_is_installed_is_there_is_bad_input(opened: Any) -> None:
-    with pytest.raises(
-        InputError, match=r"600 s is too short .* \(900 s by resources\.init_delay\) .* at least 1011 s"
-    ):
-        opened(resources(init_delay="15m"))
-    opened(resources(init_delay="15m", lease="20m"))
+def test_a_lease_need_not_last_while_an_instance_installs(opened: Any) -> None:
+    opened(resources(init_delay="15m", lease="130s"))
 
 
 def test_one_driver_at_a_time(opened: Any) -> None:

@@ -108,6 +108,23 @@ def test_the_lease_is_armed_before_anything_else(machine: Machine) -> None:
     assert before + 599 <= ends_at <= time.time() + 600
 
 
+@pytest.mark.parametrize(("boot_s", "left_s"), [(900.0, 600.0), (300.0, 300.0), (0.0, 600.0)])
+def test_a_machine_puts_its_lease_off_while_it_installs_up_to_a_bound(
+    machine: Machine, boot_s: float, left_s: float
+) -> None:
+    machine.program("uv", 'stat -c %Y "$RUBBERBAND_ROOT/var/lib/rubberband/lease" >> "$LOG"; sleep 0.3')
+    start = replace(START, lease_s=min(600.0, boot_s or 600.0), boot_s=boot_s)
+    machine.boot(worker_script(replace(BOOT, installation=Installation(python="3.11", requirements=("x",))), start))
+    armed_at = (machine.folder / "lease").stat().st_mtime
+    os.utime(machine.folder / "lease", (armed_at - 200.0,) * 2)  # as though it had been armed a while ago
+
+    assert machine.work().returncode == 0
+
+    ends_at = (machine.folder / "lease").stat().st_mtime
+    assert time.time() + left_s - 60.0 < ends_at <= time.time() + left_s
+    assert machine.called[-1] == "shutdown -h now", "nothing is left that puts the lease off"
+
+
 def test_a_machine_that_cannot_arm_its_lease_ends_at_once(machine: Machine) -> None:
     machine.program("systemd-run", "exit 1")
 
@@ -360,6 +377,7 @@ def test_what_cannot_be_installed_is_refused(install: str, told: str) -> None:
 def test_the_same_arguments_give_the_same_text_and_its_times_can_be_read_back() -> None:
     assert worker_script(BOOT, START) == worker_script(replace(BOOT, ray_settings={"RAY_a": "1", "RAY_b": "2"}), START)
     assert boot_times(worker_script(BOOT, START)) == (600.0, 7200.0)
+    assert boot_times(worker_script(BOOT, replace(START, boot_s=900.0))) == (900.0, 7200.0)
 
 
 def test_a_script_that_ec2_would_not_take_is_refused() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from rubberband.executor.accounting import purse
 from rubberband.executor.events import (
     Command,
     DriverResumed,
@@ -115,3 +116,18 @@ def test_what_the_provider_knows_nothing_of_is_lost_and_replaced() -> None:
     for instance in ("i-001", "i-002"):
         record = story.state.instances[instance]
         assert (record.status, record.ended_at) == (InstanceStatus.ENDED, story.at)
+
+
+@pytest.mark.parametrize(("max_cost_usd", "bound_s"), [(9.0, 1011.0), (0.9, 450.0)])
+def test_the_budget_covers_an_instance_that_boots_until_the_bound_of_its_boot(
+    max_cost_usd: float, bound_s: float
+) -> None:
+    story = Story(dataclasses.replace(LEASED, max_cost_usd=max_cost_usd, boot_lease_s=1011.0))
+    first = [order.first_lease_s for order in story.tell(Started) if isinstance(order, LaunchInstance)]
+    assert first == [pytest.approx(bound_s, abs=1.0)] * 2
+    story.tell(InstanceRunning, instance="i-001", running_at=story.at, price_usd_per_hour=0.1)
+    (line,) = purse(story.controller.job, story.state).lines
+    assert line.bound_until == pytest.approx(story.at + bound_s, abs=20.0)
+    story.tell(InstanceReady, instance="i-001")
+    (line,) = purse(story.controller.job, story.state).lines
+    assert line.bound_until == line.running_at, "the driver can shorten its lease from now on"
