@@ -212,14 +212,17 @@ def _affordable(job: Job, state: State, purse: Purse, wanted: int) -> tuple[int,
 
 
 def gang_size(job: Job, state: State) -> int:
-    """GPUs per trial: as planned, or the widest gang that fits what there is; 0 if none does.
+    """GPUs per trial: as planned, or the widest gang that fits the instances that are ready; 0 to wait, or if none fits.
 
-    Never fewer than were profiled: a trial may not fit there.
+    While an instance starts, trials wait for it: a gang keeps its width until the stage ends, so that a narrower one
+    would be late by far more than the start takes. Never fewer than were profiled: a trial may not fit there.
     """
     planned = state.chosen().gpus_per_trial
     ready = len(state.ready())
     if slots(ready, job.offer.gpus, planned) > 0:
         return planned
+    if ready < len(state.live()) and not buys_none(job, state):
+        return 0
     allowed = gang_sizes(job.offer.gpus, job.profile.smallest_gpus, planned)
     return max((size for size in allowed if slots(ready, job.offer.gpus, size) > 0), default=0)
 

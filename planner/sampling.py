@@ -362,12 +362,18 @@ class Chunk:
         return drawn.reshape(shape)
 
     def _lost_s(self, index: int, choice: StagePlan, trials_s: Times) -> Times:
-        """(trials, rows) Seconds that interruptions cost each trial: a Poisson number of them, each as long."""
+        """(trials, rows) Seconds that interruptions cost each trial: a Poisson number of them, each as long.
+
+        Trials that share an instance are interrupted together. As slots are filled in order, these are neighbours.
+        """
         spot, stage = self.offer.spot, self.stages[index]
         assert spot is not None, "a plan uses the markets that its offer has"
         rate, _ = interruptions(stage, choice.gpus_per_trial, self.profile, self.offer)
         rng = self._rng(index, 3)
-        happens, where = (rng.random(trials_s.shape, dtype=np.float32) for _ in range(2))
+        where = rng.random(trials_s.shape, dtype=np.float32)
+        neighbours = max(1, self.offer.gpus // choice.gpus_per_trial)
+        instances = -(-stage.trials // neighbours)
+        happens = rng.random((instances, trials_s.shape[1]), dtype=np.float32).repeat(neighbours, axis=0)[: stage.trials]
         redone_s = min(spot.checkpoint_iterations, stage.iterations) * self.profile.iteration_s(choice.gpus_per_trial)
         numbers = poisson(happens, np.float32(rate) * trials_s)
         lost_s: Times = numbers * (np.float32(spot.restart_s) + where * np.float32(redone_s))
