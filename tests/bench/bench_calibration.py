@@ -4,17 +4,22 @@
 each kind (2,000 by default), a quarter at each confidence; every plan is carried out on the virtual clock, without
 replanning, `--runs` times. Prints the reliability table with 95 % intervals (bootstrapped over jobs). With `--best`, so
 many jobs of each kind are also planned at other confidences, and every plan found is judged by samples that chose none
-of them: the price of caution is what the plan costs over the cheapest one that keeps the limits. Asserts nothing.
+of them: the price of caution is what the plan costs over the cheapest one that keeps the limits. With `--keep`, jobs
+are written to a file as they end, and those in it are not run again: a table of many jobs can be interrupted, resumed,
+and printed of the first JOBS. Asserts nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import random
 import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -291,6 +296,28 @@ def rows(kind: str, outcomes: Sequence[Outcome]) -> list[str]:
     return lines
 
 
+def kept(file: Path | None) -> dict[tuple[str, int], Outcome]:
+    """Return the outcomes in the file of `--keep`, by kind and number."""
+    if file is None or not file.exists():
+        return {}
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return {(line["kind"], line["number"]): Outcome(**line["outcome"]) for line in lines}
+
+
+def outcomes_of(kind: str, asked: argparse.Namespace, pool: ProcessPoolExecutor) -> list[Outcome]:
+    """Run the jobs of a kind that are not in the file yet; return all."""
+    found = {number: each for (of, number), each in kept(asked.keep).items() if of == kind and number < asked.jobs}
+    left = [number for number in range(asked.jobs) if number not in found]
+    best = [number < asked.best for number in left]
+    results = pool.map(outcome, itertools.repeat(kind), left, itertools.repeat(asked.runs), best, chunksize=8)
+    for number, each in zip(left, results, strict=True):
+        found[number] = each
+        if asked.keep is not None:
+            with asked.keep.open("a") as file:
+                print(json.dumps({"kind": kind, "number": number, "outcome": asdict(each)}), file=file)
+    return list(found.values())
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -298,26 +325,17 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}; all by default")
     parser.add_argument("--runs", type=int, default=4, help="virtual runs of each job")
     parser.add_argument("--best", type=int, default=0, metavar="N", help="jobs of each kind that are planned anew")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="jobs that have ended, of the same version")
     parser.add_argument("--processes", type=int, default=2)
     asked = parser.parse_args()
     print(
         f"{'noise':<12} {'confidence':>10} {'jobs':>6} {'told':>7} {'seen':>7}  {'95 % interval':<13} {'points':>7} "
-        f"{'USD/told':>8} {'caution':>8} {'worst':>8}"
+        f"{'USD/told':>8} {'caution':>8} {'worst':>8}",
+        flush=True,
     )
     with ProcessPoolExecutor(asked.processes) as pool:
         for kind in asked.kinds or KINDS:
-            numbers = range(asked.jobs)
-            outcomes = list(
-                pool.map(
-                    outcome,
-                    [kind] * asked.jobs,
-                    numbers,
-                    [asked.runs] * asked.jobs,
-                    [number < asked.best for number in numbers],
-                    chunksize=8,
-                )
-            )
-            print("\n".join(rows(kind, outcomes)), flush=True)
+            print("\n".join(rows(kind, outcomes_of(kind, asked, pool))), flush=True)
 
 
 if __name__ == "__main__":
