@@ -221,7 +221,7 @@ def _delays(offer: Offer, state: State, cold_surplus_s: float) -> tuple[Offer, l
     """The offer with the delays and the spot price that instances showed, and what differs.
 
     A new instance is as good as a held one only when its workers have started their first trials: what these take
-    beyond others counts as its own, as it does in a measured profile.
+    beyond others counts as its own, as it does in a measured profile. A restart after an interruption waits for one.
     """
     records = state.instances.values()
     waited = {r.requested_at: r.running_at - r.requested_at for r in records if r.running_at is not None}
@@ -236,6 +236,9 @@ def _delays(offer: Offer, state: State, cold_surplus_s: float) -> tuple[Offer, l
         _delay(warm, offer.init_delay_s, init_s),
     ]
     priced, change = _spot_price(offer, state)
+    later_s = provision_s - offer.provision_delay_s + init_s - offer.init_delay_s
+    if priced.spot is not None and later_s:
+        priced = replace(priced, spot=replace(priced.spot, restart_s=max(0.0, priced.spot.restart_s + later_s)))
     return replace(priced, provision_delay_s=provision_s, init_delay_s=init_s), [*changes, change]
 
 

@@ -212,7 +212,7 @@ def _affordable(job: Job, state: State, purse: Purse, wanted: int) -> tuple[int,
 
 
 def gang_size(job: Job, state: State) -> int:
-    """GPUs per trial: as planned, or the widest gang that fits the instances that are ready; 0 to wait, or if none fits.
+    """GPUs per trial: as planned, or the widest gang that fits what is ready; 0 if trials wait, or none fits.
 
     While an instance starts, trials wait for it: a gang keeps its width until the stage ends, so that a narrower one
     would be late by far more than the start takes. Never fewer than were profiled: a trial may not fit there.

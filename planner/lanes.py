@@ -334,10 +334,10 @@ class _Division:
             return None
 
     def _drawn(self, lane: Lane) -> Draws:
-        """The samples of a lane, the same whatever instances it has; the head node is the job's."""
+        """The samples of a lane, the same whatever instances it has."""
         if lane.brackets not in self._draws:
-            offer, seed = replace(self.offer, head_price_usd_per_hour=0.0), self.seed + lane.brackets[0]
-            self._draws[lane.brackets] = Draws(lane.stages, self.profile, offer, seed=seed)
+            widest = max(stage.trials for bracket in self.brackets for stage in bracket)
+            self._draws[lane.brackets] = _draws(lane, widest, self.profile, self.offer, self.seed)
         return self._draws[lane.brackets]
 
     def _quick(self) -> tuple[float, list[Lane]]:
@@ -488,9 +488,14 @@ class _Division:
 
 def sample_lanes(lanes: Sequence[Lane], profile: Profile, offer: Offer, *, seed: int = 0) -> Samples:
     """Samples of a whole job: the latest end of its lanes, and the sum of what they and the head node cost."""
+    widest = max(stage.trials for lane in lanes for stage in lane.stages)
+    return _sampled(lanes, [_draws(lane, widest, profile, offer, seed) for lane in lanes], offer)
+
+
+def _draws(lane: Lane, widest: int, profile: Profile, offer: Offer, seed: int) -> Draws:
+    """The samples of a lane of a job whose widest stage has so many trials, without the head node."""
     alone = replace(offer, head_price_usd_per_hour=0.0)
-    draws = [Draws(lane.stages, profile, alone, seed=seed + lane.brackets[0]) for lane in lanes]
-    return _sampled(lanes, draws, offer)
+    return Draws(lane.stages, profile, alone, seed=seed, lane=lane.brackets[0], widest=widest)
 
 
 def _sampled(lanes: Sequence[Lane], draws: Sequence[Draws], offer: Offer) -> Samples:

@@ -113,9 +113,16 @@ class Draws:
         *,
         seed: int,
         speeds: Speeds | None = None,
+        lane: int = 0,
+        widest: int = 0,
     ) -> None:
-        """Draw nothing yet. With `speeds`, `stages` are the rest of a job; else nothing is known of its trials."""
+        """Draw nothing yet. With `speeds`, `stages` are the rest of a job; else nothing is known of its trials.
+
+        Lanes of one job have numbers of their own, but share the error of the profile's mean; `widest` is the most
+        trials in a stage of any of them.
+        """
         assert speeds is None or len(speeds.factors) == stages[0].trials, "every trial that goes on has a speed"
+        self._lane, self._widest = lane, max(widest, *(stage.trials for stage in stages))
         self.stages, self.profile, self.offer, self.seed, self.speeds = stages, profile, offer, seed, speeds
         self.rows = CHUNK
         numbers = sum(stage.trials * rows_of(stage.trials) for stage in stages)
@@ -128,13 +135,18 @@ class Draws:
     def chunk(self, index: int) -> Chunk:
         """The chunk `index`; the same numbers whenever it is asked for."""
         while len(self._chunks) <= index:
-            keep = len(self._chunks) < self._kept
-            self._chunks.append(
-                Chunk(
-                    self.stages, self.profile, self.offer, (self.seed, len(self._chunks)), self.rows, keep, self.speeds
-                )
-            )
+            number = len(self._chunks)
+            seed, keep = (self.seed + self._lane, number), number < self._kept
+            mean = self._mean_error(number)
+            self._chunks.append(Chunk(self.stages, self.profile, self.offer, seed, self.rows, keep, mean, self.speeds))
         return self._chunks[index]
+
+    def _mean_error(self, number: int) -> Times:
+        """(1, rows) How much longer than profiled all trials take, as long as none of them has been seen."""
+        rows = rows_of(self._widest)
+        if self.profile.mean_cv == 0.0:
+            return np.ones((1, rows), np.float32)
+        return _lognormal(self.profile.mean_cv, _normals((self.seed, number, 0, 7), (1, rows)))
 
     def evaluate(self, plan: Plan, num_chunks: int, held: Sequence[Cohort] = ()) -> Samples:
         """The samples of the first chunks of a plan that fits the job, stage by stage."""
@@ -182,6 +194,8 @@ class Chunk:
     rows: int
     keep: bool
     """Whether the numbers are kept for the next candidate, or drawn again."""
+    mean_error: Times
+    """(1, rows of the job's widest stage) How much longer than profiled all trials take."""
     speeds: Speeds | None = None
     _own: dict[int, Times] = field(default_factory=dict)
     _factors: dict[int, Times] = field(default_factory=dict)
@@ -337,18 +351,15 @@ class Chunk:
     def _drawn_speeds(self, first: int) -> Times:
         if self.speeds is None or first > 0:
             drawn = self._noise(self.profile.trial_cv, first, 5, self.profile.law)
-            return drawn if self.speeds is not None else drawn * self._mean_error()[:, : drawn.shape[1]]
+            if self.speeds is not None:
+                return drawn
+            mean: Times = np.tile(self.mean_error, drawn.shape[1] // self.mean_error.shape[1])
+            return drawn * mean
         factors, errors = (np.array(each, np.float32)[:, None] for each in (self.speeds.factors, self.speeds.errors))
         variance = np.log1p(errors**2)
         normals = _normals((*self.seed, first, 5), (len(factors), rows_of(len(factors))))
         known: Times = factors * np.exp(np.sqrt(variance) * normals - variance / 2.0)
         return known
-
-    def _mean_error(self) -> Times:
-        """(1, rows) How much longer than profiled all trials take, as long as none of them has been seen."""
-        if self.profile.mean_cv == 0.0:
-            return np.ones((1, self.rows), np.float32)
-        return _lognormal(self.profile.mean_cv, _normals((*self.seed, 0, 7), (1, self.rows)))
 
     def _noise(self, cv: float, index: int, what: int, law: Law) -> Times:
         """(trials, rows of the stage) Factors with mean 1."""
@@ -372,8 +383,8 @@ class Chunk:
         rng = self._rng(index, 3)
         where = rng.random(trials_s.shape, dtype=np.float32)
         neighbours = max(1, self.offer.gpus // choice.gpus_per_trial)
-        instances = -(-stage.trials // neighbours)
-        happens = rng.random((instances, trials_s.shape[1]), dtype=np.float32).repeat(neighbours, axis=0)[: stage.trials]
+        drawn = rng.random((-(-stage.trials // neighbours), trials_s.shape[1]), dtype=np.float32)
+        happens = drawn.repeat(neighbours, axis=0)[: stage.trials]
         redone_s = min(spot.checkpoint_iterations, stage.iterations) * self.profile.iteration_s(choice.gpus_per_trial)
         numbers = poisson(happens, np.float32(rate) * trials_s)
         lost_s: Times = numbers * (np.float32(spot.restart_s) + where * np.float32(redone_s))

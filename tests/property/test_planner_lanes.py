@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rubberband.errors import InfeasibleError
 from rubberband.offer import Billing, Offer
-from rubberband.plan import Constraints, Stage
-from rubberband.planner.lanes import plan_job, sample_lanes
+from rubberband.plan import Constraints, Plan, Planned, Stage, StagePlan
+from rubberband.planner.lanes import Lane, plan_job, sample_lanes
 from rubberband.planner.model import predict
 from rubberband.planner.search import plan
 from rubberband.profile import Profile
@@ -143,6 +143,18 @@ def test_one_bracket_is_planned_as_it_is_and_samples_of_lanes_are_those_of_their
     samples = sample_lanes(job.lanes, PROFILE, offer)
     assert samples.jct_s.max() == pytest.approx(job.prediction.jct_s)
     assert samples.cost_usd.min() == pytest.approx(job.prediction.cost_usd)
+
+
+def test_lanes_share_the_error_of_the_profile_s_mean() -> None:
+    """All lanes are slow together, so that the job costs twice what one costs, deviation included."""
+    stages, offer = (Stage(trials=2, iterations=5),), offer_of(2)
+    choice = StagePlan(instances=1, gpus_per_trial=2)
+    planned = Planned(plan=Plan(stages=(choice,)), prediction=predict(stages, Plan(stages=(choice,)), PROFILE, offer))
+    lanes = [Lane(brackets=(at,), stages=stages, max_instances=1, planned=planned) for at in range(2)]
+    for noise, share in (({"mean_cv": 0.2}, 2.0), ({"trial_cv": 0.2}, 2.0**0.5)):
+        profile = replace(PROFILE, **noise)  # type: ignore[arg-type]
+        spread = [float(sample_lanes(some, profile, offer).cost_usd.std()) for some in (lanes[:1], lanes)]
+        assert spread[1] == pytest.approx(share * spread[0], rel=0.05)
 
 
 def test_a_lane_too_narrow_for_one_trial_is_no_error() -> None:

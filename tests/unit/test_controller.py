@@ -7,6 +7,7 @@ import dataclasses
 from rubberband.executor import accounting
 from rubberband.executor.events import (
     CancelRequested,
+    Command,
     DriverResumed,
     Finish,
     InstanceLost,
@@ -192,18 +193,36 @@ def test_before_its_first_step_a_trial_has_five_minutes_whatever_the_timeout() -
     assert story.controller.wake_at() == began_at + 1.0 + 5.0
 
 
-def test_a_gang_is_never_narrower_than_was_profiled() -> None:
+def wide() -> Story:
+    """A gang of four instances that train."""
     profile = Profile(seconds_per_iteration={2: 6.0, 4: 4.0})
     offer = dataclasses.replace(JOB.offer, gpus=1, max_instances=4)
     plan = Plan(stages=(StagePlan(instances=4, gpus_per_trial=4), StagePlan(instances=2, gpus_per_trial=2)))
-    job = dataclasses.replace(JOB, profile=profile, plan=plan, offer=offer)
-    story = Story(job)
+    story = Story(dataclasses.replace(JOB, profile=profile, plan=plan, offer=offer))
     story.tell(Started)
     story.ready("i-001", "i-002", "i-003", "i-004")
-    for instance in ("i-001", "i-002", "i-003"):
-        commands = story.tell(InstanceLost, instance=instance, ended_at=story.at, reason="died")
-        starts = [len(command.gang) for command in commands if isinstance(command, StartTrial)]
-        assert starts in ([], [2], [3]), "one GPU was not profiled"
+    return story
+
+
+def widths(commands: list[Command]) -> list[int]:
+    return [len(command.gang) for command in commands if isinstance(command, StartTrial)]
+
+
+def test_a_gang_waits_for_the_instance_that_replaces_a_lost_one() -> None:
+    story = wide()
+    commands = story.tell(InstanceLost, instance="i-002", ended_at=story.at, reason="taken", preempted=True)
+    assert LaunchInstance(instance="i-005") in commands
+    assert widths(commands) == []
+    assert widths(story.ready("i-005")) == [4]
+
+
+def test_a_gang_is_narrower_where_nothing_replaces_what_was_lost_but_never_than_was_profiled() -> None:
+    story = wide()
+    assert widths(story.tell(InstanceLost, instance="i-001", ended_at=story.at, reason="died")) == []
+    starts = [widths(story.tell(InstanceRefused, instance="i-005", reason="no capacity"))]
+    for instance in ("i-002", "i-003"):
+        starts.append(widths(story.tell(InstanceLost, instance=instance, ended_at=story.at, reason="died")))
+    assert starts == [[3], [2], []], "one GPU was not profiled"
 
 
 def test_an_instance_that_does_not_run_yet_is_given_back_before_one_that_does() -> None:

@@ -15,7 +15,7 @@ from rubberband.executor.measured import measured
 from rubberband.executor.rules import promoted
 from rubberband.executor.state import Allocation, InstanceRecord, InstanceStatus, Job, Report, StageRecord, State
 from rubberband.executor.virtual import VirtualBackend
-from rubberband.offer import Offer
+from rubberband.offer import Offer, Spot
 from rubberband.plan import Constraints, Stage
 from rubberband.planner.goodput import planning
 from rubberband.planner.search import plan
@@ -274,6 +274,8 @@ def test_a_run_is_planned_again_with_the_noise_scale_it_has_come_to(phi: float, 
 
 def test_delays_of_instances_are_corrected_too() -> None:
     job, state = seen({})
+    spot = Spot(price_usd_per_hour=1.0, interruptions_per_hour=0.1, restart_s=100.0)
+    job = dataclasses.replace(job, offer=dataclasses.replace(job.offer, spot=spot))
     for number in range(3):
         record = InstanceRecord(instance=f"i-{number}", requested_at=0.0, status=InstanceStatus.READY)
         record.running_at, record.ready_at = 90.0, 120.0
@@ -281,6 +283,8 @@ def test_delays_of_instances_are_corrected_too() -> None:
     found = measured(job, state)
     assert found.offer.provision_delay_s == pytest.approx(90.0)
     assert found.offer.init_delay_s == 30.0
+    assert found.offer.spot is not None
+    assert found.offer.spot.restart_s == pytest.approx(130.0), "a restart waits for a new instance"
     assert found.findings == "an instance runs after 1m30s instead of 1m"
 
 

@@ -85,3 +85,14 @@ def test_a_plan_that_is_hardly_faster_is_not_worth_three_times_the_money():
     limits = Constraints(deadline_s=300.0)
     found = plan(stages, Profile(seconds_per_iteration={1: 2.0}), offer, limits, objective="min_time")
     assert {choice.market for choice in found.plan.stages} == {"spot"}
+
+
+@pytest.mark.parametrize(("gpus", "instances"), [(4, 1), (1, 4)])
+def test_trials_that_share_a_spot_instance_are_interrupted_together(gpus: int, instances: int) -> None:
+    """So nothing is late as often as no instance is taken, however many trials are on each."""
+    spot = Spot(price_usd_per_hour=1.0, interruptions_per_hour=1.0, restart_s=60.0)
+    offer = Offer(instance_type="test", gpus=gpus, price_usd_per_hour=3.0, max_instances=instances, spot=spot)
+    plan = Plan(stages=(StagePlan(instances=instances, gpus_per_trial=1, market="spot"),))
+    profile = Profile(seconds_per_iteration={1: 90.0})
+    jct_s = sample([Stage(trials=8, iterations=4)], plan, profile, offer).jct_s
+    assert (jct_s <= 720.0).mean() == pytest.approx(np.exp(-instances * 720.0 / 3600.0), abs=0.01)
