@@ -2,6 +2,14 @@
 
 It speaks the backend's protocol and nothing else. Every slot is kept busy with a copy of the trial while it measures:
 a trial that trains alone on an instance looks faster than one that has neighbours, and in a stage it has neighbours.
+
+The same trials are measured with every number of GPUs. Each has another place on the instances at every number, so that
+what is slow about a place is not taken for the trial's own; with a single number, one is not told from the other. How
+fast instances are by themselves is not fitted: a plan would not count with it. What else than batch sizes is measured
+is so at the initial batch size.
+
+Trials that fail or hang are done without, so a few bad configurations do no harm. A limit that is reached, or a hang of
+all trials that train at once, ends the measurement with the points that there are.
 """
 
 from __future__ import annotations
@@ -75,35 +83,49 @@ def measure(
 ) -> Measured:
     """Fill `instances` instances with trials and time them, for every GPU count of `gpu_counts`.
 
-    With `sweep`, the trials then try the batch sizes that they may choose among, in one iteration more for each GPU
-    count, and the profile has a model of goodput; what else is measured is so at the initial batch size.
-
     The backend knows `num_trials` trials (None: enough for every slot); the first ones are measured, as many as train
-    side by side, or `least_trials` in turn (None: more as long as that takes seconds), the same ones with every number
-    of GPUs. Each has another place on the
-    instances at every number, so that what is slow about a place is not taken for the trial's own; with a single
-    number, one is not told from the other. How fast instances are by themselves is not fitted: a plan would not count
-    with it. Instances on `one_machine` start at one another's cost. `on_point` is shown every point as soon as it is
-    measured; `cancelled` is asked all the time. The instances are released in the end; the caller closes the backend.
+    side by side, or `least_trials` in turn (None: more as long as that takes seconds). With `sweep`, they then try the
+    batch sizes that they may choose among. Instances on `one_machine` start at one another's cost. `on_point` is shown
+    every point as soon as it is measured; `cancelled` is asked all the time. The instances are released in the end;
+    the caller closes the backend.
 
-    Trials that fail or hang are done without, so a few bad configurations do no harm. A limit that is reached, or a
-    hang of all trials that train at once, ends the measurement with the points that there are. Raises ProviderError
-    where an instance is refused or lost, RubberbandError where there is no point then, where every trial fails, or none
-    reports the metric, and Cancelled.
+    Raises ProviderError where an instance is refused or lost, RubberbandError where a limit, or a hang of all trials
+    that train at once, leaves no point, where every trial fails, or none reports the metric, and Cancelled.
     """
     counts = _counts(gpus_per_instance, instances, min_gpus_per_trial, max_gpus_per_trial)
+    names = [f"profile-{number}" for number in range(instances)]
     num_copies = instances * gpus_per_instance if num_trials is None else num_trials
     session = Session(backend, num_copies, limits or Limits(), cancelled)
+
+    def measure_on(gangs: Sequence[Gang]) -> Point:
+        return session.measure(gangs, warm_up_iterations, iterations, least_trials)
+
+    turns = [_turned(_gangs(names, gpus_per_instance, gpus), turn) for turn, gpus in enumerate(counts)]
+    sweep_after = warm_up_iterations + iterations if sweep else None
+    points, stopped_by = _points(session, names, turns, measure_on, sweep_after, on_point)
+    return _measured(session, points, stopped_by, one_machine=one_machine, sweep=sweep)
+
+
+def _points(
+    session: Session,
+    names: Sequence[str],
+    turns: Sequence[Sequence[Gang]],
+    measure_on: Callable[[Sequence[Gang]], Point],
+    sweep_after: int | None,
+    on_point: Callable[[Point], None],
+) -> tuple[list[Point], str]:
+    """What was measured on the gangs of each turn, and what stopped it before the last one ("": nothing did).
+
+    `sweep_after`: the iterations after which trials try their batch sizes; None: they do not.
+    """
     points: list[Point] = []
-    stopped_by = ""
     try:
-        with session.instances([f"profile-{number}" for number in range(instances)]) as names:
-            for turn, gpus in enumerate(counts):
-                gangs = _turned(_gangs(names, gpus_per_instance, gpus), turn)
-                points.append(session.measure(gangs, warm_up_iterations, iterations, least_trials))
+        with session.instances(names):
+            for gangs in turns:
+                points.append(measure_on(gangs))
                 try:
-                    if sweep and session.stopped is None:
-                        session.sweep(warm_up_iterations + iterations)
+                    if sweep_after is not None and session.stopped is None:
+                        session.sweep(sweep_after)
                 finally:
                     points[-1] = replace(points[-1], batches=session.batches.times(points[-1].gpus))
                     on_point(points[-1])
@@ -112,7 +134,14 @@ def measure(
     except Stopped as reason:
         if not points:
             raise RubberbandError(f"measuring the profile stopped before its first point: {reason}") from None
-        stopped_by = str(reason)
+        return points, str(reason)
+    return points, ""
+
+
+def _measured(
+    session: Session, points: Sequence[Point], stopped_by: str, *, one_machine: bool, sweep: bool
+) -> Measured:
+    """The profile that the points amount to."""
     noise = noise_of(points)
     starts = Starts(instances=session.instance_starts, cold_s=tuple(session.cold_starts_s), one_machine=one_machine)
     profile = profile_of(points, starts, noise)

@@ -8,8 +8,8 @@ import random
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +21,7 @@ from rubberband.cloud.start_limits import start_limits
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.executor.backend import Backend
 from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.profiling import measure
+from rubberband.executor.profiling import Measured, measure
 from rubberband.executor.profiling_points import Noise, Point, Starts
 from rubberband.executor.profiling_session import Limits
 from rubberband.executor.session import RELEASE_MARGINS_S, Setup, make_ray_backend, open_cluster
@@ -142,13 +142,8 @@ def measure_profile(
 ) -> MeasuredProfile:
     """Run trials for a few iterations at 1, 2, 4, … GPUs, up to what the experiment allows, on instances of its own.
 
-    As many trials are measured as train side by side; in turn `least_trials` (None: up to 16 as long as that takes
-    seconds), which tells better what trials differ by.
-    It stops where it would pass the experiment's max_cost or deadline; a trial that hangs is given up, after
-    constraints.iteration_timeout where that is set. `table` is that with live prices, where there is one.
-
-    Raises InputError where max_cost does not cover it at all, ProfileMissingError for a virtual run (there is nothing
-    to measure), RubberbandError if it cannot be done.
+    It stops where it would pass max_cost or the deadline; `least_trials` is as `measure` has it.
+    Raises InputError where max_cost does not cover it, ProfileMissingError for a virtual run, or RubberbandError.
     """
     if entrypoint is None:
         raise ProfileMissingError("provider virtual has nothing to measure; write a profile into the experiment file")
@@ -156,17 +151,7 @@ def measure_profile(
     limits = experiment.planning_constraints(time.time(), rented.gpus)
     num_instances = _num_instances(experiment, rented, limits)
     bounds = _profiling_limits(experiment, rented, num_instances, limits)
-    scratch = ExperimentFolder(home=folder.home / "profiling", name=experiment.name)
-    scratch.make()
-    setup = make_setup(experiment, entrypoint, scratch, Spent())
-    if setup.provider == "local":
-        setup = replace(setup, checkpoints=str(scratch.checkpoints))
-    with scratch.driving(), ExitStack() as stack:
-        _end_leftovers(scratch, setup, rented)
-        for old in (scratch.instances, scratch.checkpoints, scratch.logs):
-            shutil.rmtree(old, ignore_errors=True)
-        backend = make_ray_backend(scratch, setup, rented, experiment.search.metric)
-        stack.callback(_close, backend, scratch)
+    with _backend(experiment, entrypoint, folder, rented) as (backend, setup):
         found = measure(
             backend,
             gpus_per_instance=rented.gpus,
@@ -182,8 +167,31 @@ def measure_profile(
             on_point=lambda point: announce(point_line(point)),
             cancelled=cancelled,
         )
+    _note_start(folder.home, entrypoint, found.starts)
+    return _kept(found, entrypoint, rented)
+
+
+@contextmanager
+def _backend(
+    experiment: Experiment, entrypoint: Entrypoint, folder: ExperimentFolder, rented: Offer
+) -> Iterator[tuple[Backend, Setup]]:
+    """A backend in a folder of its own, from which what an earlier measurement left is gone."""
+    scratch = ExperimentFolder(home=folder.home / "profiling", name=experiment.name)
+    scratch.make()
+    setup = make_setup(experiment, entrypoint, scratch, Spent())
     if setup.provider == "local":
-        _note_start(folder.home, str(entrypoint), found.starts)
+        setup = replace(setup, checkpoints=str(scratch.checkpoints))
+    with scratch.driving(), ExitStack() as stack:
+        _end_leftovers(scratch, setup, rented)
+        for old in (scratch.instances, scratch.checkpoints, scratch.logs):
+            shutil.rmtree(old, ignore_errors=True)
+        backend = make_ray_backend(scratch, setup, rented, experiment.search.metric)
+        stack.callback(_close, backend, scratch)
+        yield backend, setup
+
+
+def _kept(found: Measured, entrypoint: Entrypoint, rented: Offer) -> MeasuredProfile:
+    """What was measured, with where it was."""
     return MeasuredProfile(
         profile=found.profile,
         points=found.points,
@@ -198,11 +206,13 @@ def measure_profile(
     )
 
 
-def _note_start(home: Path, entrypoint: str, starts: Starts) -> None:
-    """Let later plans reckon with how long instances took to start on this machine."""
+def _note_start(home: Path, entrypoint: Entrypoint, starts: Starts) -> None:
+    """Let later plans reckon with how long instances took to start, where all of them are this machine."""
+    if not starts.one_machine:
+        return
     instants = [(0.0, each.provision_s, each.provision_s + each.init_s) for each in starts.instances]
     with suppress(OSError):  # a full disk
-        record(home, [start_of(entrypoint, instants)], time.time())
+        record(home, [start_of(str(entrypoint), instants)], time.time())
 
 
 def _run_note(scratch: ExperimentFolder) -> Path:
