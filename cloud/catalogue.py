@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from rubberband.chance import FIXED, Spread
+from rubberband.cloud.accelerators import check_accelerator
 from rubberband.cloud.instance_types import InstanceType, catalogue, load_table, nearest_types
 from rubberband.cloud.side_costs import SideFacts, side_costs
 from rubberband.cloud.start_limits import usual_firmware_s
@@ -173,6 +174,7 @@ def _check_same_gpus(types: tuple[str, ...], table: Table) -> None:
 
 
 def _offer(resources: Resources, profile: Profile | None, name: str, table: Table) -> Offer:
+    check_accelerator(resources, name)
     row = table.get(name)
     default_provision_s, default_init_s = UNMEASURED_DELAYS_S.get(resources.provider, (0.0, 0.0))
     if resources.provider == "aws":

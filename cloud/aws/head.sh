@@ -6,11 +6,12 @@ make_programs() {
         'exec python3 -m rubberband.cli "$@"' > "$PROGRAMS/rubberband"
     {
         echo '#!/bin/bash'
-        echo '# rubberband-fetch s3://…/NAME.zip: the folder of an experiment, as `rubberband up` has put it there'
+        echo '# rubberband-fetch s3://…/NAME.zip: the folder of an experiment, as "rubberband up" has put it there'
         echo 'set -euo pipefail'
         echo "export PATH=$(printf %q "$DIR/venv/bin"):\"\$PATH\""
         declare -p DIR
         declare -f fetch unpack
+        # shellcheck disable=SC2016
         echo 'unpack "$1"'
     } > "$PROGRAMS/rubberband-fetch"
     chmod 755 "$PROGRAMS/rubberband" "$PROGRAMS/rubberband-fetch"

@@ -55,7 +55,14 @@ def open_provider(
     place = own_place()
     host = _host(resources, place)
     device = _device(session, offer.instance_type, environment)
-    machines = resolve(session, resources.aws, offer.instance_type, checkpoints=resources.checkpoints, place=place)
+    machines = resolve(
+        session,
+        resources.aws,
+        offer.instance_type,
+        checkpoints=resources.checkpoints,
+        place=place,
+        device=device,
+    )
     limit_usd = max(offer.price_usd_per_hour, dearest_usd_per_hour or 0.0)
     head = RayHead(name, directory, host=host, lease_s=resources.lease_length_s, not_before=not_before)
     return AwsProvider(

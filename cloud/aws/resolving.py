@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from rubberband.cloud.aws import wheel
 from rubberband.cloud.aws.constraints import constraints, sent
@@ -44,11 +45,13 @@ def resolve(
     *,
     checkpoints: str | None = None,
     place: Place | None = None,
+    device: Literal["cpu", "cuda"] | None = None,
     token_path: Path | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Machines:
     """How the instances of one type are launched. `checkpoints`: the store's URL, where the wheel is put.
 
+    `device`: what trials train on; by default the GPUs of a type that has some.
     `place` is where this machine is in EC2, if not as its metadata service tells. Raises InputError (one line, with the
     remedy) for whatever in the words or in the account does not fit.
     """
@@ -73,17 +76,20 @@ def resolve(
         volume_gb=volume_gb,
         root_device=image.root_device,
         lasting_disks=image.lasting_disks,
-        user_data=_boots(session.region, words, installed),
+        user_data=_boots(session.region, words, installed, device or ("cuda" if facts.gpus else "cpu")),
     )
 
 
-def _boots(region: str, words: Aws, installed: Installation) -> Callable[[NodeStart], str]:
+def _boots(
+    region: str, words: Aws, installed: Installation, device: Literal["cpu", "cuda"]
+) -> Callable[[NodeStart], str]:
     boot = Boot(
         region=region,
         token_parameter=token_parameter(words.owner),
         installation=installed,
         setup=words.setup,
         ray_settings=ray_node.SETTINGS,
+        device=device,
     )
     return partial(worker_script, boot)
 

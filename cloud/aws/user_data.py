@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Literal
 
 from rubberband.cloud.aws.machines import NodeStart
 from rubberband.distribution import DISTRIBUTION
@@ -59,6 +60,8 @@ class Boot:
     """Shell commands, run as root after the installation."""
     ray_settings: Mapping[str, str]
     """Environment of the Ray node."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """With `cuda`, an instance joins only if it has its GPUs, and its torch can use them."""
 
 
 def brings_the_package(install: str) -> bool:
@@ -118,6 +121,7 @@ def worker_script(boot: Boot, start: NodeStart) -> str:
         "INSTANCES": start.instances,
         "HEAD_ADDRESS": start.head_address,
         "GPUS": str(start.gpus),
+        "DEVICE": boot.device,
         "TOKEN": boot.token_parameter,
         "RAY_SETTINGS": tuple(f"{key}={value}" for key, value in sorted(boot.ray_settings.items())),
         **_shared_values(boot.region, boot.installation, boot.setup),

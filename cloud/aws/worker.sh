@@ -52,6 +52,15 @@ find_name() { # all instances of a request have the same script: each takes the 
     INSTANCE="${INSTANCES[${index:?there is no ami-launch-index}]}"
 }
 
+await_driver() { # what is installed without it is torch's build for the CPU
+    local look
+    for look in {1..24}; do
+        ! nvidia-smi -L > /dev/null 2>&1 || return 0
+        ((look > 1)) || say "waiting for the NVIDIA driver"
+        sleep 5
+    done
+}
+
 join() {
     say "joining $HEAD_ADDRESS as $INSTANCE"
     export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$DIR/ray-token" RUBBERBAND_LEASE="$DIR/lease"
@@ -73,8 +82,13 @@ work() {
     say "$INSTANCE boots"
     hold_lease > /dev/null 2>&1 &
     HOLDER=$!
+    [[ ${#REQUIREMENTS[@]} == 0 || "$DEVICE" != cuda ]] || await_driver
     ((${#REQUIREMENTS[@]} == 0)) || make_venv
     run_setup
+    if [[ "$DEVICE" == cuda ]]; then
+        say "checking $GPUS GPUs"
+        python3 -m rubberband.cloud.aws.gpu_check "$GPUS"
+    fi
     say "reading the Ray token from $TOKEN"
     python3 -m rubberband.cloud.aws.token "$TOKEN" "$REGION" "$DIR/ray-token"
     kill "$HOLDER" || true # from now on the driver renews it
@@ -87,7 +101,7 @@ arm_lease || exit 1
 set -euo pipefail
 upgrade_nothing
 {
-    declare -p DIR LEASE_S BOOTED BOOT_UNTIL INSTANCES HEAD_ADDRESS GPUS REGION TOKEN PYTHON_VERSION REQUIREMENTS \
+    declare -p DIR LEASE_S BOOTED BOOT_UNTIL INSTANCES HEAD_ADDRESS GPUS DEVICE REGION TOKEN PYTHON_VERSION REQUIREMENTS \
         WHEELS INDEX_URL CONSTRAINTS SETUP RAY_SETTINGS
     declare -f
     echo work

@@ -7,17 +7,20 @@ import gzip
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rubberband.cloud.aws.console import last_words
 from rubberband.cloud.aws.machines import NodeStart
 from rubberband.cloud.aws.user_data import (
     MAX_BYTES,
@@ -328,6 +331,43 @@ def test_packages_are_of_the_drivers_versions(machine: Machine, in_a_bucket: boo
     else:
         assert (machine.folder / "constraints.txt").read_text() == versions
         assert installed == "uv pip install --quiet --constraint constraints.txt torch"
+
+
+@pytest.mark.parametrize(("device", "joins"), [("cuda", True), ("cuda", False), ("cpu", True)])
+def test_a_machine_joins_only_with_the_gpus_that_it_should_have(
+    machine: Machine, device: Literal["cpu", "cuda"], joins: bool
+) -> None:
+    machine.program("nvidia-smi")
+    machine.program("python3", f'[[ "$*" != *gpu_check* ]] || {{ echo "0 of 4 GPUs"; exit {0 if joins else 1}; }}')
+    asked = Installation(python="3.11", requirements=("torch",))
+    machine.boot(worker_script(replace(BOOT, installation=asked, device=device), START))
+
+    ran = machine.work()
+
+    checked = [line for line in machine.called if "gpu_check" in line]
+    assert checked == (["python3 -m rubberband.cloud.aws.gpu_check 4"] if device == "cuda" else [])
+    assert ("nvidia-smi -L" in machine.called) == (device == "cuda"), "the driver is there before torch is installed"
+    assert any("scripts start" in line for line in machine.called) == joins
+    if not joins:
+        said = last_words(ran.stdout)
+        assert said == "it powered itself off: its boot script failed at `checking 4 GPUs`: 0 of 4 GPUs"
+
+
+SHELLCHECK = shutil.which("shellcheck")
+
+
+@pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed")
+@pytest.mark.parametrize("role", ["worker", "head"])
+def test_the_assembled_scripts_are_clean_for_shellcheck(tmp_path: Path, role: str) -> None:
+    asked = installation("s3://b/rubberband_tune-1-py3-none-any.whl torch", python="3.11", ray="2.60.0")
+    boot = replace(BOOT, installation=replace(asked, constraints="s3://b/c.txt"), setup=("echo it's",), device="cuda")
+    text = worker_script(boot, START) if role == "worker" else head_script("us-east-1", asked, ("x",), ("s3://b/f",))
+    path = tmp_path / "user-data"
+    path.write_text(text)
+
+    checked = subprocess.run([str(SHELLCHECK), str(path)], capture_output=True, text=True, check=False)
+
+    assert checked.returncode == 0, checked.stdout
 
 
 def test_an_image_that_has_everything_installs_nothing(machine: Machine) -> None:

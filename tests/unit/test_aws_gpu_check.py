@@ -1,0 +1,107 @@
+"""What an instance finds out of its GPUs before it joins; types whose accelerators torch cannot use."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from rubberband.cloud.aws.gpu_check import WAIT_S, Said, amiss
+from rubberband.cloud.catalogue import offer
+from rubberband.errors import InputError
+from rubberband.resources import Resources
+
+TWO = Said(ok=True, text="GPU 0: Tesla T4 (UUID: GPU-1)\nGPU 1: Tesla T4 (UUID: GPU-2)\n")
+NONE = Said(ok=False, text="NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n")
+FINE = Said(ok=True, text="")
+
+
+class Machine:
+    """Answers of nvidia-smi, one after the other, and of torch; a clock that only waiting moves."""
+
+    def __init__(self, *listed: Said, torch: Said = FINE) -> None:
+        self.listed, self.torch, self.now = list(listed), torch, 0.0
+
+    def run(self, command: list[str]) -> Said:
+        if command[0] == sys.executable:
+            return self.torch
+        assert command == ["nvidia-smi", "-L"]
+        return self.listed.pop(0) if len(self.listed) > 1 else self.listed[0]
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def amiss(self, gpus: int) -> str:
+        return amiss(gpus, run=self.run, clock=lambda: self.now, sleep=self.sleep)
+
+
+def test_gpus_that_work_are_fine_at_once() -> None:
+    machine = Machine(TWO)
+    assert (machine.amiss(2), machine.amiss(1), machine.now) == ("", "", 0.0)
+
+
+def test_a_driver_that_is_late_is_waited_for() -> None:
+    machine = Machine(NONE, NONE, TWO)
+    assert machine.amiss(2) == ""
+    assert machine.now > 0.0
+
+
+@pytest.mark.parametrize(
+    ("machine", "found"),
+    [
+        (Machine(NONE), r"^0 of 4 GPUs found within 120 s \(NVIDIA-SMI has failed .*\); give an image"),
+        (Machine(TWO), r"^2 of 4 GPUs found within 120 s; give an image with a driver"),
+    ],
+)
+def test_gpus_that_do_not_come_are_said_in_one_line(machine: Machine, found: str) -> None:
+    with pytest.raises(AssertionError, match=found):
+        raise AssertionError(machine.amiss(4))
+    assert WAIT_S <= machine.now < WAIT_S + 60.0
+
+
+def test_a_build_without_cuda_is_refused_at_once() -> None:
+    machine = Machine(TWO, torch=Said(ok=False, text="torch 2.9.0+cpu is a build without CUDA\n"))
+    assert machine.amiss(2).startswith("torch 2.9.0+cpu is a build without CUDA; run again, or give an index")
+    assert machine.now == 0.0
+
+
+def test_the_line_fits_into_what_is_reported_of_a_console() -> None:
+    for machine in (Machine(NONE), Machine(TWO, torch=Said(ok=False, text="x" * 500))):
+        assert len(machine.amiss(2)) <= 200 + 20
+        assert "\n" not in machine.amiss(2)
+
+
+def test_this_torch_is_found_out() -> None:
+    """The code that asks torch is run for real: on a machine without GPUs it says so."""
+    real = Machine(Said(ok=True, text="GPU 0: x\n"))
+
+    def run(command: list[str]) -> Said:
+        from rubberband.cloud.aws import gpu_check
+
+        return gpu_check._run(command) if command[0] == sys.executable else real.run(command)
+
+    import torch
+
+    said = amiss(1, run=run, clock=lambda: real.now, sleep=real.sleep)
+    assert (said == "") == (torch.cuda.device_count() >= 1)
+    assert said == "" or "is a build without CUDA" in said or "sees 0 of 1 GPUs" in said
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "accelerator"),
+    [
+        ("g5g.xlarge", "NVIDIA T4G"),
+        ("g4ad.xlarge", "Radeon Pro V520"),
+        ("dl1.24xlarge", "Intel Gaudi"),
+        ("inf2.xlarge", "AWS Inferentia2"),
+        ("trn1.2xlarge", "AWS Trainium"),
+        ("p2.xlarge", "K80"),
+    ],
+)
+def test_a_type_whose_accelerator_torch_cannot_use_is_refused_by_name(instance_type: str, accelerator: str) -> None:
+    words = {"instance_type": instance_type, "gpus_per_instance": 1, "price_per_hour": 1.0}
+    with pytest.raises(InputError, match=rf"{accelerator}.* choose a type with an NVIDIA GPU, such as g4dn"):
+        offer(Resources(provider="aws", **words), environment={})
+
+    offer(Resources(provider="virtual", **words), environment={})
+    offer(Resources(provider="aws", aws={"image": "ami-1", "install": "none"}, **words), environment={})
