@@ -119,8 +119,7 @@ class Controller:
     def _look_ahead(self) -> None:
         """After every event, asked for or not: the budget's reach remembers when it was reckoned, and so a replay comes
         to the very same."""
-        self._hold_until = rules.hold_until(self.job, self.state)
-        self._wake_at = rules.wake_at(self.job, self.state)
+        self._hold_until, self._wake_at = rules.look_ahead(self.job, self.state)
 
     # What was asked
 

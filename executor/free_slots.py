@@ -66,13 +66,16 @@ class FreeSlots:
             if len(gang) == size and self._can_keep(gang):
                 placed[index] = gang
                 self.take(gang)
-        for index in [index for index, gang in enumerate(placed) if gang is None]:
+        left = [index for index, gang in enumerate(placed) if gang is None]
+        for index in left:
             if (found := self._best_fit(size)) is None:
                 break
             placed[index] = found
-            self.take(found)
-        for taken in placed:
-            self.give_back(taken or ())
+            if index != left[-1]:
+                self.take(found)
+        for index, taken in enumerate(placed):
+            if taken is not None and (not left or index != left[-1]):
+                self.give_back(taken)
         return placed
 
     def _can_keep(self, gang: Gang) -> bool:

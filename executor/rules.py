@@ -90,29 +90,25 @@ def stop_at(job: Job, state: State) -> float:
     return accounting.purse(job, state).stops_at(state.now, job.release_margin_s)
 
 
-def hold_until(job: Job, state: State) -> float:
-    """The instant at which whatever is still held ends itself, driver or not: how far the budget reaches.
+def look_ahead(job: Job, state: State) -> tuple[float, float | None]:
+    """When whatever is held ends itself, driver or not, and when a Tick is due, if no other event comes before.
 
-    Half of the release margin before max_cost is reached at the reserved prices: the driver's own stop comes first, and
-    a machine takes a while to notice that its lease is over. Infinite without a cap.
+    The first is half of the release margin before max_cost is reached at the reserved prices: the driver's own stop
+    comes first, and a machine takes a while to notice that its lease is over. It is infinite without a cap. A Tick is
+    due for a hang, a retry, a longer lease, or the end of the budget.
     """
-    if job.max_cost_usd is None:
-        return math.inf
-    reached_at = accounting.purse(job, state).reaches_about(state.now)
-    return max(state.now, reached_at - job.release_margin_s / 2.0)
-
-
-def wake_at(job: Job, state: State) -> float | None:
-    """When a Tick is due, if no other event comes before: a hang, a retry, a longer lease, or the end of the budget."""
+    now, ends_at = state.now, math.inf
+    purse = None if job.max_cost_usd is None else accounting.purse(job, state)
+    if purse is not None:
+        ends_at = max(now, purse.reaches_about(now) - job.release_margin_s / 2.0)
     if state.phase in _IDLE:
-        return None
+        return ends_at, None
     earliest = state.runners.first_due_at()
-    if state.now < state.relaunch_at < earliest:
+    if now < state.relaunch_at < earliest:
         earliest = state.relaunch_at
-    if job.max_cost_usd is not None:
-        refresh_at = accounting.purse(job, state).refresh_at(state.now)
-        earliest = min(earliest, refresh_at, max(state.now, stop_at(job, state)))
-    return earliest if earliest < math.inf else None
+    if purse is not None:
+        earliest = min(earliest, purse.refresh_at(now), max(now, purse.stops_at(now, job.release_margin_s)))
+    return ends_at, earliest if earliest < math.inf else None
 
 
 def over_budget(job: Job, state: State, ticked: bool) -> str | None:

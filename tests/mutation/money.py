@@ -131,8 +131,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="no-release-margin",
         harm="instances are told to end when max_cost is reached, not before: the bill passes it",
         file="executor/rules.py",
-        old="return max(state.now, reached_at - job.release_margin_s / 2.0)",
-        new="return max(state.now, reached_at)",
+        old="max(now, purse.reaches_about(now) - job.release_margin_s / 2.0)",
+        new="max(now, purse.reaches_about(now))",
         tests=(
             "tests/property/test_chaos.py::test_in_any_weather_no_run_costs_more_than_its_cap_or_leaves_anything_behind",
         ),
