@@ -71,9 +71,12 @@ class Plans:
         self._planning: dict[str, asyncio.Future[PlanAnswer]] = {}
         self._unkept: dict[str, StoredPlan] = {}
         self._keeper: asyncio.Task[None] | None = None
+        self._kept: dict[str, None] = {}
+        """Ids of the answers that may be in the store, the latest last: other questions need not wait for it."""
 
     async def start(self) -> None:
         """Be ready. A process that plans starts with the first question, and takes a second."""
+        self._kept = dict.fromkeys(await asyncio.to_thread(self._store.plan_ids))
         self.alive = True
 
     async def close(self) -> None:
@@ -218,7 +221,7 @@ class Plans:
     async def _planned(self, planner: Planner, id: str, preview: Preview) -> PlanAnswer | asyncio.Future[PlanAnswer]:
         """The answer to what a planner was asked; or the promise of one, if another planner is at it."""
         # While the store is asked, another planner may begin it, and may even be done.
-        known = await self.find(id) or self._memory.answer(id) or self._planning.get(id)
+        known = (await self.find(id) if id in self._kept else None) or self._memory.answer(id) or self._planning.get(id)
         if known is not None:
             await planner.skip()
             return known
@@ -265,6 +268,10 @@ class Plans:
     def _keep(self, plan: StoredPlan) -> None:
         """Store a plan, with others that come soon."""
         self._unkept[plan.id] = plan
+        self._kept.pop(plan.id, None)
+        self._kept[plan.id] = None
+        if len(self._kept) > self._settings.keeping.plans:
+            del self._kept[next(iter(self._kept))]
         if len(self._unkept) > _MOST_UNKEPT:
             del self._unkept[next(iter(self._unkept))]
         if self._keeper is None or self._keeper.done():

@@ -72,12 +72,15 @@ class MeanCost:
         self._known: list[dict[_Key, _Choice]] = [{} for _ in stages]
         self._minimum_s = offer.minimum_billed_s if offer.billing == "per_instance" else 0.0
         self._root, self._num_nodes = _nothing(), 0
+        self.figures: dict[tuple[tuple[int, int], ...], tuple[float, float]] = {}
+        """Figures of the allocations that `rubberband.planner.paper.greedy` has looked at, for its next search."""
 
     def __call__(self, plan: Plan) -> tuple[float, float]:
         """What the plan takes and costs. Raises InputError as `predict` does."""
         check_length(len(self._known), plan)
         if self._num_nodes > MOST_NODES:
             self._root, self._num_nodes = _nothing(), 0
+            self.figures.clear()
         node = self._root
         for index, choice in enumerate(plan.stages):
             key = (choice.instances, choice.gpus_per_trial, choice.market)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
 
 from rubberband.offer import Offer, slots
@@ -35,6 +35,7 @@ class _Allocation:
 
 
 _Allocations = tuple[_Allocation, ...]
+_Key = tuple[tuple[int, int], ...]
 _Figures = tuple[float, float]
 """What allocations are predicted to cost (USD) and take (s)."""
 
@@ -68,15 +69,17 @@ def greedy(
     *,
     evaluate: Evaluate,
     warm_starts: Sequence[int] = (1, 2, 3),
+    known: dict[_Key, _Figures] | None = None,
 ) -> Plan | None:
     """Algorithm 2 from multiples of the best static allocation; the cheapest of the plans that it ends at.
 
     None if no static allocation is in time (the paper's greedy needs a feasible start, though an elastic plan may
     be), or the plan found is beyond `max_cost_usd`. With 1 among the `warm_starts` the plan is never dearer than the
     best static allocation.
-    Equal plans are evaluated once. Raises InputError if no GPUs per trial fit the offer, and what `evaluate` raises.
+    Equal plans are evaluated once; `known` has the figures of earlier searches with the same `evaluate`. Raises
+    InputError if no GPUs per trial fit the offer, and what `evaluate` raises.
     """
-    search = _Search.of(stages, _Fair(offer, gangs_of(profile, offer, constraints)), constraints, evaluate)
+    search = _Search.of(stages, _Fair(offer, gangs_of(profile, offer, constraints)), constraints, evaluate, known)
     statics = [search.static(count) for count in range(1, offer.max_instances + 1)]
     feasible = [allocations for allocations in statics if search.in_time(allocations)]
     if not feasible:
@@ -136,11 +139,19 @@ class _Search:
     fair: _Fair
     ladders: Sequence[Sequence[_Allocation]]
     """Of each stage: its fair allocations, fewest GPUs first."""
-    known: dict[tuple[tuple[int, int], ...], _Figures] = field(default_factory=dict)
+    known: dict[_Key, _Figures]
 
     @classmethod
-    def of(cls, stages: Sequence[Stage], fair: _Fair, constraints: Constraints, evaluate: Evaluate) -> _Search:
-        return cls(stages, constraints, evaluate, fair, [fair.allocations(stage.trials) for stage in stages])
+    def of(
+        cls,
+        stages: Sequence[Stage],
+        fair: _Fair,
+        constraints: Constraints,
+        evaluate: Evaluate,
+        known: dict[_Key, _Figures] | None,
+    ) -> _Search:
+        ladders = [fair.allocations(stage.trials) for stage in stages]
+        return cls(stages, constraints, evaluate, fair, ladders, {} if known is None else known)
 
     def static(self, instances: int) -> _Allocations:
         """The same `instances` for every stage; empty if no trial fits on them."""

@@ -16,6 +16,7 @@ from rubberband.plan import Cohort, Constraints, Plan, Planned, Policy, Predicti
 from rubberband.planner import risk
 from rubberband.planner.families import Tables, best_of, box_of, check_stages, family, least
 from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
+from rubberband.planner.mean_cost import MeanCost
 from rubberband.planner.model import least_instances, predict
 from rubberband.planner.sampling import varies
 from rubberband.planner.solver import Box, Found, Objective, pareto
@@ -144,7 +145,8 @@ def _greedy(
     if held:
         raise InputError("policy greedy starts from nothing: it cannot plan the rest of a job; use optimal")
     evaluate = risk.evaluator(stages, profile, offer, constraints, seed=seed)
-    chosen = greedy(stages, profile, offer, constraints, evaluate=evaluate)
+    known = evaluate.figures if isinstance(evaluate, MeanCost) else None
+    chosen = greedy(stages, profile, offer, constraints, evaluate=evaluate, known=known)
     if chosen is None:
         nearest = plan(stages, profile, offer, constraints, "static", seed=seed)  # raises, with the reason
         raise InfeasibleError(

@@ -120,6 +120,10 @@ class Store(Protocol):
         """A preview; None if there is none."""
         ...
 
+    def plan_ids(self) -> list[str]:
+        """Ids of all previews, those that were made last at the end."""
+        ...
+
     # Tokens and sessions of the dashboard
 
     def add_token(self, record: TokenRecord, secret_hash: str) -> None:

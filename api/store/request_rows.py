@@ -39,6 +39,11 @@ class RequestRows:
             row = connection.execute(_PLAN, {"id": id}).first()
         return None if row is None else StoredPlan(**row._mapping)
 
+    def plan_ids(self) -> list[str]:
+        """See `Store.plan_ids`."""
+        with self._database.reading() as connection:
+            return list(connection.scalars(sql.select(PLANS.c.id).order_by(PLANS.c.created_at)))
+
     def claim_key(self, key: str, *, owner: str, request_hash: str, at: float) -> KeptAnswer | str | None:
         """See `Store.claim_key`."""
         claim = {"owner": owner, "key": key, "request_hash": request_hash, "claimed_at": at}

@@ -1,9 +1,11 @@
--- Asks for previews: BODY is a file that holds the experiment with @NUMBER@ where each request is to be another one.
+-- Asks for previews: BODY is a file that holds the experiment with @NUMBER@ where each request is to be another one;
+-- COUNT, where it is not 0, is how many answers are enough.
 local file = assert(io.open(os.getenv("BODY")))
 local body = file:read("*a")
 file:close()
 local threads = {}
 local asked = 0
+local answered, most = 0, tonumber(os.getenv("COUNT"))
 
 wrk.method = "POST"
 wrk.headers["Authorization"] = "Bearer " .. os.getenv("TOKEN")
@@ -24,6 +26,10 @@ end
 
 function response(status)
   statuses[status] = (statuses[status] or 0) + 1
+  answered = answered + 1
+  if answered == most then
+    io.popen("kill -INT $PPID"):close() -- wrk ends as by Ctrl-C, and tells what it saw
+  end
 end
 
 function done(summary, latency)

@@ -1,11 +1,13 @@
 """How many plan previews a second one server answers, by wrk: different ones, repeats, and what is refused.
 
-Run: python tests/bench/bench_plans_api.py [seconds] [planners]. It starts `rubberband serve` with tokens, in a home of
-its own. Prints figures, asserts none.
+Run: python tests/bench/bench_plans_api.py [SECONDS] [PLANNERS] [--plans N] [--only ROW]. It starts `rubberband serve`
+with tokens, in a home of its own. With --plans, each row of different requests lasts until N are answered, however long
+that takes: `--plans 5000 --only "different plans"` asks for 5,000 plans. Prints figures, asserts none.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -23,6 +25,8 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_suffix(".lua")
 NUMBER = "@NUMBER@"
+MOST_S = 3600
+"""Of a row that lasts until all is answered."""
 
 
 def experiment(deadline_s: str, minutes: float = 20.0) -> str:
@@ -106,33 +110,48 @@ def cpu_s(pid: int) -> tuple[float, float]:
     return used[0], used[1]
 
 
-def measure(address: str, token: str, name: str, seconds: int) -> str:
-    """What wrk says of one kind of request."""
+def measure(address: str, token: str, name: str, seconds: int, count: int | None = None) -> str:
+    """What wrk says of one kind of request, after so many seconds, or as soon as `count` of them are answered."""
     body, query, clients = BODIES[name]
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         file.write(body)
         file.flush()
-        environment = {**os.environ, "BODY": file.name, "TOKEN": token}
+        environment = {**os.environ, "BODY": file.name, "TOKEN": token, "COUNT": str(count or 0)}
         url = f"{address}/v1/plans{query}"
-        command = ["wrk", "-t1", f"-c{clients}", f"-d{seconds}s", "--timeout", "30s", "-s", str(SCRIPT), url]
+        command = [
+            "wrk",
+            "-t1",
+            f"-c{clients}",
+            f"-d{MOST_S if count else seconds}s",
+            "--timeout",
+            "30s",
+            "-s",
+            str(SCRIPT),
+            url,
+        ]
         printed = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
     return next(line.removeprefix("RESULT ") for line in printed.splitlines() if line.startswith("RESULT"))
 
 
 def main() -> None:
-    seconds, planners = (int(value) for value in (sys.argv[1:] + ["10", "1"][len(sys.argv) - 1 :]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("seconds", type=int, nargs="?", default=10, help="of each row")
+    parser.add_argument("planners", type=int, nargs="?", default=1, help="planning processes of the server")
+    parser.add_argument("--plans", type=int, metavar="N", help="different requests that each of their rows answers")
+    parser.add_argument("--only", action="append", choices=BODIES, metavar="ROW", help=", ".join(BODIES))
+    given = parser.parse_args()
     if shutil.which("wrk") is None:
         print("wrk is not installed (apt install wrk): nothing is measured")
         return
     print(
-        f"SHA(64, 4, 508, 2), {planners} planning process(es), {seconds} s each; latencies in ms; "
+        f"SHA(64, 4, 508, 2), {given.planners} planning process(es), {given.seconds} s each; latencies in ms; "
         f"load before: {os.getloadavg()[0]:.1f}"
     )
-    with serving(planners) as (address, token, pid):
+    with serving(given.planners) as (address, token, pid):
         measure(address, token, "repeats, 20 clients", 2)
-        for name in BODIES:
+        for name in given.only or BODIES:
             before = cpu_s(pid)
-            told = measure(address, token, name, seconds)
+            told = measure(address, token, name, given.seconds, given.plans if NUMBER in BODIES[name][0] else None)
             count = max(1, sum(int(each) for each in re.findall(r"(\d+)x\d", told)))
             server_ms, planner_ms = ((after - was) * 1e3 / count for after, was in zip(cpu_s(pid), before, strict=True))
             print(f"{name:<24} {told}  CPU ms each: server {server_ms:.2f}, planners {planner_ms:.2f}", flush=True)

@@ -265,6 +265,7 @@ def test_plans_are_kept_and_the_oldest_let_go(store_url: str) -> None:
     store.prune(at=10.0)
     assert store.plan("p0") == dataclasses.replace(plan, created_at=9.0)
     assert [store.plan(f"p{number}") is not None for number in range(4)] == [True, False, False, True]
+    assert store.plan_ids() == ["p3", "p0"]
     store.prune(at=23.0)
     assert [store.plan(f"p{number}") is not None for number in range(4)] == [True, False, False, False]
     store.close()
