@@ -40,6 +40,8 @@ class InstanceStatus:
     zone: str = ""
     price_usd_per_hour: float | None = None
     """At purchase; None: that of the offer."""
+    hour_prices_usd: tuple[float, ...] | None = None
+    """USD per hour of each hour since it began to run, as far as is known; None: its price stays."""
     interrupted_at: float | None = None
     """When the provider gave notice that it takes the instance away; None without a notice."""
     preempted: bool = False

@@ -57,6 +57,9 @@ class Fate:
     """From the end of its lease until it has noticed, and is off."""
     price_usd_per_hour: float | None = None
     """At purchase; None: that of the offer for its market."""
+    hour_prices_usd: tuple[float, ...] | None = None
+    """USD per hour of each hour since it began to run, the last one for ever, as EC2 bills spot; None: at purchase.
+    It is free then if it is taken away in its first hour."""
 
 
 NOTHING_WRONG = Fate()
@@ -197,7 +200,18 @@ class VirtualProvider:
             price_usd_per_hour=fate.price_usd_per_hour,
             interrupted_at=notice_at if notice_at <= min(now, machine.ended_at) else None,
             preempted=machine.preempted,
+            hour_prices_usd=self._hour_prices_usd(machine, min(now, machine.ended_at)),
         )
+
+    def _hour_prices_usd(self, machine: _Machine, until: float) -> tuple[float, ...] | None:
+        """Of the hours that it has begun."""
+        prices = machine.fate.hour_prices_usd
+        if prices is None or machine.runs_at > until:
+            return prices and ()
+        if machine.preempted and machine.ended_at <= until and until - machine.runs_at < SECONDS_PER_HOUR:
+            return (0.0,)
+        begun = max(1, math.ceil((until - machine.runs_at) / SECONDS_PER_HOUR))
+        return tuple(prices[min(hour, len(prices) - 1)] for hour in range(begun))
 
     def _settled(self, instance: str) -> _Machine:
         """The machine, ended if its time has come."""
@@ -319,7 +333,14 @@ class VirtualProvider:
             return self._offer.once_usd_per_instance
         held_s = min(self._ends_at(machine), at) - machine.runs_at
         billed_s = max(held_s, self._offer.minimum_billed_s)
-        return machine.price_usd_per_s * billed_s + self._offer.once_usd_per_instance
+        rent_usd = machine.price_usd_per_s * billed_s
+        if machine.fate.hour_prices_usd is not None:
+            ends_at = self._ends_at(machine)
+            is_taken = machine.preempted or (machine.fate.preempted and ends_at == machine.taken_at)
+            is_free = is_taken and ends_at <= at and held_s < SECONDS_PER_HOUR
+            rent_usd = 0.0 if is_free else _rent_usd(machine.fate.hour_prices_usd, billed_s)
+            rent_usd += self._offer.side_usd_per_hour * billed_s / SECONDS_PER_HOUR
+        return rent_usd + self._offer.once_usd_per_instance
 
     def _head_bill_usd(self, at: float) -> float:
         if self._offer is None or self._head_since is None or not self._offer.head_price_usd_per_hour:
@@ -332,3 +353,12 @@ class VirtualProvider:
             self._stop(instance, "")
         if self._head_since is not None:
             self._end_head(self._clock.now())
+
+
+def _rent_usd(hour_prices_usd: Sequence[float], billed_s: float) -> float:
+    """What EC2 asks for spot: each hour at its own price, the last price for ever."""
+    rent_usd = 0.0
+    for hour in range(math.ceil(billed_s / SECONDS_PER_HOUR)):
+        price_usd_per_hour = hour_prices_usd[min(hour, len(hour_prices_usd) - 1)]
+        rent_usd += price_usd_per_hour * min(1.0, billed_s / SECONDS_PER_HOUR - hour)
+    return rent_usd

@@ -1,6 +1,8 @@
 """The bill, and where the paid time went: reckoned from the state's instants by the offer's rules. Pure.
 
-Every instance is billed at its own price at purchase; where none is known, at the offer's for the market.
+Every instance is billed at its own price at purchase; where none is known, at the offer's for the market. Where the
+price is another one in each hour (spot on EC2), each hour since the instance began to run is billed at its own; an hour
+whose price is not known yet counts at the most that it may cost, so that the bill is never more than the ledger says.
 """
 
 from __future__ import annotations
@@ -16,32 +18,59 @@ from rubberband.plan import Market
 
 
 def price_usd_per_s(record: InstanceRecord, offer: Offer) -> float:
-    """What the instance costs a second, with its side costs."""
+    """What the instance costs a second, with its side costs: in its latest hour that is known, or at purchase."""
+    if record.hour_prices_usd:
+        return (record.hour_prices_usd[-1] + offer.side_usd_per_hour) / SECONDS_PER_HOUR
     if record.price_usd_per_hour is not None:
         return (record.price_usd_per_hour + offer.side_usd_per_hour) / SECONDS_PER_HOUR
     return market_usd_per_s(offer, record.market)
 
 
-def rent_usd_per_hour(record: InstanceRecord, offer: Offer) -> float:
-    """What the instance costs an hour without its side costs."""
-    if record.price_usd_per_hour is not None:
-        return record.price_usd_per_hour
-    return (
-        offer.price_usd_per_hour
-        if offer.spot is None or record.market == "on_demand"
-        else offer.spot.price_usd_per_hour
-    )
+def instance_cost_usd(job: Job, record: InstanceRecord, at: float, *, is_expected: bool = False) -> float:
+    """What one instance had cost by `at` (a live one as if released then), with its minimum and data.
 
-
-def instance_cost_usd(record: InstanceRecord, offer: Offer, at: float) -> float:
-    """What one instance had cost by `at` (a live one as if released then), with its minimum and data."""
+    Where `is_expected`, hours whose price is not known yet cost what the latest one does, not the most that they may.
+    """
+    offer = job.offer
     if record.running_at is None or record.running_at > at:
         # One that ended before it ran has no rent, but had a volume.
         return offer.side_usd_once if record.status is InstanceStatus.ENDED else 0.0
     if offer.billing == "per_function":
         return offer.once_usd_per_instance
     billed_s = max(held_s(record, at), offer.minimum_billed_s)
-    return price_usd_per_s(record, offer) * billed_s + offer.once_usd_per_instance
+    return _rent_usd(job, record, billed_s, is_expected) + offer.once_usd_per_instance
+
+
+def _rent_usd(job: Job, record: InstanceRecord, billed_s: float, is_expected: bool = False) -> float:
+    """What it costs while it runs, its side costs included."""
+    prices = record.hour_prices_usd
+    if prices is None:
+        return price_usd_per_s(record, job.offer) * billed_s
+    rent_usd = 0.0
+    for hour, price_usd_per_hour in enumerate(prices):
+        lasts_s = min(SECONDS_PER_HOUR, billed_s - hour * SECONDS_PER_HOUR)
+        rent_usd += (price_usd_per_hour + job.offer.side_usd_per_hour) / SECONDS_PER_HOUR * max(0.0, lasts_s)
+    unknown_s = max(0.0, billed_s - len(prices) * SECONDS_PER_HOUR)
+    later = price_usd_per_s(record, job.offer) if is_expected else _highest_usd_per_s(job, record)
+    return rent_usd + later * unknown_s
+
+
+def rent_usd_per_hour(job: Job, record: InstanceRecord, at: float) -> float:
+    """What the instance has cost an hour without its side costs: on average, where each hour has its own price."""
+    offer, billed_s = job.offer, max(held_s(record, at), job.offer.minimum_billed_s)
+    if record.hour_prices_usd is not None and billed_s > 0.0:
+        return _rent_usd(job, record, billed_s) / billed_s * SECONDS_PER_HOUR - offer.side_usd_per_hour
+    if record.price_usd_per_hour is not None:
+        return record.price_usd_per_hour
+    if offer.spot is not None and record.market == "spot":
+        return offer.spot.price_usd_per_hour
+    return offer.price_usd_per_hour
+
+
+def _highest_usd_per_s(job: Job, record: InstanceRecord) -> float:
+    """The most that an instance costs a second: on spot its maximum price, which is the price on demand."""
+    price = price_usd_per_s(record, job.offer)
+    return max(price, job.reserved_usd_per_hour / SECONDS_PER_HOUR) if record.market == "spot" else price
 
 
 def new_instance_usd(offer: Offer, market: Market, held_s: float) -> float:
@@ -82,7 +111,7 @@ def bill_lines(job: Job, state: State, at: float) -> tuple[BillLine, ...]:
 
 def bill_usd(job: Job, state: State, at: float) -> float:
     """What everything had cost by `at`, in US dollars: instances, data, functions, head node."""
-    instances = sum(instance_cost_usd(record, job.offer, at) for record in state.instances.values())
+    instances = sum(instance_cost_usd(job, record, at) for record in state.instances.values())
     functions = sum(_function_usd(job, state, use, _by(use.ended_at, at) - use.started_at) for use in _uses(job, state))
     return instances + functions + job.offer.head_cost_usd(_head_s(state, at))
 
@@ -128,7 +157,7 @@ def purse_without_released(job: Job, state: State) -> Purse:
     """What is paid for, and how it grows, if all that is released is given back now."""
     released = [record for record in state.current() if record.status is InstanceStatus.RELEASING]
     purse = _purse(job, state, [record for record in state.current() if record not in released])
-    purse.settled_usd += sum([instance_cost_usd(record, job.offer, state.now) for record in released])
+    purse.settled_usd += sum([instance_cost_usd(job, record, state.now) for record in released])
     return purse
 
 
@@ -145,15 +174,14 @@ def _purse(job: Job, state: State, held: Iterable[InstanceRecord]) -> Purse:
             rate_usd_per_s += _function_usd(job, state, use, 1.0)
     lines: list[Line] = []
     expected: list[Coming] = []
-    reserved = job.reserved_usd_per_hour / SECONDS_PER_HOUR
     for record in held:
         if record.running_at is None:
             expected.append(coming(job, _bound_s(job, record)))
         else:
             settled_usd += offer.once_usd_per_instance
             if offer.billing == "per_instance":
-                lines.append(_line(job, record, record.running_at, reserved))
-    state.settled_usd += sum([instance_cost_usd(record, offer, math.inf) for record in state.just_gone()])
+                lines.append(_line(job, record, record.running_at))
+    state.settled_usd += sum([instance_cost_usd(job, record, math.inf) for record in state.just_gone()])
     settled_usd += state.settled_usd
     return Purse(
         cap_usd=job.max_cost_usd,
@@ -170,18 +198,20 @@ def _bound_s(job: Job, record: InstanceRecord) -> float:
     return 0.0 if record.first_lease_s is None else record.first_lease_s + job.release_margin_s / 2.0
 
 
-def _line(job: Job, record: InstanceRecord, running_at: float, highest_usd_per_s: float) -> Line:
-    price = price_usd_per_s(record, job.offer)
-    reserved = highest_usd_per_s if record.market == "spot" and highest_usd_per_s > price else price
+def _line(job: Job, record: InstanceRecord, running_at: float) -> Line:
     bound_until = running_at + (_bound_s(job, record) if record.ready_at is None else 0.0)
     if record.leased_until is not None:
         bound_until = max(bound_until, record.leased_until + job.release_margin_s / 2.0)
+    highest, known = _highest_usd_per_s(job, record), record.hour_prices_usd
+    earlier_s = 0.0 if not known else (len(known) - 1) * SECONDS_PER_HOUR
     return Line(
-        running_at=running_at,
+        since=running_at + earlier_s,
+        before_usd=_rent_usd(job, record, earlier_s),
         paid_until=running_at + job.offer.minimum_billed_s,
         bound_until=bound_until,
-        usd_per_s=price,
-        reserved_usd_per_s=reserved,
+        usd_per_s=highest if known == () else price_usd_per_s(record, job.offer),
+        known_until=math.inf if known is None else running_at + len(known) * SECONDS_PER_HOUR,
+        reserved_usd_per_s=highest,
     )
 
 

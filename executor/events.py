@@ -77,6 +77,19 @@ class InstanceRunning(Event):
     instance_type: str = ""
     """What was bought; empty: the offer's."""
     zone: str = ""
+    hour_prices_usd: tuple[float, ...] | None = None
+    """USD per hour of each hour since it began to run, as far as is known; None: its price stays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstancePriced(Event):
+    """What the hours of an instance cost that it has begun (spot), also of one that is gone. It replaces what was told
+    before: hours that the provider waives cost nothing.
+    """
+
+    instance: str
+    hour_prices_usd: tuple[float, ...]
+    """USD per hour of each hour since it began to run, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +222,8 @@ class LiveInstance:
     """None while it is still being provisioned."""
     price_usd_per_hour: float | None = None
     """At purchase; None: that of the offer."""
+    hour_prices_usd: tuple[float, ...] | None = None
+    """USD per hour of each hour since it began to run, as far as is known; None: its price stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +236,8 @@ class EndedInstance:
     price_usd_per_hour: float | None = None
     """At purchase; None: that of the offer."""
     preempted: bool = False
+    hour_prices_usd: tuple[float, ...] | None = None
+    """USD per hour of each hour since it began to run, as far as is known; None: its price stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

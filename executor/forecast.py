@@ -76,7 +76,10 @@ def _stage_left_usd(job: Job, state: State, now: float, left_s: float) -> float:
     if offer.billing == "per_function":
         return _functions_left_usd(job, state, now)
     held = [record for record in [*state.live(), *state.leaving()] if record.running_at is not None]
-    growth_usd = sum(instance_cost_usd(record, offer, end) - instance_cost_usd(record, offer, now) for record in held)
+    growth_usd = sum(
+        instance_cost_usd(job, record, end, is_expected=True) - instance_cost_usd(job, record, now, is_expected=True)
+        for record in held
+    )
     coming = max(0, state.chosen().instances - sum(record.running_at is not None for record in state.live()))
     coming_s = max(0.0, left_s - runs_in_s(job, state, now))
     return growth_usd + coming * new_instance_usd(offer, state.chosen().market, coming_s)

@@ -243,11 +243,13 @@ def _delays(offer: Offer, state: State, cold_surplus_s: float) -> tuple[Offer, l
 
 
 def _spot_price(offer: Offer, state: State) -> tuple[Offer, str]:
-    """The offer with the spot price of the latest purchase, and what differs."""
+    """The offer with the spot price of now, and what differs: that of what is held, or else of the latest purchase."""
     bought = [r for r in state.instances.values() if r.market == "spot" and r.price_usd_per_hour is not None]
     if offer.spot is None or not bought:
         return offer, ""
-    price = max(bought, key=lambda record: record.requested_at).price_usd_per_hour
+    latest = max(bought, key=lambda record: record.requested_at)
+    held = [r.hour_prices_usd[-1] for r in state.live() if r.market == "spot" and r.hour_prices_usd]
+    price = fmean(held) if held else latest.price_usd_per_hour
     expected = offer.spot.price_usd_per_hour
     if price is None or abs(price - expected) <= WITHIN_NOISE * expected:
         return offer, ""

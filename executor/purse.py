@@ -1,7 +1,8 @@
 """The purse: how the bill grows from here, as long as nothing is launched, released or lost. Plain values and sums.
 
-It knows two courses of the bill: what it will be at the prices of purchase, and what is reserved, at the prices that
-may still come (spot up to its highest bid, an instance that is not bought yet up to the dearest that may stand in).
+It knows two courses of the bill: what it will be at the prices that are known (on spot those of the hours that have
+begun; after them, the most that they may be), and what is reserved, at the prices that may still come (spot up to its
+maximum price, an instance that is not bought yet up to the dearest that may stand in).
 """
 
 from __future__ import annotations
@@ -21,13 +22,26 @@ SHORTEST_REACH_S = 2.0
 class Line(NamedTuple):
     """One instance that runs. (A tuple: thousands are made a second, whenever the rent changes.)"""
 
-    running_at: float
+    since: float
+    """When the hour began whose price is `usd_per_s`; where the price stays, when it began to run."""
+    before_usd: float
+    """What the hours before that cost."""
     paid_until: float
     """Billed until then whatever happens: the minimum."""
     bound_until: float
     """The earliest instant at which it surely ends, if the driver wants it to."""
     usd_per_s: float
+    known_until: float
+    """`usd_per_s` is the price until then, infinite where it stays; afterwards it is at most the reserved one."""
     reserved_usd_per_s: float
+
+    def spent_usd(self, until: float) -> float:
+        """What it has cost by then."""
+        known_s = (until if until < self.known_until else self.known_until) - self.since
+        spent_usd = self.before_usd + self.usd_per_s * known_s
+        return (
+            spent_usd if until <= self.known_until else spent_usd + self.reserved_usd_per_s * (until - self.known_until)
+        )
 
 
 class Coming(NamedTuple):
@@ -59,11 +73,10 @@ class Purse:
     """Whether anything is reserved at more than it costs."""
 
     def spent_usd(self, now: float) -> float:
-        """The bill, at the prices of purchase."""
+        """The bill, at the prices that are known."""
         spent = self.settled_usd + self.rate_usd_per_s * (now - self.rate_since)
         for line in self.lines:
-            paid_until = line.paid_until if line.paid_until > now else now
-            spent += line.usd_per_s * (paid_until - line.running_at)
+            spent += line.spent_usd(line.paid_until if line.paid_until > now else now)
         return spent
 
     def with_more(self, coming: Coming, count: int) -> Purse:
@@ -109,7 +122,7 @@ class Purse:
         return as_of + max(0.0, until - as_of) / 4.0
 
     def stops_at(self, now: float, margin_s: float) -> float:
-        """Until when all may be held at the prices of purchase, `margin_s` being left for the end at the reserved ones.
+        """Until when all may be held at the known prices, `margin_s` being left for the end at the reserved ones.
 
         As time passes it does not move, but for what may come: that moves it on, and is not looked at before it counts.
         """
@@ -137,6 +150,9 @@ class Purse:
                 left_usd -= line.reserved_usd_per_s * (line.bound_until - paid_until)
                 paid_until = line.bound_until
             growths.append((paid_until, usd_per_s))
+            if line.known_until < math.inf and usd_per_s < line.reserved_usd_per_s:
+                dearer_from = line.known_until if line.known_until > paid_until else paid_until
+                growths.append((dearer_from, line.reserved_usd_per_s - usd_per_s))
         for coming in self.coming:
             left_usd -= coming.reserved_usd_per_s * coming.bound_s + coming.data_usd
             growths.append((now + coming.bound_s, coming.reserved_usd_per_s))

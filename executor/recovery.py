@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from rubberband.executor.events import Command, DriverResumed, LaunchInstance, ReleaseInstance
+from rubberband.executor.events import (
+    Command,
+    DriverResumed,
+    EndedInstance,
+    LaunchInstance,
+    LiveInstance,
+    ReleaseInstance,
+)
 from rubberband.executor.state import GONE, InstanceRecord, InstanceStatus, State
 
 Loss = tuple[InstanceRecord, float, str, bool]
@@ -20,11 +27,11 @@ def sort_out(state: State, event: DriverResumed) -> tuple[list[Command], list[Lo
             continue
         if record.instance in live:
             found = live[record.instance]
-            _note_running(record, found.running_at, found.price_usd_per_hour)
+            _note_running(record, found)
             commands += _adopt(record)
         elif record.instance in ended:
             gone = ended[record.instance]
-            _note_running(record, gone.running_at, gone.price_usd_per_hour)
+            _note_running(record, gone)
             lost.append((record, gone.ended_at, "ended while no driver watched", gone.preempted))
         elif record.running_at is not None:
             lost.append((record, event.occurred_at, "unknown to the provider", False))
@@ -38,10 +45,12 @@ def sort_out(state: State, event: DriverResumed) -> tuple[list[Command], list[Lo
     return commands, lost
 
 
-def _note_running(record: InstanceRecord, running_at: float | None, price_usd_per_hour: float | None) -> None:
-    record.running_at = running_at
-    if price_usd_per_hour is not None:
-        record.price_usd_per_hour = price_usd_per_hour
+def _note_running(record: InstanceRecord, found: LiveInstance | EndedInstance) -> None:
+    record.running_at = found.running_at
+    if found.price_usd_per_hour is not None:
+        record.price_usd_per_hour = found.price_usd_per_hour
+    if found.hour_prices_usd is not None:
+        record.hour_prices_usd = found.hour_prices_usd
 
 
 def _adopt(record: InstanceRecord) -> list[Command]:

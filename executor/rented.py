@@ -11,6 +11,7 @@ from rubberband.executor.events import (
     Command,
     InstanceInterrupted,
     InstanceLost,
+    InstancePriced,
     InstanceReady,
     InstanceRefused,
     InstanceReleased,
@@ -26,15 +27,25 @@ PAUSE_S = 600.0
 """Once too many in a row never got ready: before one more is tried beside those that are ready; doubled each time."""
 
 InstanceEvent = (
-    InstanceRunning | InstanceReady | InstanceRefused | InstanceInterrupted | InstanceLost | InstanceReleased
+    InstanceRunning
+    | InstancePriced
+    | InstanceReady
+    | InstanceRefused
+    | InstanceInterrupted
+    | InstanceLost
+    | InstanceReleased
 )
 INSTANCE_EVENTS = get_args(InstanceEvent)
 
 
 def note(job: Job, state: State, event: InstanceEvent) -> list[Command]:
-    """Take in what happened to an instance. What is gone stays gone, whatever is told of it later."""
+    """Take in what happened to an instance. What is gone stays gone, whatever is told of it later but its price."""
     record = _record(state, event)
+    if isinstance(event, InstancePriced):
+        record.hour_prices_usd = event.hour_prices_usd
     if record.status in GONE:
+        if isinstance(event, InstancePriced):
+            state.reckon_gone_again()
         return []
     state.rent_changed()
     match event:
@@ -84,6 +95,8 @@ def _note_running(record: InstanceRecord, event: InstanceRunning) -> None:
     record.running_at = event.running_at
     record.price_usd_per_hour = event.price_usd_per_hour
     record.instance_type, record.zone = event.instance_type, event.zone
+    if event.hour_prices_usd is not None:
+        record.hour_prices_usd = event.hour_prices_usd
     if record.status is InstanceStatus.REQUESTED:
         record.status = InstanceStatus.RUNNING
 

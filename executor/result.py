@@ -145,7 +145,7 @@ class InstanceResult:
     zone: str
     """Empty where there are none."""
     price_usd_per_hour: float
-    """The rent, at purchase."""
+    """The rent: on average over its hours, where each has its own price (spot)."""
     interrupted_s: float | None
     """When the provider gave notice that it takes it away; None without a notice."""
     preempted: bool
@@ -445,12 +445,12 @@ def _instances(job: Job, state: State, at: float) -> list[InstanceResult]:
             running_s=since_start(record.running_at),
             ready_s=since_start(record.ready_at),
             ended_s=since_start(record.ended_at),
-            cost_usd=instance_cost_usd(record, job.offer, at),
+            cost_usd=instance_cost_usd(job, record, at),
             reason=record.reason,
             market=record.market,
             instance_type=record.instance_type or job.offer.instance_type,
             zone=record.zone,
-            price_usd_per_hour=rent_usd_per_hour(record, job.offer),
+            price_usd_per_hour=rent_usd_per_hour(job, record, at),
             interrupted_s=since_start(record.interrupted_at),
             preempted=record.preempted,
             failed_start=record.failed_start,

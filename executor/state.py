@@ -175,6 +175,8 @@ class InstanceRecord:
     zone: str = ""
     price_usd_per_hour: float | None = None
     """At purchase; None: the offer's, for the market."""
+    hour_prices_usd: tuple[float, ...] | None = None
+    """USD per hour of each hour since it began to run, as far as is known; None: its price stays."""
     first_lease_s: float | None = None
     """How long it may live, once it runs, before the driver can shorten its lease; None: as long as any lease."""
     leased_until: float | None = None
@@ -381,6 +383,11 @@ class State:
         """Instances that are gone since this was asked for the last time."""
         gone, self._gone = self._gone, []
         return gone
+
+    def reckon_gone_again(self) -> None:
+        """What an instance that is gone has cost is not what the purse has been told."""
+        self._gone, self.settled_usd = [r for r in self.instances.values() if r.status in GONE], 0.0
+        self.rent_changed()
 
     def live(self) -> list[InstanceRecord]:
         """Instances that are held or on their way, longest billed first; not those that are taken away soon."""

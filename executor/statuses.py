@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rubberband.cloud.provider import InstanceStatus
-from rubberband.executor.events import InstanceReleased, InstanceRunning
+from rubberband.executor.events import EndedInstance, InstanceReleased, InstanceRunning, LiveInstance
 
 
 def running(status: InstanceStatus, running_at: float, at: float) -> InstanceRunning:
@@ -15,6 +15,31 @@ def running(status: InstanceStatus, running_at: float, at: float) -> InstanceRun
         price_usd_per_hour=status.price_usd_per_hour,
         instance_type=status.instance_type,
         zone=status.zone,
+        hour_prices_usd=status.hour_prices_usd,
+    )
+
+
+def living(status: InstanceStatus) -> LiveInstance:
+    """What a new driver finds that lives."""
+    return LiveInstance(
+        instance=status.instance,
+        running_at=status.running_at,
+        price_usd_per_hour=status.price_usd_per_hour,
+        hour_prices_usd=status.hour_prices_usd,
+    )
+
+
+def ended(status: InstanceStatus) -> EndedInstance:
+    """What a new driver finds that ran, and has ended."""
+    assert status.running_at is not None, "what never ran has not ended"
+    assert status.ended_at is not None, "what lives has not ended"
+    return EndedInstance(
+        instance=status.instance,
+        running_at=status.running_at,
+        ended_at=status.ended_at,
+        price_usd_per_hour=status.price_usd_per_hour,
+        preempted=status.preempted,
+        hour_prices_usd=status.hour_prices_usd,
     )
 
 

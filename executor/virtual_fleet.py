@@ -21,13 +21,14 @@ from rubberband.executor.events import (
     Event,
     InstanceInterrupted,
     InstanceLost,
+    InstancePriced,
     InstanceReady,
     InstanceRefused,
-    InstanceRunning,
     LiveInstance,
 )
 from rubberband.executor.fortune import Fortune, Messages
-from rubberband.executor.statuses import released
+from rubberband.executor.statuses import ended, living, released, running
+from rubberband.offer import SECONDS_PER_HOUR
 from rubberband.plan import Market
 
 _BEATS = 10
@@ -75,6 +76,8 @@ class _Hold:
     launched: bool = False
     running: bool = False
     interrupted: bool = False
+    hour_prices_usd: tuple[float, ...] | None = None
+    """As they were told last."""
     over: bool = False
     """Released (or about to be), refused or lost: its next event is its last, or was."""
 
@@ -198,13 +201,26 @@ class VirtualFleet:
         status = self._provider.status(instance)
         if status.running_at is None:  # it ended before, and that is told
             return None
-        hold.running = True
-        return InstanceRunning(
-            occurred_at=now,
-            instance=instance,
-            running_at=status.running_at,
-            price_usd_per_hour=status.price_usd_per_hour,
-        )
+        hold.running, hold.hour_prices_usd = True, status.hour_prices_usd
+        if hold.hour_prices_usd is not None and status.ended_at is None:
+            self._agenda.add(status.running_at + SECONDS_PER_HOUR, lambda then: self._begun(instance, hold, then))
+        return running(status, status.running_at, now)
+
+    def _begun(self, instance: str, hold: _Hold, now: float) -> Event | None:
+        """Another hour begins, whose price is told once it is seen."""
+        if hold.over or instance in self.gone:
+            return None
+        self._agenda.add(now + SECONDS_PER_HOUR, lambda then: self._begun(instance, hold, then))
+        self._agenda.add(now + hold.messages.seen_after_s, lambda then: self._priced(instance, hold, then))
+        return None
+
+    def _priced(self, instance: str, hold: _Hold, now: float) -> Event | None:
+        """What the hours cost that it has begun, where that is news."""
+        prices = self._provider.status(instance).hour_prices_usd if hold.launched else None
+        if prices is None or prices == hold.hour_prices_usd:
+            return None
+        hold.hour_prices_usd = prices
+        return InstancePriced(occurred_at=now, instance=instance, hour_prices_usd=prices)
 
     def _ready(self, instance: str, hold: _Hold, now: float) -> Event | None:
         if hold.over or instance in self.gone:
@@ -246,6 +262,9 @@ class VirtualFleet:
             if not hold.running:
                 self._agenda.add(now, seen)
                 return self._running(instance, hold, now)
+            if (priced := self._priced(instance, hold, now)) is not None:
+                self._agenda.add(now, seen)
+                return priced
             hold.over = True
             return _lost(status, now)
 
@@ -267,17 +286,17 @@ class VirtualFleet:
             self._provider.lose_touch(instance)
         obeyed_at = max(now, hold.answered_at) + hold.messages.release_s
         if obeyed_at > now:
-            self._agenda.add(obeyed_at, lambda then: self._released(instance, then))
+            self._agenda.add(obeyed_at, lambda then: self._release(instance, hold, then))
         else:
-            given_back = self._released(instance, now)
-            self._agenda.add(now, lambda _: given_back)
+            self._release(instance, hold, now)
 
-    def _released(self, instance: str, now: float) -> Event:
+    def _release(self, instance: str, hold: _Hold, now: float) -> None:
         try:
-            status = self._provider.release(instance)
+            given_back = released(instance, self._provider.release(instance), now)
         except ProviderError:  # it was refused, or never asked for
-            return released(instance, None, now)
-        return released(instance, status, now)
+            given_back = released(instance, None, now)
+        self._agenda.add(now, lambda then: self._priced(instance, hold, then))
+        self._agenda.add(now, lambda _: given_back)
 
     # A new driver
 
@@ -288,20 +307,24 @@ class VirtualFleet:
         self.hold_until, self._next_beat_at = math.inf, -math.inf
         self._provider.change_driver()
         live: list[LiveInstance] = []
-        ended: list[EndedInstance] = []
+        gone: list[EndedInstance] = []
         for status in self._provider.describe():
             if status.instance not in known and status.state != "terminated":
                 status = self._provider.release(status.instance)
             if status.state != "terminated":
-                live.append(_living(status))
+                live.append(living(status))
                 self._adopt(status)
             elif status.running_at is not None:
-                ended.append(_ended(status))
-        return DriverResumed(occurred_at=self._clock.now(), live=tuple(live), ended=tuple(ended))
+                gone.append(ended(status))
+        return DriverResumed(occurred_at=self._clock.now(), live=tuple(live), ended=tuple(gone))
 
     def _adopt(self, status: InstanceStatus) -> None:
         hold = _Hold(self._fortune.messages(status.instance), self._clock.now())
         hold.launched, hold.running = True, status.running_at is not None
+        hold.hour_prices_usd = status.hour_prices_usd
+        if hold.running and status.hour_prices_usd and status.running_at is not None:
+            next_at = status.running_at + len(status.hour_prices_usd) * SECONDS_PER_HOUR
+            self._agenda.add(next_at, lambda then: self._begun(status.instance, hold, then))
         self._holds[status.instance] = hold
         self._follow(status.instance, hold)
 
@@ -317,23 +340,5 @@ def _lost(status: InstanceStatus, now: float) -> InstanceLost:
         instance=status.instance,
         ended_at=now if status.ended_at is None else status.ended_at,
         reason=status.reason,
-        preempted=status.preempted,
-    )
-
-
-def _living(status: InstanceStatus) -> LiveInstance:
-    return LiveInstance(
-        instance=status.instance, running_at=status.running_at, price_usd_per_hour=status.price_usd_per_hour
-    )
-
-
-def _ended(status: InstanceStatus) -> EndedInstance:
-    assert status.running_at is not None
-    assert status.ended_at is not None
-    return EndedInstance(
-        instance=status.instance,
-        running_at=status.running_at,
-        ended_at=status.ended_at,
-        price_usd_per_hour=status.price_usd_per_hour,
         preempted=status.preempted,
     )

@@ -21,6 +21,7 @@ from rubberband.cloud.aws.errors import FAILURES, Verdict, explain, lacks_rights
 from rubberband.cloud.aws.intents import Attempt, Intent, Intents, Run
 from rubberband.cloud.aws.machines import Session
 from rubberband.cloud.aws.pages import described
+from rubberband.cloud.aws.spot_hours import SpotHours
 from rubberband.errors import ProviderError
 
 _log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class Fleet:
         self._random = random.Random(f"{run.experiment}/{run.run}")
         self._looking = threading.RLock()
         self._looked_at: float | None = None
+        self.hours = SpotHours(session, intents)
         self._pending_at: dict[str, float] = {}
         self._missed: dict[str, tuple[int, float]] = {}
         self._told_to_end: set[str] = set()
@@ -105,6 +107,7 @@ class Fleet:
             for intent in before:
                 if intent.instance not in found:
                     self._miss(intent, at)
+            self.hours.look(at)
 
     def _shown(self) -> list[dict[str, Any]]:
         return described(self.session, calls.by_tags(experiment=self.run.experiment, run=self.run.run, role="worker"))
@@ -156,7 +159,12 @@ class Fleet:
 
     def _runs(self, name: str, machine: Mapping[str, Any], at: float) -> None:
         self.intents.change(
-            name, lambda i: i if i.running_at is not None else replace(i, running_at=self._billed_from(i, machine, at))
+            name,
+            lambda intent: (
+                intent
+                if intent.running_at is not None
+                else replace(intent, running_at=self._billed_from(intent, machine, at), seen_running_at=at)
+            ),
         )
 
     def _billed_from(self, intent: Intent, machine: Mapping[str, Any], at: float) -> float:

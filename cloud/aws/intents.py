@@ -25,6 +25,7 @@ from rubberband.errors import ProviderError
 from rubberband.plan import Market
 
 T = TypeVar("T")
+HOUR_S = 3600.0
 Outcome = Literal["unknown", "accepted", "refused"]
 
 
@@ -66,9 +67,13 @@ class Intent:
     ending: str | None = None
     """Set while (and after) it is ended by us: the reason, empty for a release."""
     running_at: float | None = None
+    seen_running_at: float | None = None
+    """It ran by then at the latest; `running_at` is the earliest that it can have begun to."""
     ended_at: float | None = None
     reason: str = ""
     preempted: bool = False
+    hour_prices_usd: tuple[float, ...] = ()
+    """Of a spot instance: USD per hour of each hour that it has begun, as far as is known."""
 
     @property
     def last(self) -> Attempt | None:
@@ -114,8 +119,17 @@ class Intent:
             instance_type="" if last is None else last.choice.instance_type,
             zone="" if last is None else last.choice.zone,
             price_usd_per_hour=None if last is None else last.choice.price_usd_per_hour,
+            hour_prices_usd=billed_prices_usd(self) if self.market == "spot" else None,
             preempted=self.preempted,
         )
+
+
+def billed_prices_usd(intent: Intent) -> tuple[float, ...]:
+    """What is billed for each hour, as far as is known: the first is free where EC2 interrupts the instance in it (EC2
+    User Guide, "Billing for interrupted Spot Instances": "No charge")."""
+    if intent.preempted and intent.running_at is not None and intent.ended_at is not None:
+        return (0.0,) if intent.ended_at - intent.running_at < HOUR_S else intent.hour_prices_usd
+    return intent.hour_prices_usd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,6 +277,13 @@ class Intents:
         assert last is not None
         return last
 
+    def price(self, instance: str, hour_prices_usd: tuple[float, ...]) -> None:
+        """Note what the hours of an instance cost, also of one that has ended."""
+        with self._mutex:
+            self._known[instance] = priced = replace(self._known[instance], hour_prices_usd=hour_prices_usd)
+            with contextlib.suppress(OSError):  # a full disk: memory has it, and EC2 can be asked again
+                self._save(priced)
+
     def keep_until(self, until: float) -> None:
         """Remember, for a driver that takes over, how far any lease reaches."""
         with contextlib.suppress(OSError):  # a full disk
@@ -328,6 +349,7 @@ def _sync(directory: Path) -> None:
 
 def _from_json(plain: dict[str, Any]) -> Intent:
     attempts = [_attempt(plain["instance"], attempt) for attempt in plain.pop("attempts")]
+    plain["hour_prices_usd"] = tuple(plain.get("hour_prices_usd", ()))
     return Intent(**plain, attempts=tuple(attempts))
 
 

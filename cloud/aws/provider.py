@@ -218,7 +218,11 @@ class AwsProvider:
             return unanswered if self._fleet.clock() - began_at >= PATIENCE_S else ""
 
         self._launcher.settle(self._order(intent.instance, intent.market, "", impatient))
-        return self._fleet.end(intent.instance)
+        self._fleet.end(intent.instance)
+        self._fleet.hours.look(self._fleet.clock())
+        ended = self._intents.get(intent.instance)
+        assert ended is not None, "what was ended was asked for"
+        return ended
 
     def renew_lease(self, until: float) -> None:
         """Let head and instances live until `until` (Unix time), and no longer.

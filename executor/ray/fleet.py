@@ -15,9 +15,9 @@ from rubberband.cloud.provider import InstanceStatus
 from rubberband.errors import ProviderError
 from rubberband.executor.events import (
     DriverResumed,
-    EndedInstance,
     InstanceInterrupted,
     InstanceLost,
+    InstancePriced,
     InstanceReady,
     InstanceRefused,
     LiveInstance,
@@ -28,7 +28,7 @@ from rubberband.executor.ray.crew import Crew, CrewError
 from rubberband.executor.ray.leases import Leases
 from rubberband.executor.ray.mailbox import Mailbox
 from rubberband.executor.ray.warden import Warden
-from rubberband.executor.statuses import released, running
+from rubberband.executor.statuses import ended, living, released, running
 from rubberband.plan import Market
 from rubberband.resources import LOG_LIMIT_BYTES
 
@@ -55,6 +55,8 @@ class _Hold:
     launched: threading.Event = field(default_factory=threading.Event)
     """Set when the provider has answered the launch, whatever it said."""
     running: bool = False
+    hour_prices_usd: tuple[float, ...] | None = None
+    """As they were told last."""
     interrupted: bool = False
     """The provider has given notice that it takes it away."""
     over: bool = False
@@ -183,6 +185,8 @@ class RayFleet:
             if hold.warden is not None:
                 hold.warden.collect()
         status = self._release_surely(instance)
+        if hold is not None:
+            self._priced(hold, status)
         self._mailbox.put(lambda at: released(instance, status, at))
         if hold is not None:
             hold.gone = True
@@ -234,6 +238,7 @@ class RayFleet:
             status = self._release_surely(instance)
             ended_at = status.ended_at if status else None
             preempted = hold.interrupted or (status is not None and status.preempted)
+            self._priced(hold, status)
             self._mailbox.put(
                 lambda at: InstanceLost(
                     occurred_at=at, instance=instance, ended_at=ended_at or at, reason=reason, preempted=preempted
@@ -303,11 +308,15 @@ class RayFleet:
     def _take_in(self, status: InstanceStatus) -> None:
         instance = status.instance
         hold = self._holds.get(instance)
-        if hold is None or hold.over or self._closing.is_set():
+        if hold is None or self._closing.is_set():
+            return
+        if hold.running or hold.over:
+            self._priced(hold, status)
+        if hold.over:
             return
         running_at, ended_at = status.running_at, status.ended_at
         if running_at is not None and not hold.running:
-            hold.running = True
+            hold.running, hold.hour_prices_usd = True, status.hour_prices_usd
             self._mailbox.put(lambda at: running(status, running_at, at))
             if ended_at is None:
                 threads.start(lambda: self._assemble(instance, hold), f"assemble-{instance}")
@@ -336,6 +345,14 @@ class RayFleet:
                 )
             threads.start(hold.crew.dismiss, f"dismiss-{instance}")
 
+    def _priced(self, hold: _Hold, status: InstanceStatus | None) -> None:
+        """Pass on what the hours of an instance cost, where that is news."""
+        prices = None if status is None or status.running_at is None else status.hour_prices_usd
+        if status is None or prices is None or prices == hold.hour_prices_usd:
+            return
+        hold.hour_prices_usd = prices
+        self._mailbox.put(lambda at: InstancePriced(occurred_at=at, instance=status.instance, hour_prices_usd=prices))
+
     def _interrupted(self, instance: str) -> None:
         """Pass on, once, that the provider takes the instance away."""
         with self._mutex:
@@ -350,37 +367,23 @@ class RayFleet:
         head = self._provider.head()
         if head is not None:
             self._connection.open(head)
-        live, ended = [], []
+        live, gone = [], []
         resumed_at = self._mailbox.stamp()
         for status in self._provider.describe():
             if status.ended_at is None and status.instance not in known:
                 status = self._provider.release(status.instance)
             if status.ended_at is None:
-                live.append(
-                    LiveInstance(
-                        instance=status.instance,
-                        running_at=status.running_at,
-                        price_usd_per_hour=status.price_usd_per_hour,
-                    )
-                )
+                live.append(living(status))
             elif status.running_at is not None:
-                ended.append(
-                    EndedInstance(
-                        instance=status.instance,
-                        running_at=status.running_at,
-                        ended_at=status.ended_at,
-                        price_usd_per_hour=status.price_usd_per_hour,
-                        preempted=status.preempted,
-                    )
-                )
+                gone.append(ended(status))
         for instance in live:
             self._adopt(instance)
-        return DriverResumed(occurred_at=resumed_at, live=tuple(live), ended=tuple(ended))
+        return DriverResumed(occurred_at=resumed_at, live=tuple(live), ended=tuple(gone))
 
     def _adopt(self, found: LiveInstance) -> None:
         instance = found.instance
         hold = self._hold(instance)
-        hold.running = found.running_at is not None
+        hold.running, hold.hour_prices_usd = found.running_at is not None, found.hour_prices_usd
         hold.launched.set()
         with self._mutex:
             self._holds[instance] = hold

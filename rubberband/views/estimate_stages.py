@@ -108,6 +108,13 @@ def _notes(answer: Estimate, job: JobPlan) -> list[str]:
     notes = [f"{mean}cover {covers(answer.offer)}."]
     if answer.offer.spot is not None and not _mixed(answer):
         notes.append(f"All instances are bought {_MARKETS[job.plan.stages[0].market]}.")
+    if answer.constraints.max_cost_usd is not None and any(one.market == "spot" for one in job.plan.stages):
+        assert answer.offer.spot is not None, "a plan uses the markets that its offer has"
+        notes.append(
+            f"Spot is expected to cost {format_usd(answer.offer.spot.price_usd_per_hour)}/h. Its price may rise every "
+            f"hour, so that max_cost reserves {format_usd(answer.offer.price_usd_per_hour)}/h, the maximum price, for "
+            "the leases of spot instances."
+        )
     if len(job.lanes) > 1:
         notes.append(
             "Lanes run at the same time on instances of their own: costs add up, and the job ends with the latest lane."

@@ -157,6 +157,8 @@ class Narrator:
     def _bought(self, record: InstanceRecord) -> str:
         """What it is, where that is not what the offer says."""
         offer, price = self._job.offer, record.price_usd_per_hour
+        if record.hour_prices_usd:
+            price = record.hour_prices_usd[-1]
         other = record.instance_type if record.instance_type not in ("", offer.instance_type) else ""
         parts = [other, "spot" if record.market == "spot" else "", f"in {record.zone}" if record.zone else ""]
         if price is not None and (other or record.market == "spot"):

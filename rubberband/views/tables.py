@@ -340,14 +340,15 @@ def purchases(result: Result) -> Table:
     rows = []
     for kind in kinds:
         same = [instance for instance in bought if _kind(instance) == kind]
-        market, instance_type, zone, price = kind
+        market, instance_type, zone = kind
         cost = usd(sum(instance.cost_usd for instance in same), decimals)
-        row = (str(len(same)), market.replace("_", " "), instance_type, zone or "-", usd(price, 4), cost)
+        prices = _range([instance.price_usd_per_hour for instance in same])
+        row = (str(len(same)), market.replace("_", " "), instance_type, zone or "-", prices, cost)
         rows.append(row)
-    telling = len(kinds) > 1 or any(market == "spot" or zone for market, _, zone, _ in kinds)
+    telling = len(kinds) > 1 or any(market == "spot" or zone for market, _, zone in kinds)
     return Table(
         title="Instances bought",
-        header=("instances", "market", "type", "zone", "rent at purchase (USD/h)", "USD"),
+        header=("instances", "market", "type", "zone", "rent (USD/h)", "USD"),
         rows=tuple(rows) if telling else (),
         words=frozenset({1, 2, 3}),
     )
@@ -368,8 +369,13 @@ def bill(lines: Sequence[BillLine], notes: Sequence[str] = ()) -> Table:
     )
 
 
-def _kind(instance: InstanceResult) -> tuple[str, str, str, float]:
-    return instance.market, instance.instance_type, instance.zone, instance.price_usd_per_hour
+def _kind(instance: InstanceResult) -> tuple[str, str, str]:
+    return instance.market, instance.instance_type, instance.zone
+
+
+def _range(prices_usd: Sequence[float]) -> str:
+    """The lowest and the highest price, or the one that there is."""
+    return " - ".join(dict.fromkeys(usd(price_usd, 4) for price_usd in (min(prices_usd), max(prices_usd))))
 
 
 def ranked(result: Result) -> list[TrialResult]:

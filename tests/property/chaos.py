@@ -378,7 +378,7 @@ def _judged_by_the_bill(run: Run, finish: Finish | None) -> list[str]:
     before_started_usd = job.offer.head_cost_usd(LEASE_S)
     if finish is not None and billed_usd > ledger_usd + before_started_usd + 1e-6:
         wrong.append(f"the provider bills {billed_usd:.6f} USD and the ledger says {ledger_usd:.6f}")
-    rent_usd = sum(instance_cost_usd(record, job.offer, math.inf) for record in state.instances.values())
+    rent_usd = sum(instance_cost_usd(job, record, math.inf) for record in state.instances.values())
     # What ended at its lease, unwatched, is only known to have ended by then.
     if finish is not None and not run.seen["lease expired"] and billed_usd < rent_usd - 1e-6:
         wrong.append(f"the ledger says {rent_usd:.6f} USD for instances, and the provider {billed_usd:.6f} in all")

@@ -14,17 +14,16 @@ from dataclasses import dataclass
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.provider import InstanceStatus
 from rubberband.errors import ProviderError
+from rubberband.executor import statuses
 from rubberband.executor.events import (
     DriverResumed,
-    EndedInstance,
     Event,
     InstanceLost,
+    InstancePriced,
     InstanceReady,
     InstanceRefused,
-    InstanceReleased,
-    InstanceRunning,
-    LiveInstance,
 )
+from rubberband.executor.statuses import living, released, running
 from rubberband.executor.virtual import VirtualBackend
 from rubberband.executor.virtual_fleet import Agenda
 from rubberband.plan import Market
@@ -41,6 +40,7 @@ class _Hold:
     reached: bool = False
     """Its worker puts the lease off."""
     over: bool = False
+    hour_prices_usd: tuple[float, ...] | None = None
 
 
 class CloudFleet:
@@ -134,14 +134,11 @@ class CloudFleet:
             if not self._is_unknown(instance):
                 self._agenda.add(self._now() + RETRY_S, lambda _: self._release(instance))
                 return None
-        now = self._now()
-        return InstanceReleased(
-            occurred_at=now,
-            instance=instance,
-            ended_at=now if status is None or status.ended_at is None else status.ended_at,
-            running_at=None if status is None else status.running_at,
-            price_usd_per_hour=None if status is None else status.price_usd_per_hour,
-        )
+        if status is not None:
+            self._priced(self._holds.get(instance), status)
+        gone = released(instance, status, self._now())
+        self._agenda.add(self._now(), lambda _: gone)
+        return None
 
     def _is_unknown(self, instance: str) -> bool:
         with suppress(ProviderError):
@@ -170,13 +167,21 @@ class CloudFleet:
         if hold is None or hold.over:
             return
         if status.running_at is not None and not hold.running:
-            hold.running = True
-            self._tell(_running(status, self._now()))
+            hold.running, hold.hour_prices_usd = True, status.hour_prices_usd
+            self._tell(running(status, status.running_at, self._now()))
             if status.ended_at is None:
                 self._assemble(status.instance, hold)
+        self._priced(hold, status)
         if status.ended_at is not None:
             hold.over = True
             self._tell(_ended(status, self._now()))
+
+    def _priced(self, hold: _Hold | None, status: InstanceStatus) -> None:
+        prices = status.hour_prices_usd
+        if prices is not None and (hold is None or prices != hold.hour_prices_usd):
+            if hold is not None:
+                hold.hour_prices_usd = prices
+            self._tell(InstancePriced(occurred_at=self._now(), instance=status.instance, hour_prices_usd=prices))
 
     def _tell(self, event: Event) -> None:
         self._agenda.add(self._now(), lambda _: event)
@@ -208,15 +213,14 @@ class CloudFleet:
             self._adopt(status)
         return DriverResumed(
             occurred_at=resumed_at,
-            live=tuple(
-                LiveInstance(instance=s.instance, running_at=s.running_at, price_usd_per_hour=s.price_usd_per_hour)
-                for s in live
-            ),
-            ended=tuple(map(_ended_before, ended)),
+            live=tuple(map(living, live)),
+            ended=tuple(map(statuses.ended, ended)),
         )
 
     def _adopt(self, status: InstanceStatus) -> None:
-        hold = self._holds[status.instance] = _Hold(running=status.running_at is not None)
+        hold = self._holds[status.instance] = _Hold(
+            running=status.running_at is not None, hour_prices_usd=status.hour_prices_usd
+        )
         if hold.running:
             self._assemble(status.instance, hold)
         self._watch()
@@ -251,16 +255,6 @@ class CloudBackend(VirtualBackend):
             self._world.advance_to(min(instant, self.now() + STEP_S))
 
 
-def _running(status: InstanceStatus, at: float) -> InstanceRunning:
-    assert status.running_at is not None
-    return InstanceRunning(
-        occurred_at=at,
-        instance=status.instance,
-        running_at=status.running_at,
-        price_usd_per_hour=status.price_usd_per_hour,
-    )
-
-
 def _ended(status: InstanceStatus, at: float) -> Event:
     reason = status.reason or "ended by somebody else"
     if status.running_at is None:
@@ -271,17 +265,5 @@ def _ended(status: InstanceStatus, at: float) -> Event:
         instance=status.instance,
         ended_at=status.ended_at,
         reason=reason,
-        preempted=status.preempted,
-    )
-
-
-def _ended_before(status: InstanceStatus) -> EndedInstance:
-    assert status.running_at is not None
-    assert status.ended_at is not None
-    return EndedInstance(
-        instance=status.instance,
-        running_at=status.running_at,
-        ended_at=status.ended_at,
-        price_usd_per_hour=status.price_usd_per_hour,
         preempted=status.preempted,
     )
