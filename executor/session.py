@@ -219,6 +219,7 @@ def make_backend(
         store=store,
         dearest_usd_per_hour=job.dearest_usd_per_hour,
         not_before=last_event_at or 0.0,
+        largest_gang=job.largest_gang,
     )
 
 
@@ -232,10 +233,12 @@ def make_ray_backend(
     store: CheckpointStore | None = None,
     dearest_usd_per_hour: float | None = None,
     not_before: float = 0.0,
+    largest_gang: int = 1,
 ) -> Backend:
     """A backend of real instances; `known_points` is what a profile knows of the trials' steps.
 
     `store` keeps the checkpoints; None: that of `setup`, made where there is none, for what nobody goes on with.
+    `largest_gang` is the most GPUs that a trial may have: where trials may span instances, all are in one zone.
     `dearest_usd_per_hour` is what an instance of another type may cost that stands in for one of the offer's. The
     backend's clock goes on from `not_before` at least. Raises
     InputError for what cannot be rented or sent to instances, before anything is.
@@ -248,7 +251,14 @@ def make_ray_backend(
     on_ec2 = setup.provider == "aws"
     code = pack(setup.entrypoint.search_path) if on_ec2 else None
     limits = _start_limits(setup, offer) if on_ec2 else None
-    provider = open_cluster(folder, setup, offer, dearest_usd_per_hour=dearest_usd_per_hour, not_before=not_before)
+    provider = open_cluster(
+        folder,
+        setup,
+        offer,
+        dearest_usd_per_hour=dearest_usd_per_hour,
+        not_before=not_before,
+        largest_gang=largest_gang,
+    )
     return RayBackend(
         provider,
         fork_server=None if on_ec2 else ForkServer(folder.name, folder.instances, setup.entrypoint),
@@ -285,6 +295,7 @@ def open_cluster(
     *,
     dearest_usd_per_hour: float | None = None,
     not_before: float = 0.0,
+    largest_gang: int = 1,
 ) -> ClusterProvider:
     """The provider of real instances that keeps its records in the experiment's folder.
 
@@ -310,6 +321,7 @@ def open_cluster(
         dearest_usd_per_hour=dearest_usd_per_hour,
         table=table,
         not_before=not_before,
+        together=largest_gang > offer.gpus,
     )
 
 

@@ -68,6 +68,12 @@ class Job:
         return max(self.lease_s or 0.0, self.boot_lease_s or 0.0)
 
     @property
+    def largest_gang(self) -> int:
+        """The most GPUs that a trial may have: by the plan, or by what a replan can know to be faster."""
+        replanned = min(self.max_gpus_per_trial or 0, self.profile.largest_gpus) if self.replan else 0
+        return max(replanned, *(choice.gpus_per_trial for choice in self.plan.stages))
+
+    @property
     def reserved_usd_per_hour(self) -> float:
         """What an instance is reserved at until its price is known, and on the spot market also after that.
 

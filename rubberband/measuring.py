@@ -151,7 +151,7 @@ def measure_profile(
     limits = experiment.planning_constraints(time.time(), rented.gpus)
     num_instances = _num_instances(experiment, rented, limits)
     bounds = _profiling_limits(experiment, rented, num_instances, limits)
-    with _backend(experiment, entrypoint, folder, rented) as (backend, setup):
+    with _backend(experiment, entrypoint, folder, rented, limits.max_gpus_per_trial) as (backend, setup):
         found = measure(
             backend,
             gpus_per_instance=rented.gpus,
@@ -173,7 +173,7 @@ def measure_profile(
 
 @contextmanager
 def _backend(
-    experiment: Experiment, entrypoint: Entrypoint, folder: ExperimentFolder, rented: Offer
+    experiment: Experiment, entrypoint: Entrypoint, folder: ExperimentFolder, rented: Offer, largest_gang: int
 ) -> Iterator[tuple[Backend, Setup]]:
     """A backend in a folder of its own, from which what an earlier measurement left is gone."""
     scratch = ExperimentFolder(home=folder.home / "profiling", name=experiment.name)
@@ -185,7 +185,7 @@ def _backend(
         _end_leftovers(scratch, setup, rented)
         for old in (scratch.instances, scratch.checkpoints, scratch.logs):
             shutil.rmtree(old, ignore_errors=True)
-        backend = make_ray_backend(scratch, setup, rented, experiment.search.metric)
+        backend = make_ray_backend(scratch, setup, rented, experiment.search.metric, largest_gang=largest_gang)
         stack.callback(_close, backend, scratch)
         yield backend, setup
 

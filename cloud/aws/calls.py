@@ -40,6 +40,8 @@ class Choice:
     """What it costs on that market, as far as is known before."""
     on_demand_usd_per_hour: float
     """The most that is paid on the spot market."""
+    placement_group: str | None = None
+    """The cluster in which it is close to others."""
 
 
 def client_token(experiment: str, run: str, instances: Sequence[str], attempt: int, choice: Choice) -> str:
@@ -84,14 +86,24 @@ def name_of(machine: Mapping[str, Any]) -> str:
 
 
 def launch_request(
-    machines: Machines, choice: Choice, *, token: str, tags: dict[str, str], user_data: str, instances: int = 1
+    machines: Machines,
+    choice: Choice,
+    *,
+    token: str,
+    tags: dict[str, str],
+    user_data: str,
+    instances: int = 1,
+    at_least: int = 1,
 ) -> dict[str, Any]:
-    """The parameters of `run_instances` for as many as the zone has, up to `instances`; `user_data` is plain text."""
+    """The parameters of `run_instances` for as many as the zone has, `at_least` to `instances`, or else none.
+
+    `user_data` is plain text.
+    """
     listed = [{"Key": key, "Value": value} for key, value in tags.items()]
     request: dict[str, Any] = {
         "ImageId": machines.image,
         "InstanceType": choice.instance_type,
-        "MinCount": 1,
+        "MinCount": at_least,
         "MaxCount": instances,
         "ClientToken": token,
         "SubnetId": machines.subnets[choice.zone],
@@ -102,6 +114,8 @@ def launch_request(
         "UserData": user_data,
         "TagSpecifications": [{"ResourceType": kind, "Tags": listed} for kind in ("instance", "volume")],
     }
+    if choice.placement_group is not None:
+        request["Placement"] = {"GroupName": choice.placement_group}
     if machines.key_name is not None:
         request["KeyName"] = machines.key_name
     request["BlockDeviceMappings"] = changed_disks(machines.root_device, machines.volume_gb, machines.lasting_disks)

@@ -1,4 +1,4 @@
-"""End everything of one owner in one region: instances, head, published token, security groups. Idempotent."""
+"""End everything of one owner in one region: instances, head, published token, groups. Idempotent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from rubberband.cloud.aws.calls import by_tags, name_of, tags_in
 from rubberband.cloud.aws.machines import Session
 from rubberband.cloud.aws.metadata import Place, own_place
-from rubberband.cloud.aws.network import delete_groups
+from rubberband.cloud.aws.network import delete_clusters, delete_groups
 from rubberband.cloud.aws.pages import pages
 from rubberband.cloud.aws.resolving import in_one_line
 from rubberband.cloud.aws.token import delete_token
@@ -50,9 +50,10 @@ class Ended:
     security_groups: tuple[str, ...]
     kept_groups: tuple[str, ...] = ()
     """Security groups that something still uses."""
+    placement_groups: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.instances or self.token or self.security_groups)
+        return bool(self.instances or self.token or self.security_groups or self.placement_groups)
 
 
 def living(session: Session, owner: str) -> tuple[Owned, ...]:
@@ -69,7 +70,7 @@ def end_everything(
     clock: Callable[[], float] = elapsed_s,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Ended:
-    """End all of the owner's instances, wait until they are gone, then delete the token and our security groups.
+    """End all of the owner's instances, wait until they are gone, then delete the token and our groups.
 
     The machine that this runs on, if it is one of them, comes last, and its security group stays. Raises InputError if
     the role lacks rights, ProviderError if something does not end.
@@ -87,9 +88,16 @@ def end_everything(
             ended |= _end_instances(session, owner, own, clock, sleep)
             deleted, kept = delete_groups(session, owner)
             groups += deleted
+        clusters = delete_clusters(session, owner)
         if last:
             session.client("ec2").terminate_instances(InstanceIds=[own])
-    return Ended(instances=(*ended.values(), *last), token=token, security_groups=groups, kept_groups=kept)
+    return Ended(
+        instances=(*ended.values(), *last),
+        token=token,
+        security_groups=groups,
+        kept_groups=kept,
+        placement_groups=clusters,
+    )
 
 
 def _end_instances(

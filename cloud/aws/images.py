@@ -31,6 +31,8 @@ class TypeFacts:
     gpus: int
     gpu_model: str
     """Such as `T4`; empty without GPUs."""
+    clusters: bool
+    """Whether its instances can be in a cluster placement group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,7 @@ def type_facts(session: Session, instance_type: str, key: str = "resources.insta
             vcpus=int(one["VCpuInfo"]["DefaultVCpus"]),
             gpus=sum(int(gpu["Count"]) for gpu in gpus),
             gpu_model=str(gpus[0].get("Name", "")) if gpus else "",
+            clusters="cluster" in one.get("PlacementGroupInfo", {}).get("SupportedStrategies", ()),
         )
     known = [one["InstanceType"] for one in pages(ec2.describe_instance_types, "InstanceTypes")]
     raise InputError(

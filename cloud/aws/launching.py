@@ -10,33 +10,21 @@ from __future__ import annotations
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from rubberband.cloud import start_limits
 from rubberband.cloud.aws import calls
 from rubberband.cloud.aws.calls import Choice
+from rubberband.cloud.aws.choosing import Choices
 from rubberband.cloud.aws.errors import FAILURES, MORE_ROOM, Verdict, explain, verdict
 from rubberband.cloud.aws.fleet import Fleet
 from rubberband.cloud.aws.gathering import Order
 from rubberband.cloud.aws.intents import Attempt, Intent
 from rubberband.cloud.aws.machines import Machines, NodeStart
-from rubberband.cloud.aws.pricing import spot_prices
 from rubberband.errors import InputError, ProviderError
-from rubberband.plan import Market
-
-_REMEMBERED_S = 60.0
-"""For so long a zone that has refused is asked after the others."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ware:
-    """An instance type that will do, with its prices as planned; None: not for sale on the spot market."""
-
-    instance_type: str
-    on_demand_usd_per_hour: float
-    spot_usd_per_hour: float | None = None
 
 
 class _GivenUpError(ProviderError):
@@ -50,7 +38,7 @@ class Launcher:
         self,
         fleet: Fleet,
         machines: Machines,
-        wares: Sequence[Ware],
+        choices: Choices,
         *,
         gpus: int,
         lifetime_s: float,
@@ -64,13 +52,13 @@ class Launcher:
         self._fleet = fleet
         self._intents = fleet.intents
         self._machines = machines
-        self._wares = tuple(wares)
+        self._choices = choices
         self._gpus = gpus
         self._lifetime_s = lifetime_s
         self._least_lease_s = least_lease_s
         self._armed_s = max(least_lease_s, start_limits.armed_s(min(lease_s, lifetime_s)))
-        self._refused_at: dict[tuple[str, str, Market], float] = {}
-        """(type, zone, market) -> when it had no more."""
+        self._one_zone = threading.RLock()
+        """Held while instances are bought that must be in one zone."""
         self._not_before = 0.0
         """EC2 throttles: no request is made until then."""
         self._mutex = threading.Lock()
@@ -110,6 +98,10 @@ class Launcher:
 
     def buy(self, orders: Sequence[Order]) -> None:
         """Answer every order: bought, or refused for good. They have one market and one head."""
+        with self._one_zone if self._choices.together else nullcontext():
+            self._buy(orders)
+
+    def _buy(self, orders: Sequence[Order]) -> None:
         left = self._left(orders)
         for order in left:
             try:
@@ -118,15 +110,15 @@ class Launcher:
                 order.refuse(str(error))
         left = [order for order in left if not self._is_over(order)]
         hopeless: set[str] = set()
-        for choice in self._choices(orders[0].market):
+        for choice, at_least in self._choices.turns(orders[0].market, len(left)):
             if not left:
                 break
             if choice.instance_type in hopeless:
                 continue
-            left, refusal = self._buy_here(choice, left)
+            left, refusal = self._buy_here(choice, left, at_least)
             if refusal == "quota":
                 hopeless.add(choice.instance_type)
-            elif refusal not in (None, "capacity"):
+            elif refusal not in (None, "capacity") and choice.placement_group is None:
                 break
         for order in self._left(left):
             order.refuse(self._refuse(order.instance, self._refusals(order)))
@@ -148,14 +140,14 @@ class Launcher:
                 order.refuse(reason)
         return [order for order in orders if not order.answer.done()]
 
-    def _buy_here(self, choice: Choice, orders: Sequence[Order]) -> tuple[list[Order], Verdict | None]:
+    def _buy_here(self, choice: Choice, orders: Sequence[Order], at_least: int) -> tuple[list[Order], Verdict | None]:
         """Buy what there is of a choice: the orders that are left, and why it has no more.
 
         EC2 launches as many as a zone has. Of a quota it may say only that so many are too many.
         """
         left, most = self._left(orders), len(orders)
         while left:
-            attempt = self._write(choice, left[:most])
+            attempt = self._write(choice, left[:most], at_least)
             if attempt is None:
                 left = self._left(left)
                 continue
@@ -169,7 +161,7 @@ class Launcher:
                 most = len(attempt.names) // 2
             elif refusal not in (None, "throttled"):
                 if refusal in ("capacity", "quota"):
-                    self._refused_at[choice.instance_type, choice.zone, choice.market] = self._fleet.clock()
+                    self._choices.note_refusal(choice)
                 return left, refusal
         return left, None
 
@@ -189,40 +181,11 @@ class Launcher:
             places.setdefault(reason, []).append(f"{name} in {', '.join(where)}")
         market = " on the spot market" if order.market == "spot" else ""
         told = "; ".join(f"{' and '.join(where)}{market}: {reason}" for reason, where in places.items())
+        if self._choices.together and (home := self._choices.home()) is not None:
+            told += f"; the others are in {home}, and trials that span instances need all of them in one zone"
         return told or "there is no zone to try"
 
-    def _choices(self, market: Market) -> Iterator[Choice]:
-        """In the order in which they are asked: what has refused just now comes last."""
-        last: list[Choice] = []
-        for ware in self._wares:
-            choices: Iterable[Choice] = ()
-            if market == "on_demand":
-                choices = self._on_demand(ware)
-            elif ware.spot_usd_per_hour is not None:
-                choices = self._on_spot(ware, ware.spot_usd_per_hour)
-            for choice in choices:
-                refused_at = self._refused_at.get((choice.instance_type, choice.zone, choice.market), -math.inf)
-                if self._fleet.clock() - refused_at < _REMEMBERED_S:
-                    last.append(choice)
-                else:
-                    yield choice
-        yield from last
-
-    def _on_demand(self, ware: Ware) -> Iterable[Choice]:
-        price = ware.on_demand_usd_per_hour
-        return [_choice(ware, zone, "on_demand", price) for zone in self._machines.subnets]
-
-    def _on_spot(self, ware: Ware, planned_usd_per_hour: float) -> Iterable[Choice]:
-        """The cheapest zone first; where a price is not known, the planned one."""
-        name = ware.instance_type
-        try:
-            now = spot_prices(self._fleet.session, [name], self._fleet.clock()).get(name, {})
-        except FAILURES:
-            now = {}
-        found = [_choice(ware, z, "spot", now.get(z, planned_usd_per_hour)) for z in self._machines.subnets]
-        return sorted(found, key=lambda choice: choice.price_usd_per_hour)
-
-    def _write(self, choice: Choice, orders: Sequence[Order]) -> Attempt | None:
+    def _write(self, choice: Choice, orders: Sequence[Order], at_least: int) -> Attempt | None:
         """Write the next request down, for as many of `orders` as one may be for; None if that has changed.
 
         An order whose instance would end before it is of use is refused. Raises ProviderError if it cannot be written.
@@ -239,40 +202,46 @@ class Launcher:
         names = [order.instance for order in left]
         if not left:
             return None
-        attempt = self._attempt(choice, names[: calls.share(names)], left[0].head_address, _boot_s(choice, left))
-        return attempt if self._intents.add_attempt(attempt) else None
-
-    def _attempt(self, choice: Choice, names: Sequence[str], head_address: str, boot_s: float) -> Attempt:
-        """A request for these names, or for fewer if its UserData would be longer than EC2 takes."""
-        fleet, machines, run = self._fleet, self._machines, self._fleet.run
+        boot_s = _boot_s(choice, left)
         node = NodeStart(
-            instances=tuple(names),
-            head_address=head_address,
+            instances=tuple(names[: calls.share(names)]),
+            head_address=left[0].head_address,
             gpus=self._gpus,
             lease_s=min(boot_s, self._armed_s),
             boot_s=boot_s,
             lifetime_s=max(self._lifetime_s, boot_s),
         )
+        attempt = self._attempt(choice, node, at_least)
+        return attempt if self._intents.add_attempt(attempt) else None
+
+    def _attempt(self, choice: Choice, node: NodeStart, at_least: int) -> Attempt:
+        """A request for the names of `node`, or for fewer if its UserData would be longer than EC2 takes."""
+        machines, run, names = self._machines, self._fleet.run, node.instances
         try:
             user_data = machines.user_data(node)
         except InputError:
             if len(names) == 1:
                 raise
-            return self._attempt(choice, names[: len(names) // 2], head_address, boot_s)
+            return self._attempt(choice, replace(node, instances=names[: len(names) // 2]), at_least)
         known = [intent for name in names if (intent := self._intents.get(name)) is not None]
         number = 1 + max(len(intent.attempts) for intent in known)
         token = calls.client_token(run.experiment, run.run, names, number, choice)
-        tags = calls.tags_of(run.experiment, run.run, names, machines.owner)
         request = calls.launch_request(
-            machines, choice, token=token, tags=tags, user_data=user_data, instances=len(names)
+            machines,
+            choice,
+            token=token,
+            tags=calls.tags_of(run.experiment, run.run, names, machines.owner),
+            user_data=user_data,
+            instances=len(names),
+            at_least=min(at_least, len(names)),
         )
         return Attempt(
             token=token,
             choice=choice,
             request=request,
-            names=tuple(names),
-            lease_s=boot_s,
-            asked_at=fleet.clock(),
+            names=names,
+            lease_s=node.boot_s,
+            asked_at=self._fleet.clock(),
         )
 
     def _ask(self, attempt: Attempt, orders: Sequence[Order]) -> Verdict | None:
@@ -387,13 +356,3 @@ def _boot_s(choice: Choice, orders: Sequence[Order]) -> float:
     """How long after booting instances that are launched together live at most, unless the driver reaches them."""
     reach_s = min(order.reach_s() for order in orders)
     return start_limits.armed_s(reach_s, start_limits.firmware_s(choice.instance_type))
-
-
-def _choice(ware: Ware, zone: str, market: Market, price_usd_per_hour: float) -> Choice:
-    return Choice(
-        instance_type=ware.instance_type,
-        zone=zone,
-        market=market,
-        price_usd_per_hour=price_usd_per_hour,
-        on_demand_usd_per_hour=ware.on_demand_usd_per_hour,
-    )

@@ -1,4 +1,4 @@
-"""Where instances are put: subnets in the zones that have the type, and the security group that they share."""
+"""Where instances are put: subnets in the zones that have the type, their security group, clusters within a zone."""
 
 from __future__ import annotations
 
@@ -229,3 +229,39 @@ def _let_itself_in(ec2: Any, group: str, sleep: Callable[[float], None]) -> None
         else:
             return
     raise ProviderError(f"security group {group} was made and EC2 does not show it; start again")
+
+
+def ensure_cluster(session: Session, owner: str, zone: str, instance_type: str, *, only_try: bool = False) -> str:
+    """The name of our cluster placement group for a type in a zone, which is made where it is missing. Idempotent.
+
+    It costs nothing. Runs of the owner share it. `only_try`: a dry run. Raises botocore's errors.
+    """
+    name = f"{group_name(owner)}-{instance_type}-{zone}"
+    tags = [{"Key": OWNER_TAG, "Value": owner}]
+    words = {"DryRun": True} if only_try else {}
+    try:
+        session.client("ec2").create_placement_group(
+            GroupName=name,
+            Strategy="cluster",
+            TagSpecifications=[{"ResourceType": "placement-group", "Tags": tags}],
+            **words,
+        )
+    except Exception as error:
+        if code_of(error) not in ("InvalidPlacementGroup.Duplicate", "DryRunOperation"):
+            raise
+    return name
+
+
+def delete_clusters(session: Session, owner: str) -> tuple[str, ...]:
+    """Delete our placement groups, and return those that were deleted. One in use stays. Raises botocore's errors."""
+    ec2 = session.client("ec2")
+    deleted = []
+    for group in ec2.describe_placement_groups(Filters=by_tags(owner=owner))["PlacementGroups"]:
+        try:
+            ec2.delete_placement_group(GroupName=group["GroupName"])
+        except Exception as error:
+            if code_of(error) not in ("InvalidPlacementGroup.InUse", "InvalidPlacementGroup.Unknown"):
+                raise
+        else:
+            deleted.append(str(group["GroupName"]))
+    return tuple(deleted)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from rubberband.cloud import catalogue
+from rubberband.cloud.aws.choosing import Ware
 from rubberband.cloud.aws.images import type_facts
-from rubberband.cloud.aws.launching import Ware
 from rubberband.cloud.aws.machines import Session
 from rubberband.cloud.aws.metadata import Place, own_address, own_place
 from rubberband.cloud.aws.provider import LEAST_LEASE_S, AwsProvider
@@ -41,11 +41,14 @@ def open_provider(
     table: Table | None = None,
     environment: Mapping[str, str] = os.environ,
     not_before: float = 0.0,
+    together: bool = False,
 ) -> AwsProvider:
     """The provider of one run of the experiment `name`, which keeps its records in `directory`.
 
     Where `offer`'s type is not to be had, other types of the experiment stand in that have the same GPUs and cost no
     more than `dearest_usd_per_hour` (None: than the offer); `table` has their prices.
+
+    `together`: trials may span instances, so all of them are to be in one zone.
 
     Raises InputError for what does not fit in the account or on this machine, with the remedy; ProviderError if another
     driver holds the directory.
@@ -77,6 +80,7 @@ def open_provider(
         lease_s=resources.lease_length_s,
         device=device,
         clock=head.clock,
+        together=together,
     )
 
 

@@ -21,7 +21,7 @@ from rubberband.cloud.aws.extra import open_aws
 from rubberband.cloud.aws.images import type_facts
 from rubberband.cloud.aws.machines import Machines, NodeStart, Session
 from rubberband.cloud.aws.metadata import Place, own_address, own_place
-from rubberband.cloud.aws.network import choose_subnets
+from rubberband.cloud.aws.network import choose_subnets, ensure_cluster
 from rubberband.cloud.aws.opening import check_lease
 from rubberband.cloud.aws.pages import pages
 from rubberband.cloud.aws.quota import quotas
@@ -151,6 +151,9 @@ def _look_at_launch(checks: _Checks, offer: Offer) -> Iterator[str]:
     )
     for market in checks.markets:
         _dry_run(checks.session, machines, offer, market)
+    if _may_span(checks.resources, offer):
+        zone = next(iter(machines.subnets))
+        ensure_cluster(checks.session, words.owner, zone, offer.instance_type, only_try=True)
     if checks.resources.market == "spot":
         checks.session.client("ec2").describe_spot_price_history(
             InstanceTypes=[offer.instance_type], ProductDescriptions=["Linux/UNIX"], MaxResults=1
@@ -162,6 +165,12 @@ def _look_at_launch(checks: _Checks, offer: Offer) -> Iterator[str]:
             f"this machine is not in the instances' security group {machines.security_group}; its own groups "
             f"({', '.join(place.security_groups)}) must let them in, on every TCP port"
         )
+
+
+def _may_span(resources: Resources, offer: Offer) -> bool:
+    """Whether a trial may span instances, which are then launched into a cluster placement group."""
+    most = resources.gpus_per_trial.max
+    return resources.max_instances > 1 and (most is None or most > offer.gpus)
 
 
 def _look_at_ways_out(session: Session, machines: Machines) -> Iterator[str]:

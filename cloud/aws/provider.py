@@ -15,10 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
+from rubberband.cloud.aws.choosing import Choices, Ware
 from rubberband.cloud.aws.fleet import LOOK_S, PATIENCE_S, Fleet
 from rubberband.cloud.aws.gathering import Gathering, Order
 from rubberband.cloud.aws.intents import Intent, Intents, Run
-from rubberband.cloud.aws.launching import Launcher, Ware
+from rubberband.cloud.aws.launching import Launcher
 from rubberband.cloud.aws.machines import Machines, Session
 from rubberband.cloud.cluster import Head
 from rubberband.cloud.provider import InstanceStatus
@@ -71,12 +72,14 @@ class AwsProvider:
         device: Literal["cpu", "cuda"] = "cuda",
         lifetime_s: float = LIFETIME_S,
         least_lease_s: float = LEAST_LEASE_S,
+        together: bool = False,
         look_s: float = LOOK_S,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """`wares` are the types that will do, the planned one first, each with `gpus` slots. `run` sets this run apart
-        from others of the same name. Until `renew_lease` is called, leases reach `lease_s` from now.
+        from others of the same name. `together`: trials may span instances, so all are to be in one zone. Until
+        `renew_lease` is called, leases reach `lease_s` from now.
 
         Raises ProviderError if what an earlier driver wrote cannot be read.
         """
@@ -86,7 +89,13 @@ class AwsProvider:
         self._intents = Intents(directory, this)
         self._fleet = Fleet(session, this, self._intents, clock=clock, sleep=sleep, look_s=look_s)
         self._launcher = Launcher(
-            self._fleet, machines, wares, gpus=gpus, lifetime_s=lifetime_s, least_lease_s=least_lease_s, lease_s=lease_s
+            self._fleet,
+            machines,
+            Choices(self._fleet, machines, wares, together=together),
+            gpus=gpus,
+            lifetime_s=lifetime_s,
+            least_lease_s=least_lease_s,
+            lease_s=lease_s,
         )
         self._gathering = Gathering(self._launcher.buy, lambda: sleep(_GATHER_S))
         self._names: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)

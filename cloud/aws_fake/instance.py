@@ -80,6 +80,7 @@ class Instance:
     public_address: bool = False
     nat_gb: float = 0.0
     """What it gets through a NAT gateway."""
+    placement_group: str | None = None
     max_price: str | None = None
     spot_request_id: str | None = None
     lease_until: float | None = None
@@ -160,7 +161,11 @@ class Instance:
             "State": self.state_as_dict(now),
             "StateTransitionReason": self._transition(),
             "LaunchTime": as_datetime(self.launched_at),
-            "Placement": {"AvailabilityZone": self.zone, "GroupName": "", "Tenancy": "default"},
+            "Placement": {
+                "AvailabilityZone": self.zone,
+                "GroupName": self.placement_group or "",
+                "Tenancy": "default",
+            },
             "Monitoring": {"State": "disabled"},
             "MetadataOptions": {"State": "applied", **self.metadata_options},
             "ClientToken": self.client_token,

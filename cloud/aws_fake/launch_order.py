@@ -38,6 +38,7 @@ class Order:
     at_least: int
     market: Market
     max_price: str | None
+    placement_group: str | None
     profile: str | None
     key_name: str | None
     user_data: str
@@ -65,6 +66,7 @@ def order_of(world: World, params: Mapping[str, Any]) -> Order:
         at_least=at_least,
         market=market,
         max_price=max_price,
+        placement_group=_placement_group(world, params, machine),
         profile=_profile(world, params.get("IamInstanceProfile", {})),
         key_name=_key(world, params.get("KeyName")),
         user_data=_user_data(params.get("UserData", "")),
@@ -206,6 +208,19 @@ def _bid(max_price: str | None) -> str | None:
     if not valid:
         raise FakeError("InvalidParameterValue", f"Value ({max_price}) for parameter maxPrice is invalid.")
     return max_price
+
+
+def _placement_group(world: World, params: Mapping[str, Any], machine: MachineType) -> str | None:
+    name = params.get("Placement", {}).get("GroupName")
+    if not name:
+        return None
+    if name not in world.placement_groups:
+        raise FakeError("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
+    strategy = world.placement_groups[name].strategy
+    if strategy not in machine.placement_strategies:
+        message = f"{strategy.capitalize()} placement groups are not supported by the '{machine.name}' instance type."
+        raise FakeError("InvalidParameterCombination", message)
+    return str(name)
 
 
 def _profile(world: World, asked: Mapping[str, str]) -> str | None:

@@ -52,6 +52,9 @@ def _touched(world: World, order: Order) -> list[tuple[str, Keys]]:
         (arn(world, "volume/*"), {**zone, **request_tags(order.tags.get("volume", {}))}),
     ]
     touched += [(arn(world, f"security-group/{one.group_id}"), vpc | resource_tags(one.tags)) for one in order.groups]
+    if order.placement_group is not None:
+        tags = world.placement_groups[order.placement_group].tags
+        touched.append((arn(world, f"placement-group/{order.placement_group}"), resource_tags(tags)))
     if order.key_name is not None:
         touched.append((arn(world, f"key-pair/{order.key_name}"), {}))
     if "spot-instances-request" in order.tags:

@@ -72,9 +72,11 @@ def _granted(world: World, order: Order, now: float, has: int | None) -> int:
     at_most = world.quotas_vcpus[quota_code(order.machine.family, order.market)] // order.machine.vcpus
     if order.count > max(1, at_most):  # as the model says of MaxCount: between 1 and the quota
         raise _over_quota(world, order, order.count) or _no_capacity(order)
+    over: FakeError | None = None
     for count in range(order.count if has is None else min(has, order.count), order.at_least - 1, -1):
         over = _over_quota(world, order, count)
-        if over is None and world.has_capacity(order.machine.name, order.subnet.zone, order.market, count):
+        there = world.has_capacity(order.machine.name, order.subnet.zone, order.market, count)
+        if over is None and there and world.cluster_has_capacity(order.placement_group, order.subnet.zone, count):
             return count
     raise over or _no_capacity(order)
 
@@ -174,6 +176,7 @@ def _instance(request: Request, order: Order, reservation_id: str, index: int) -
         volume_gb=order.volume_gb,
         public_address=order.subnet.public,
         nat_gb=0.0 if order.subnet.public else world.downloads_gb,
+        placement_group=order.placement_group,
         max_price=order.max_price if spot else None,
         spot_request_id=world.new_id("sir") if spot else None,
     )

@@ -37,6 +37,11 @@ class MachineType:
         return "arm64" if self.family in ("g5g", "m7g", "c7g", "t4g") else "x86_64"
 
     @property
+    def placement_strategies(self) -> tuple[str, ...]:
+        """Burstable types cannot be in a cluster."""
+        return ("partition", "spread") if self.family in ("t3", "t4g") else ("cluster", "partition", "spread")
+
+    @property
     def has_spot(self) -> bool:
         """Whether the type is sold on the spot market."""
         return self.spot_share > 0.0
@@ -117,6 +122,7 @@ def as_described(machine: MachineType) -> dict[str, Any]:
         "ProcessorInfo": {"SupportedArchitectures": [machine.architecture]},
         "VCpuInfo": {"DefaultVCpus": machine.vcpus, "DefaultCores": max(1, machine.vcpus // 2)},
         "MemoryInfo": {"SizeInMiB": machine.memory_mib},
+        "PlacementGroupInfo": {"SupportedStrategies": list(machine.placement_strategies)},
         "NetworkInfo": {"NetworkPerformance": machine.network, "MaximumNetworkInterfaces": 4},
     }
     if machine.gpus:

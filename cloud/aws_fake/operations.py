@@ -11,6 +11,7 @@ from rubberband.cloud.aws_fake.launching import LAUNCHING
 from rubberband.cloud.aws_fake.networks import NETWORKS
 from rubberband.cloud.aws_fake.offerings import OFFERINGS
 from rubberband.cloud.aws_fake.parameters import PARAMETERS
+from rubberband.cloud.aws_fake.placement_groups import PLACEMENT_GROUPS
 from rubberband.cloud.aws_fake.price_list import PRICE_LIST
 from rubberband.cloud.aws_fake.request import Operation
 
@@ -18,6 +19,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     **LAUNCHING,
     **DESCRIBING,
     **NETWORKS,
+    **PLACEMENT_GROUPS,
     **OFFERINGS,
     **PARAMETERS,
     **ACCOUNTS,

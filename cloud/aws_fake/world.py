@@ -110,6 +110,16 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementGroup:
+    """Where instances are close to each other, or apart."""
+
+    name: str
+    group_id: str
+    strategy: str
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     """Machines that share a limit; None stands for any."""
 
@@ -149,6 +159,9 @@ class World:
         self.machine_types: dict[str, MachineType] = dict(MACHINE_TYPES)
         self.quotas_vcpus: dict[str, float] = dict.fromkeys(QUOTAS, DEFAULT_VCPUS)
         self.capacity: dict[Pool, int] = {}
+        self.placement_groups: dict[str, PlacementGroup] = {}
+        self.cluster_capacity: int | None = None
+        """Instances that one cluster placement group has room for; None: for any number."""
         self.profiles: dict[str, str] = {name: name for name in ("rubberband-worker", "rubberband-head")}
         """Instance profile -> its role."""
         self.key_pairs: set[str] = {"me"}
@@ -238,6 +251,14 @@ class World:
             if pool.holds(instance_type, zone, market)
             for taken in [sum(pool.holds(one.machine_type.name, one.zone, one.market) for one in self.living())]
         )
+
+    def cluster_has_capacity(self, group: str | None, zone: str, instances: int) -> bool:
+        """Whether a cluster placement group has room: it is in one zone, that of the instances which are in it."""
+        if group is None:
+            return True
+        inside = [one for one in self.living() if one.placement_group == group]
+        fits = self.cluster_capacity is None or len(inside) + instances <= self.cluster_capacity
+        return fits and all(one.zone == zone for one in inside)
 
     def add_vpc(self, prefix: str = "10.0") -> str:
         """Another VPC, not the default one, with a subnet in each zone and its default security group; its id."""

@@ -75,4 +75,5 @@ def _told(ended: Ended, owner: str, region: str) -> list[str]:
     if ended.token:
         lines.append("deleted the published Ray token")
     lines += [f"deleted security group {group}" for group in ended.security_groups]
+    lines += [f"deleted placement group {group}" for group in ended.placement_groups]
     return [*lines, *(f"kept security group {group}, which is in use and costs nothing" for group in ended.kept_groups)]

@@ -47,6 +47,7 @@ def report(outcomes: Sequence[Outcome]) -> None:
         "head",
         "cap",
         "together",
+        "one_zone",
         "taken",
     ):
         counts = Counter(getattr(outcome.point, what) for outcome in outcomes)

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rubberband.cloud.aws.launching import Ware
+from rubberband.cloud.aws.choosing import Ware
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.aws.session import open_session
 from rubberband.cloud.aws_fake import FakeAws

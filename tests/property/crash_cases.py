@@ -79,6 +79,8 @@ class Point:
     """The one that comes next is killed too, after so many calls; -1: it is not."""
     together: bool
     """Whether its other threads are at their calls at that moment, too."""
+    one_zone: bool
+    """Whether trials may span instances, which are then in one zone."""
     taken: bool
     """Whether EC2 takes a spot instance away before the next one comes."""
 
@@ -94,6 +96,7 @@ def parse(text: str) -> Point:
         "after": lambda word: word == "True",
         "together": lambda word: word == "True",
         "taken": lambda word: word == "True",
+        "one_zone": lambda word: word == "True",
         "offset": int,
         "lasts": int,
         "hidden_s": float,
@@ -125,6 +128,7 @@ def points_of(markets: str, calls: Mapping[str, int], seed: int) -> Iterator[Poi
             cap=source.choice(["roomy", "roomy", "tight"]) if kill_at < calls["roomy"] else "tight",
             again=source.choice([-1, -1, source.randrange(40)]),
             together=source.random() < 0.5,
+            one_zone=source.random() < 0.25,
             taken=markets != "on_demand" and source.random() < 0.25,
         )
 
@@ -145,6 +149,7 @@ def undisturbed(markets: str, cap: Cap) -> Point:
         cap=cap,
         again=-1,
         together=False,
+        one_zone=False,
         taken=False,
     )
 

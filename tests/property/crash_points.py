@@ -49,6 +49,8 @@ from tests.unit.aws_account import START_AT
 
 ENDS = ("done", "budget", "failed")
 """How a run ends whose driver always came back."""
+SURE = ("ok", "no-connection", "throttled", "no-capacity", "partial", "5xx")
+"""Weathers in which the driver knows where its instances are."""
 MOST_DRIVERS = 60
 
 
@@ -88,7 +90,7 @@ class Story:
         """An account in which nothing has happened."""
         point = self.point
         self.job = job_of(point.markets, point.cap)
-        self.world = World(Path(self.here), self.job, boot_s=BOOT_S[point.cap])
+        self.world = World(Path(self.here), self.job, boot_s=BOOT_S[point.cap], together=point.one_zone)
         self.world.fake.fault = self.fault
         self.journal = MemoryJournal()
         self.kill_at, self.kills_after = point.kill_at, point.after
@@ -234,6 +236,7 @@ class Story:
             *self._orphans(),
             *self._beyond_their_leases(),
             *self._bought_twice(),
+            *self._in_several_zones(),
             *self._unknown_to_the_ledger(),
             *self._more_billed_than_known(),
             *self._beyond_the_cap(),
@@ -258,6 +261,13 @@ class Story:
         for name, count in bought.items():
             if count > 1:
                 yield f"{name} was bought {count} times"
+
+    def _in_several_zones(self) -> Iterator[str]:
+        for one in self.world.fake.instances if self.point.one_zone and self.point.weather in SURE else ():
+            began, until = one.launched_at, math.inf if one.ended_at is None else one.ended_at
+            for other in self.world.fake.instances:
+                if other.zone != one.zone and began <= other.launched_at < until:
+                    yield f"{name_of(one)} and {name_of(other)} are in two zones"
 
     def _unknown_to_the_ledger(self) -> Iterator[str]:
         state = self._controller().state
@@ -292,6 +302,8 @@ class Story:
             wrong = bool(groups)
         if wrong:
             yield f"there are {len(groups)} security groups"
+        if self.ended == "down" and self.world.fake.world.placement_groups:
+            yield "there are placement groups"
 
     def outcome(self) -> Outcome:
         """Judged."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rubberband.cloud.aws.calls import name_in
-from rubberband.cloud.aws.launching import Ware
+from rubberband.cloud.aws.choosing import Ware
 from rubberband.cloud.aws.preflight import preflight
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.aws.resolving import resolve
@@ -86,10 +86,13 @@ class Standing:
 class World(Account):
     """The account, what really happens in it, and what drivers leave on their machine."""
 
-    def __init__(self, folder: Path, job: Job, *, boot_s: float) -> None:
-        """Machines take `boot_s` from when they run, and are billed, until they arm their lease and join."""
+    def __init__(self, folder: Path, job: Job, *, boot_s: float, together: bool) -> None:
+        """Machines take `boot_s` from when they run, and are billed, until they arm their lease and join.
+
+        `together`: all of them are to be in one zone.
+        """
         super().__init__(reads=boot_times, validates=False, boot_s=boot_s)
-        self.boot_s = boot_s
+        self.boot_s, self.together = boot_s, together
         self.clock = VirtualClock(START_AT)
         self.fake.clock = self.clock.now
         self.directory, self.job = folder / "instances", job
@@ -175,6 +178,7 @@ class World(Account):
             wares=[ware],
             gpus=offer.gpus,
             lease_s=LEASE_S,
+            together=self.together,
             clock=self.clock.now,
             sleep=self.sleep,
         )

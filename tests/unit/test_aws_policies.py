@@ -13,6 +13,7 @@ import pytest
 from rubberband.cloud.aws.calls import Choice, client_token, launch_request, tags_of
 from rubberband.cloud.aws.ending import end_everything
 from rubberband.cloud.aws.machines import NodeStart
+from rubberband.cloud.aws.network import ensure_cluster
 from rubberband.cloud.aws.preflight import preflight
 from rubberband.cloud.aws.resolving import resolve
 from rubberband.cloud.aws.token import read_token, token_parameter
@@ -24,6 +25,7 @@ from tests.unit.test_aws_preflight import started
 
 PREFLIGHT = [
     "ec2:AuthorizeSecurityGroupIngress",
+    "ec2:CreatePlacementGroup",
     "ec2:CreateSecurityGroup",
     "ec2:CreateTags",
     "ec2:DescribeImages",
@@ -45,7 +47,9 @@ PREFLIGHT = [
 ]
 """What a run cannot do without: the checks before it find that it is missing."""
 OTHERWISE = {
+    "ec2:DeletePlacementGroup": "rubberband down",
     "ec2:DeleteSecurityGroup": "rubberband down",
+    "ec2:DescribePlacementGroups": "rubberband down",
     "ec2:GetConsoleOutput": "the reason of an instance that powered itself off",
     "ec2:DescribeRouteTables": "whether a NAT gateway charges what instances download; without it a note says so",
     "ec2:DescribeVpcs": "a driver that is not in the VPC",
@@ -120,6 +124,7 @@ def everything(account: Account) -> None:
             market=market,  # type: ignore[arg-type]
             price_usd_per_hour=1.0,
             on_demand_usd_per_hour=1.0,
+            placement_group=ensure_cluster(account.session, machines.owner, account.place.zone, "g5.xlarge"),
         )
         start = NodeStart(instances=("i-001",), head_address="10.0.0.1:1", gpus=1, lease_s=600, lifetime_s=3600)
         request = launch_request(

@@ -68,7 +68,7 @@ def measured(
 ) -> MeasuredProfile:
     """What is measured on a virtual clock in place of the local provider."""
 
-    def make_backend(_folder: object, setup: Setup, offer: Offer, metric: str) -> VirtualBackend:
+    def make_backend(_folder: object, setup: Setup, offer: Offer, metric: str, **_: int) -> VirtualBackend:
         if setup.batch is not None:
             return AdaptiveBackend("test", offer, PROFILE, metric=metric).told_by(MODEL, 500.0)
         return VirtualBackend("test", offer, PROFILE, metric=metric, faults=faults)
@@ -239,7 +239,7 @@ def test_measuring_ends_when_a_request_asks_for_it_and_the_request_is_gone_then(
     inbox = Inbox(folder.inbox)
     monkeypatch.setattr("rubberband.tuning.find_entrypoint", lambda *_: Entrypoint.parse("nosuch:Trial"))
 
-    def make_backend(_folder: object, _setup: Setup, offer: Offer, metric: str) -> VirtualBackend:
+    def make_backend(_folder: object, _setup: Setup, offer: Offer, metric: str, **_: int) -> VirtualBackend:
         inbox.put(DriverRequest(id="c-1", kind="cancel", asked_at=1.0))
         return VirtualBackend("test", offer, PROFILE, metric=metric)
 
