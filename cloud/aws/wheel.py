@@ -171,3 +171,13 @@ def _digest(data: bytes, kind: str = "sha256") -> str:
 def _record(content: dict[str, bytes], own: str) -> bytes:
     lines = (f"{path},sha256={_digest(data)},{len(data)}" for path, data in content.items())
     return "\n".join((*lines, f"{own},,", "")).encode()
+
+
+def main() -> None:
+    """Print name and digest of the wheel that is made of what runs here: the same on the driver and its instances."""
+    name, content = build()
+    print(f"{hashlib.sha256(content).hexdigest()}  {name}")
+
+
+if __name__ == "__main__":
+    main()

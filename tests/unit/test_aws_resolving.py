@@ -29,6 +29,8 @@ from rubberband.errors import InputError
 from rubberband.resources import Aws
 from tests.unit.aws_account import Account
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.fixture
 def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Account:
@@ -453,6 +455,25 @@ def test_an_installed_package_is_packed_as_the_checkout_that_it_came_from(instal
     (installed / "__pycache__/cli.cpython-311.pyc").write_bytes(b"compiled")
 
     assert wheel.build(installed) == wheel.build(Path(rubberband.__file__).parent)
+
+
+def test_an_instance_prints_the_digest_of_the_drivers_wheel(
+    installed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel.main()
+    driver = capsys.readouterr().out
+    paths = [str(installed.parent), *(path for path in sys.path if path and path != str(ROOT))]
+    code = f"import sys; sys.path[:] = {paths!r}; import rubberband.cloud.aws.wheel as wheel; wheel.main()"
+    there = subprocess.run(
+        [sys.executable, "-I", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    ).stdout
+
+    assert there == driver
+    assert driver.split()[0] == hashlib.sha256(wheel.build()[1]).hexdigest()
 
 
 @pytest.mark.parametrize(
