@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,8 @@ _ZOOMS = 3
 _NEGLIGIBLE = 1e-7
 """Of the peak's density; the grid is laid again where there is more."""
 _INTERVAL = (0.05, 0.95)
+_LEAST_FREEDOM = 3.0
+"""Of the error of the mean of one trial or two, whose deviation is mostly the prior's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +69,10 @@ class Fit:
     log_seconds: Mapping[int, float]
     """GPUs -> logarithm of the seconds per iteration of the average trial."""
     mean_error: float
-    """Standard error of `log_seconds`, which comes from that there are few trials more than from anything else."""
+    """Standard error of `log_seconds`, which comes from that there are few trials more than from anything else.
+
+    Few trials leave the deviation unsure too, so it is widened: its normal law has the 95th percentile of Student's t.
+    """
     log_speeds: Mapping[int, float]
     """Trial -> how much slower than the average it is: the logarithm of a factor, shrunk by what is unsure of it."""
 
@@ -112,6 +118,7 @@ def fit(cells: Sequence[Cell]) -> Fit:
     weights = table.posterior(trial_sd, residual_sd)
     trial, residual = _component(trial_sd, weights.sum(axis=1)), _component(residual_sd, weights.sum(axis=0))
     log_seconds, mean_error, log_speeds = table.effects(_sd(trial.cv), _sd(residual.cv))
+    mean_error *= _student(len(table.trials) - 1.0)
     return Fit(trial=trial, iteration=residual, log_seconds=log_seconds, mean_error=mean_error, log_speeds=log_speeds)
 
 
@@ -205,6 +212,12 @@ def _component(grid: Floats, weights: Floats) -> Component:
     cvs, below = np.sqrt(np.expm1(grid**2)), np.cumsum(weights) - 0.5 * weights
     low, high = np.interp(_INTERVAL, below, cvs).tolist()
     return Component(cv=float(weights @ cvs), low_cv=low, high_cv=high)
+
+
+def _student(freedom: float) -> float:
+    """Student's t over the normal law at the 95th percentile (Cornish-Fisher expansion)."""
+    freedom, square = max(freedom, _LEAST_FREEDOM), NormalDist().inv_cdf(_INTERVAL[1]) ** 2
+    return 1.0 + (square + 1.0) / (4.0 * freedom) + (5.0 * square**2 + 16.0 * square + 3.0) / (96.0 * freedom**2)
 
 
 def _sd(cv: float) -> float:

@@ -95,6 +95,14 @@ def test_a_trials_own_speed_is_shrunk_by_what_is_unsure_of_it() -> None:
     assert 0.0 < seen < 0.5 * slowest
 
 
+@pytest.mark.parametrize(("trials", "share"), [(4, 2.353), (8, 1.895), (16, 1.753)])
+def test_the_mean_of_few_trials_is_unsure_as_students_t_has_it(trials: int, share: float) -> None:
+    """By the table of its 95th percentile, over the normal law's."""
+    found = fit([cell_of(trial, 1, [1.0 + 0.1 * trial] * 30) for trial in range(trials)])
+    plain = found.trial.cv / math.sqrt(trials)
+    assert found.mean_error / plain == pytest.approx(share / 1.645, rel=0.03)
+
+
 def test_one_trial_says_nothing_of_how_trials_differ() -> None:
     found = fit([cell_of(0, gpus, [1.0, 1.1, 0.9]) for gpus in (1, 2, 4)])
     assert found.trial.cv == pytest.approx(0.147, abs=0.005)
