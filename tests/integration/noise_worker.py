@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
 from multiprocessing.queues import Queue
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -17,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from rubberband.cloud.local.ray_node import free_port
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import GradientNoise, NoiseReading
+from tests.integration.forked import CONTEXT, start
 
-ROOT = str(Path(__file__).parents[2])
 NUM_INPUTS = 6
 
 
@@ -82,19 +79,9 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
 def run_gang(scenarios: Sequence[Scenario]) -> list[list[Outcome]]:
     """What each worker saw of each scenario, in the order of their ranks; all are of as many workers."""
     rendezvous = f"tcp://127.0.0.1:{free_port()}"
-    context = get_context("spawn")
-    results: Queue[tuple[int, list[Outcome]]] = context.Queue()
+    results: Queue[tuple[int, list[Outcome]]] = CONTEXT.Queue()
     num_workers = len(scenarios[0].shares)
-    workers = [
-        context.Process(target=_work, args=(scenarios, rank, rendezvous, results)) for rank in range(num_workers)
-    ]
-    # A process that is spawned gets this one's search path, on which pytest alone has no need for the checkout.
-    sys.path.insert(0, ROOT)
-    try:
-        for worker in workers:
-            worker.start()
-    finally:
-        sys.path.remove(ROOT)
+    workers = [start(_work, scenarios, rank, rendezvous, results) for rank in range(num_workers)]
     found = dict(results.get(timeout=240) for _ in workers)
     for worker in workers:
         worker.join()

@@ -1,17 +1,13 @@
 """A worker process that stays warm, as a slot's does, and runs the segments that it is sent; and its client.
 
-The protocol is pickles on stdin and on what was stdout; the process itself needs nothing but this repository.
+The protocol is pickles in a pipe.
 """
 
 from __future__ import annotations
 
-import os
-import pickle
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from multiprocessing.connection import Connection
 from typing import Any
 
 from rubberband.cloud.local.ray_node import free_port
@@ -19,8 +15,7 @@ from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import Segment
-
-ROOT = Path(__file__).parents[2]
+from tests.integration.forked import CONTEXT, start
 
 Shares = Sequence[Sequence[int]]
 
@@ -53,33 +48,32 @@ class Worker:
     """A warm worker in another process."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
+        self._jobs, theirs = CONTEXT.Pipe()
+        self._process = start(_serve, theirs)
+        theirs.close()
 
     @property
     def pid(self) -> int:
         """Of its process."""
+        assert self._process.pid is not None
         return self._process.pid
 
     def send(self, *job: Any) -> None:
         """Let it run `run_segment(*job)`, or `run_unequal` where the third argument is a list."""
-        assert self._process.stdin is not None
-        pickle.dump(job, self._process.stdin)
-        self._process.stdin.flush()
+        self._jobs.send(job)
 
     def receive(self) -> Any:
         """What came of it; EOFError where the process ended."""
-        assert self._process.stdout is not None
-        return pickle.load(self._process.stdout)
+        try:
+            return self._jobs.recv()
+        except ConnectionError:
+            raise EOFError from None
 
     def stop(self) -> None:
         """End the process."""
         self._process.kill()
-        self._process.communicate()
+        self._process.join()
+        self._jobs.close()
 
 
 def run_gang(
@@ -98,20 +92,13 @@ def run_gang(
     return results
 
 
-def main() -> None:
-    """Serve jobs until stdin ends."""
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+def _serve(jobs: Connection) -> None:
+    """Serve jobs until there are no more."""
     while True:
         try:
-            entrypoint, segment, last = pickle.load(sys.stdin.buffer)
+            entrypoint, segment, last = jobs.recv()
         except EOFError:
             return
         run = run_unequal if isinstance(last, list) else run_segment
         result = run(entrypoint, segment, last)
-        pickle.dump(result if isinstance(result, tuple) else list(result), answers)
-        answers.flush()
-
-
-if __name__ == "__main__":
-    main()
+        jobs.send(result if isinstance(result, tuple) else list(result))

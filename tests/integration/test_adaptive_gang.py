@@ -81,7 +81,7 @@ def test_a_gang_grows_its_batch_where_gradients_are_noise(workers, store, optimi
     assert (use.instances, use.gpus) == (1, 2)
 
 
-def test_resized_and_resumed_after_its_processes_were_killed_it_goes_on_with_what_it_had_learnt(store):
+def test_resized_and_resumed_after_its_processes_were_killed_it_goes_on_with_what_it_had_learnt(workers, store):
     with gang_of(2) as gang:
         before = run(gang, replace(SEGMENT, until_iterations=4), store)
         for worker in gang:
@@ -89,9 +89,8 @@ def test_resized_and_resumed_after_its_processes_were_killed_it_goes_on_with_wha
     learnt, seen = sizes(before[-1])[-1], before[-1].told.batches[-1].noise_scale
     assert learnt > 16
     resumed = replace(SEGMENT, from_iterations=4, checkpoint=before[-1].checkpoint)
-    for num_workers in (0, 2):
-        with gang_of(num_workers) as gang:
-            after = run(gang, resumed, store)
+    for others in ([], workers):
+        after = run(others, resumed, store)
         assert sizes(after[0])[0] >= learnt / 4.1, "it does not begin again"
         assert after[0].told.batches[0].noise_scale == pytest.approx(seen, rel=0.7)
         assert [report.iterations for report in after] == [5, 6]
