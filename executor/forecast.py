@@ -21,7 +21,7 @@ from rubberband.plan import total_iterations
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What is expected of the whole experiment now."""
+    """Forecast of the whole experiment as of now."""
 
     jct_s: float
     cost_usd: float
@@ -69,7 +69,7 @@ def runs_in_s(job: Job, state: State, now: float) -> float:
 
 
 def _stage_left_usd(job: Job, state: State, now: float, left_s: float) -> float:
-    """What the current stage still adds to the bill: minima that are paid already are used up first."""
+    """Return the cost that the current stage still adds to the bill: minima that are paid already are used up first."""
     if state.phase is Phase.PLANNING:
         return 0.0
     offer, end = job.offer, now + left_s
@@ -107,7 +107,7 @@ def _stage_left_s(job: Job, state: State, now: float) -> float:
 
 
 def _lateness(trials: int, num_slots: int) -> float:
-    """By how many standard deviations the last of so many trials is later than the average, where times vary.
+    """Standard deviations by which the last of several trials is later than their average, where times vary.
 
     That is the largest of as many normal quantities as there are slots (Blom's approximation), of sums of trials where
     some wait.

@@ -22,7 +22,7 @@ class FreeSlots:
         self.gpus = width * len(self._free)
         """Free ones, in all."""
         self._by_free: list[list[str]] = [[] for _ in range(width + 1)]
-        """Free GPUs -> a heap of the instances that have so many free, and perhaps others."""
+        """Free GPUs -> a heap of the instances with that number free; it may hold others too."""
         self._listed: set[tuple[int, str]] = set()
         for gang in taken:
             self.take(gang)
@@ -98,7 +98,7 @@ class FreeSlots:
         return tuple([slot_of(instance, gpu) for gpu in sorted(self._free[instance])[:gpus]])
 
     def _first(self, free: int, count: int) -> list[str]:
-        """The first `count` instances with just so many free GPUs, by name; empty if there are fewer."""
+        """Return the first `count` instances with exactly `free` free GPUs, by name; empty if there are fewer."""
         heap, found = self._by_free[free], list[str]()
         while heap and len(found) < count:
             instance = heapq.heappop(heap)

@@ -1,7 +1,7 @@
 """When the last of many trials ends that share few slots, for many samples at once.
 
-List scheduling: the slot that is free first takes the next trial. What counts is the multiset of the times at which the
-slots are free, so that trials can be taken many at a time as long as none of them ends before the last of them begins.
+List scheduling: the slot that is free first takes the next trial. The result depends on the multiset of the times at
+which slots are free, so that many trials can be taken at a time as long as none of them ends before the last begins.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Times = npt.NDArray[Any]
 """Seconds, in single or double precision."""
 
 _FEW_SLOTS = 16
-"""Up to so many, one trial after another is inserted between the times at which slots are free."""
+"""Up to this number of slots, trials are inserted one after another between the times at which slots are free."""
 _MANY_WAVES = 12
 _MANY_TRIALS = 512
 """Of more waves, and more trials, only the last waves are scheduled."""
 _LAST_WAVES = 5
 _SHARE = 16
-"""One in so many slots is filled at once even where a slot that ends early could take the last of these trials."""
+"""One in this number of slots is filled at once, even where a slot that ends early could take the last trial."""
 
 
 def makespan(trials_s: Times, num_slots: int) -> Floats:
@@ -96,8 +96,8 @@ def _stragglers(head_s: Times, num_slots: int) -> Times:
 def _after_many(head_s: Times, num_slots: int) -> Times:
     """(slots, rows) When slots are free after many waves: each has taken trials of its own, one after another.
 
-    Where a slot stands between two ends is told by what its share of the trials takes in all, whole trials aside: all
-    slots are at about the same point while times vary little, and anywhere when they vary. What the trials take in all
+    The total time of a slot's share of the trials, whole trials aside, says where it stands between two ends: all
+    slots are at about the same point while times vary little, and anywhere when they vary. The total time of all trials
     is kept.
     """
     shared_s = head_s.reshape(-1, num_slots, head_s.shape[1]).sum(axis=0, dtype=np.float64)

@@ -27,7 +27,7 @@ SMALLEST_GAIN_S = 1.0
 PAIRED_CHUNKS = 4
 """Chunks of samples that two plans are compared with."""
 LOWER_CONFIDENCES = (0.9, 0.75, 0.5)
-"""What is tried, as shares of the confidence, where no plan reaches it."""
+"""Shares of the confidence that are tried where no plan reaches it."""
 _WORTH = 1.0
 """Price of limits that are surely missed, in costs (or times) of the whole run: a late run is paid for nothing. Twice
 as much keeps hardly more of them where the true times are 30 % longer, half as much up to one in a hundred less."""
@@ -46,7 +46,7 @@ class Replanned:
     plan: Plan
     """Whole; the stages before the first one that is left are as they were."""
     prediction: Prediction
-    """Of the rest by `plan`: time from now, and what is added to the bill from now on."""
+    """Prediction of the rest by `plan`: time from now, and the cost that is added to the bill from now on."""
     present: Prediction
     """Of the rest by the plan that was in force."""
     changed: bool
@@ -77,7 +77,7 @@ class _Rest:
     """The stage of the job that is the first one left."""
 
     def evaluate(self, choice: Plan) -> Planned:
-        """What a plan of the rest takes and costs from now on, and how likely it keeps the limits."""
+        """Return the time and cost of a plan of the rest from now on, and its odds of keeping the limits."""
         return risk.planned(
             self.stages,
             choice,
@@ -91,11 +91,11 @@ class _Rest:
         )
 
     def value(self, planned: Planned) -> float:
-        """What is minimised: US dollars, or seconds."""
+        """Return the objective's value: US dollars, or seconds."""
         return planned.prediction.cost_usd if self.objective == "min_cost" else planned.prediction.jct_s
 
     def unsure(self, present: Planned, other: Planned) -> float | None:
-        """How much what `other` saves varies: both run on the same samples, of what happens and of what is not known.
+        """Standard deviation of the saving by `other`: both plans run on the same samples.
 
         So it is little where the two differ in a stage only that goes well or badly for both of them. None if nothing
         varies.
@@ -108,7 +108,7 @@ class _Rest:
         return float(saves.std())
 
     def worth(self, present: Planned) -> float:
-        """What it is worth to keep the limits, in the unit of what is minimised.
+        """Worth of keeping the limits, in the unit of the objective.
 
         The likelier the plan in force keeps them, the less: plans change in large steps, so that insurance against a
         small risk costs as much as a rescue, and is mostly not needed.
@@ -218,7 +218,7 @@ def _left(constraints: Constraints, spent_s: float, spent_usd: float) -> Constra
 
 
 def _choose(rest: _Rest, present: Planned) -> tuple[Planned, str]:
-    """The plan to take, and what is to be said of the one in force."""
+    """Return the plan to take, and the words about the one in force."""
     best = rest.best(rest.limits, rest.objective)
     if rest.kept(present):
         return _saves_enough(rest, present, best)
@@ -239,7 +239,7 @@ def _choose(rest: _Rest, present: Planned) -> tuple[Planned, str]:
 
 
 def _saves_enough(rest: _Rest, present: Planned, best: Planned | None) -> tuple[Planned, str]:
-    """The best plan where the one in force keeps the limits too, if it saves more than what is unsure."""
+    """Return the best plan where the one in force keeps the limits too, if it saves more than its uncertainty."""
     if best is None or best.plan == present.plan:
         return present, _holds(rest, present)
     if not _gains(rest.objective, present.prediction, best.prediction):
@@ -301,7 +301,7 @@ def _holds(rest: _Rest, present: Planned) -> str:
 
 
 def _failing(rest: _Rest, present: Planned) -> str:
-    """What the plan in force would do to the limits."""
+    """Say how the plan in force would miss the limits."""
     in_time, in_budget = meets(present.prediction, rest.limits)
     failings = [] if in_time else [f"end {_late(rest, present)}"]
     failings += [] if in_budget else [f"cost {_dear(rest, present)}"]
@@ -325,7 +325,7 @@ def _surely(rest: _Rest, planned: Planned) -> str:
 
 
 def _changes(done: int, rest: _Rest, present: Planned, chosen: Planned) -> str:
-    """What the new plan changes, and what that costs and saves."""
+    """Say how the new plan differs, and how much that costs or saves."""
     pairs = zip(present.plan.stages, chosen.plan.stages, strict=True)
     changes = [_change(done + index, old, new) for index, (old, new) in enumerate(pairs) if old != new]
     named = changes[:MOST_CHANGES]
@@ -355,8 +355,8 @@ def _difference(rest: _Rest, present: Planned, chosen: Planned) -> str:
     unsure = rest.unsure(present, chosen)
     by_cost = rest.objective == "min_cost"
     cost = _usd(abs(extra_usd), unsure if by_cost else None)
-    told = f"costs {cost} more" if extra_usd > 0.0 else f"saves {cost}"
-    cost = told if abs(extra_usd) >= 5e-5 else "no dearer"
+    change = f"costs {cost} more" if extra_usd > 0.0 else f"saves {cost}"
+    cost = change if abs(extra_usd) >= 5e-5 else "no dearer"
     time = _seconds(abs(extra_s), None if by_cost else unsure)
     return f"{cost}, {time} {'later' if extra_s > 0.0 else 'sooner'}" if abs(extra_s) >= 1.0 else cost
 

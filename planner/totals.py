@@ -1,4 +1,4 @@
-"""What a plan takes and costs in all, for many samples at once: the sums of `model.walk`, without its stages.
+"""Total time and cost of a plan for many samples at once: the sums of `model.walk`, without its stages.
 
 A bill is a sum of times, each with the price of what is held meanwhile, but for instances that live shorter than the
 billing minimum: what these owe beyond is added where it can be that there are any.
@@ -29,7 +29,7 @@ class _Group:
 
 @dataclass(slots=True)
 class _Bill:
-    """Spans of time one after another, and what is owed for each second of them."""
+    """Spans of time one after another, and the price of each second of them."""
 
     offer: Offer
     market: Market
@@ -52,19 +52,19 @@ class _Bill:
         self.price_usd_per_s = self.offer.market_price_usd_per_s(market) if per_instance else 0.0
 
     def span(self, seconds: Value, also_usd_per_s: float = 0.0) -> None:
-        """Hold everything for so long."""
+        """Hold all instances for `seconds`."""
         self.spans_s.append(seconds)
         self.passed_s.append(self.passed_s[-1] + seconds)
         self.usd_per_s.append(self.held * self.price_usd_per_s + self.head_usd_per_s + also_usd_per_s)
 
     def start(self, instances: int) -> None:
-        """Start instances; what is owed for them at once, besides the time that they live."""
+        """Start instances, and bill their data."""
         self.groups.append(_Group(instances, len(self.spans_s), 0.0))
         self.held += instances
         self.fixed_usd += instances * self.offer.once_usd_per_instance
 
     def release(self, surplus: int) -> None:
-        """Give back so many, those billed longest first."""
+        """Release `surplus` instances, those billed longest first."""
         while surplus > 0:
             oldest = self.groups[0]
             released = min(surplus, oldest.instances)
@@ -76,7 +76,7 @@ class _Bill:
                 del self.groups[0]
 
     def _owed(self, group: _Group, instances: int) -> None:
-        """What those that are given back owe for the rest of the billing minimum; what is prepaid costs nothing."""
+        """Bill released instances for the rest of the billing minimum; prepaid time costs nothing."""
         price, minimum_s = self.price_usd_per_s, self.offer.minimum_billed_s
         if price == 0.0 or group.held_s >= minimum_s:
             return
@@ -103,7 +103,7 @@ class _Bill:
 
 
 def totals(plan: Plan, offer: Offer, times: Times, held: Sequence[Cohort] = ()) -> tuple[Value, Value]:
-    """What a plan takes and costs in all, as `model.walk` has it stage by stage; up to rounding."""
+    """Return total seconds and US dollars of a plan: the sums of `model.walk` over its stages, up to rounding."""
     oldest_first = sorted(held, key=lambda cohort: -cohort.held_s)
     groups = [_Group(cohort.instances, -1, float(cohort.held_s)) for cohort in oldest_first if cohort.instances]
     market: Market = held[0].market if held else plan.stages[0].market

@@ -28,7 +28,7 @@ LATEST = 5
 """Number of latest starts that are used: a machine changes."""
 _LONGEST_S = 3600.0
 _STEADY_CV = 0.05
-"""What varies by less is planned with as if it did not."""
+"""Times that vary by less are planned with as if they did not vary."""
 _AT_ONCE_S = 1.0
 
 
@@ -47,12 +47,12 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartTimes:
-    """What is known of the starts of an experiment's instances on this machine."""
+    """Measured start times of an experiment's instances on this machine."""
 
     starts: int
-    """So many have been seen."""
+    """Number of starts that were measured."""
     instances: int
-    """So many instances started at once."""
+    """Number of instances that started at once."""
     provision_s: float
     provision_spread: Spread
     """Of the start as a whole: all instances share a machine, so that what delays one delays all."""
@@ -108,7 +108,7 @@ def record(home: Path, starts: Sequence[Start], at: float) -> None:
 
 
 def start_times(home: Path, entrypoint: str, instances: int) -> StartTimes | None:
-    """What the latest starts of `entrypoint` took, of about so many instances at once; None if there were none."""
+    """Return the latest start times of `entrypoint` with about this number of instances at once; None without any."""
     found = [start for start in _read(home / FILE) if start.entrypoint == entrypoint]
     if not found:
         return None
@@ -127,7 +127,7 @@ def start_times(home: Path, entrypoint: str, instances: int) -> StartTimes | Non
 
 
 def remark(key: str, written_s: float, seen_s: float, times: StartTimes) -> str:
-    """What is said of a delay that the file gives as `written_s` under `key`, where `seen_s` were seen."""
+    """Return the warning about a delay that the file gives as `written_s` under `key`, where `seen_s` were measured."""
     starts = "start" if times.starts == 1 else f"{times.starts} starts"
     at_once = "one instance" if times.instances == 1 else f"{times.instances} instances at once"
     word, seen = key.rpartition(".")[2], format_duration(seen_s)
@@ -143,7 +143,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """The standard deviation, as far as a sample tells it."""
+    """Return the standard deviation of a sample."""
     mean = _mean(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(1, len(values) - 1))
 
@@ -158,7 +158,7 @@ def _read(path: Path) -> Sequence[Start]:
 
 @lru_cache(maxsize=4)
 def _parsed(path: Path, mtime_ns: int, size: int) -> Sequence[Start]:
-    """What the file holds; it is read again where it has changed."""
+    """Return the records of the file; it is read again after a change."""
     with open(path, "rb") as file:
         lines = file.read(2 * MOST_BYTES).split(b"\n")
     found = []

@@ -1,9 +1,9 @@
 """Starts one Ray node and stays with it, as `ray start --block` does, but without the parts that are not used here.
 
-It is run by path, with the words of `ray start`. Left out are the imports of Ray's command line, the dashboard's
-process, the server of Ray's client, and the two agents of every node: together they take more time than the node. A
-raylet insists on two processes in the agents' place, and is told that nobody answers at their ports. Where this Ray
-is built in another way, plain `ray start` does it all.
+The script is run by path, with the arguments of `ray start`. It leaves out the imports of Ray's command line, the
+dashboard's process, the server of Ray's client and the two agents of each node: together they take longer to start
+than the node. A raylet needs two processes in the agents' place: it gets two that wait, and ports that are not used.
+Where this version of Ray is built in another way, the script runs plain `ray start`.
 """
 
 from __future__ import annotations

@@ -141,11 +141,13 @@ def test_a_machine_ends_with_its_lease_unless_it_is_extended(aws: Rehearsal) -> 
     assert extended.lives()
     os.utime(lease, (0, 0))
     until(lambda: ended(aws, extended), "a lease that was moved to the past")
+    assert extended.state_reason == "Client.InstanceInitiatedShutdown"
 
 
 def test_the_hard_stop_ends_a_machine_whatever_its_lease(aws: Rehearsal) -> None:
     machine = launch(aws, script("sleep 600", lifetime=0.3))
     until(lambda: ended(aws, machine), "the hard stop")
+    assert machine.state_reason == "Client.InstanceInitiatedShutdown"
 
 
 def test_shutdown_from_inside_ends_everything_and_stops_the_bill(aws: Rehearsal) -> None:
@@ -170,6 +172,7 @@ def test_whatever_ends_a_machine_leaves_no_process(aws: Rehearsal, how: str) -> 
         first = int((aws.machines.disk(machine.instance_id) / "run/init.pid").read_text())
         os.kill(first, signal.SIGKILL)
     until(lambda: ended(aws, machine), "the end of all processes")
+    assert aws.machines.processes(machine.instance_id) == []
 
 
 def test_a_session_on_a_machine_is_part_of_it(aws: Rehearsal) -> None:

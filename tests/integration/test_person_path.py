@@ -128,6 +128,7 @@ def test_a_person_previews_submits_and_watches_a_simulated_experiment(browser: A
         visit.shot("simulated-6-list")
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_a_person_previews_submits_and_watches_digits_on_local_instances(browser: Any, tmp_path: Path) -> None:

@@ -310,6 +310,7 @@ def test_a_limit_in_a_sweep_keeps_what_there_is() -> None:
     assert len(measured.profile.goodput.points) == 1
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_a_torch_trial_is_measured_on_one_and_two_workers(tmp_path: Path) -> None:
     backend = RayBackend(

@@ -216,6 +216,7 @@ def test_a_ray_node_that_dies_is_a_lost_instance_too(talk: Conversation, directo
     assert not [event for event in talk.of_trial(LONG) if isinstance(event, TrialFailed)]
 
 
+@pytest.mark.long
 def test_a_frozen_ray_node_is_a_lost_instance_too(talk: Conversation, directory: Path) -> None:
     talk.launch("g")
     talk.start(LONG, ("g", 0), until=1000)

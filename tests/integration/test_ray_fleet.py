@@ -150,6 +150,7 @@ def test_the_lease_is_renewed_and_the_provider_watched_after_they_broke(fleet: R
     provider.broken = set()
     provider.asked.clear()
     eventually(lambda: "renew_lease" in provider.asked and "head" in provider.asked)
+    assert "release" not in provider.asked, "what cannot be watched for a while is kept"
 
 
 def _shown(provider: Breaking, mailbox: Mailbox, count: int, **values: Any) -> list[Event]:

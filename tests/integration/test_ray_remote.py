@@ -16,7 +16,7 @@ from rubberband.cloud import ray_head
 from rubberband.cloud.local import LocalProvider
 from rubberband.cloud.node import LEASE_VARIABLE, METADATA_VARIABLE
 from rubberband.executor.checkpoints import open_store
-from rubberband.executor.events import InstanceInterrupted, InstanceReleased, ReleaseInstance
+from rubberband.executor.events import InstanceInterrupted, InstanceLost, InstanceReleased, ReleaseInstance
 from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.ray.code import pack
 from rubberband.executor.training.entrypoint import Entrypoint
@@ -151,6 +151,7 @@ def test_the_lease_of_the_machine_is_put_off_as_far_as_the_budget_reaches(talk: 
     held_until = float(int(time.time()) + 100)
     talk.backend.hold_until(held_until)
     eventually(lambda: (machine / "lease").stat().st_mtime == held_until)
+    assert [event for event in talk.listen(1.0) if isinstance(event, InstanceLost)] == []
 
 
 def test_a_notice_is_heard_and_told_once(talk: Conversation, said: dict[str, str]) -> None:

@@ -286,6 +286,7 @@ def test_who_takes_nothing_of_an_answer_is_cut_off(monkeypatch: pytest.MonkeyPat
 
     lost = asyncio.Event()
     asyncio.run(scenario())
+    assert lost.is_set(), "the app hears that its client is gone"
 
 
 def test_a_crowd_of_silent_connections_of_one_address_keeps_nobody_out(server: ServerProcess) -> None:

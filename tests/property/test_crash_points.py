@@ -16,7 +16,7 @@ from rubberband.executor.controller import Controller
 from tests.property.crash_cases import HIDDEN_S, WEATHERS, Point, Then, parse, undisturbed
 from tests.property.crash_points import points, replay_command, run_point, sample
 
-SOME, FEW = 400, 40
+SOME, FEW = 200, 40
 BLOCKS = 8
 
 

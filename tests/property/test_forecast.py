@@ -16,7 +16,7 @@ from tests.property.strategies import jobs
 
 
 @given(jobs())
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 def test_whenever_it_is_asked_the_forecast_of_an_undisturbed_run_is_the_prediction(job: Job) -> None:
     seen: list[Forecast] = []
 

@@ -32,7 +32,7 @@ def check_against_algorithm_1(stages, chosen, profile, offer):
     assert sampled.cost_usd.tolist() == pytest.approx([predicted.cost_usd] * 2, rel=1e-9, abs=1e-9)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(carried_out())
 def test_the_model_is_algorithm_1_where_nothing_varies(case):
     check_against_algorithm_1(*case)
@@ -86,7 +86,7 @@ def found_by_greedy(case, warm_starts):
     return greedy(stages, profile, offer, constraints, evaluate=evaluate, warm_starts=warm_starts)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(limited_jobs() | halving_jobs())
 def test_greedy_keeps_the_limits_and_is_never_cheaper_than_the_search(case):
     stages, profile, offer, constraints, *_ = case
@@ -115,7 +115,7 @@ def best_static_usd(stages, profile, offer, constraints):
     return cheapest_usd
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(halving_jobs())
 def test_greedy_is_never_dearer_than_its_warm_start_and_more_warm_starts_never_harm(case):
     stages, profile, offer, constraints = case
@@ -174,7 +174,7 @@ def check_against_samples(case, num_samples):
         assert distance(ours, theirs) <= 2.5 * math.sqrt(1 / len(ours) + 1 / len(theirs))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(noisy())
 def test_samples_are_distributed_as_algorithm_1_s(case):
     check_against_samples(case, 1000)

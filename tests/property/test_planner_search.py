@@ -36,7 +36,7 @@ def check(case, objective="min_cost", policy="optimal"):
     assert planned.prediction == predict(stages, planned.plan, profile, offer)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(limited_jobs(billing="per_instance"))
 def test_no_plan_is_cheaper_when_instances_are_billed(case):
     check(case)

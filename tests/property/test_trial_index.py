@@ -15,7 +15,7 @@ from tests.unit.test_journal import JOB
 STATUSES = list(TrialStatus)
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(data=st.data())
 def test_what_is_kept_of_trials_is_what_a_walk_finds(data: st.DataObject) -> None:
     state, now = Controller(JOB).state, 0.0

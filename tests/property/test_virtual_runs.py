@@ -28,7 +28,7 @@ def jct_s(state: State) -> float:
 
 
 @given(jobs())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 def test_a_virtual_run_takes_and_costs_what_was_predicted(job: Job) -> None:
     controller, _, finish = run_virtual(job)
     state = controller.state
@@ -72,7 +72,7 @@ def faults(draw: st.DrawFn) -> Faults:
 
 
 @given(jobs(), faults(), st.one_of(st.none(), st.floats(0.0, 3.0)), st.one_of(st.none(), st.integers(0, 40)))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 def test_with_any_faults_a_run_ends_holds_nothing_and_keeps_every_invariant(
     job: Job, faults: Faults, cap: float | None, cancel_after: int | None
 ) -> None:

@@ -234,6 +234,23 @@ def test_noise_scale_and_speed_are_told_apart(phi: float, pace: float, gpus: int
         assert found.profile.iteration_s(size) == pytest.approx(pace * time_s, rel=0.22 if near else 0.03)
 
 
+def planned_job(stages: tuple[Stage, ...], profile: Profile, limits: Constraints) -> Job:
+    """A job with its plan, which is planned again at every SYNC."""
+    planned = plan(stages, profile, OFFER, limits)
+    return dataclasses.replace(
+        JOB,
+        stages=stages,
+        plan=planned.plan,
+        prediction=planned.prediction,
+        offer=OFFER,
+        profile=profile,
+        deadline_s=limits.deadline_s,
+        replan=True,
+        min_gpus_per_trial=limits.min_gpus_per_trial,
+        max_gpus_per_trial=limits.max_gpus_per_trial,
+    )
+
+
 @pytest.mark.parametrize(
     ("phi", "pace", "expected"),
     [
@@ -245,20 +262,7 @@ def test_noise_scale_and_speed_are_told_apart(phi: float, pace: float, gpus: int
 def test_a_run_is_planned_again_with_the_noise_scale_it_has_come_to(phi: float, pace: float, expected: str) -> None:
     profile = adaptive()
     stages = (Stage(trials=8, iterations=4), Stage(trials=2, iterations=12))
-    limits = Constraints(deadline_s=3600.0, max_gpus_per_trial=4)
-    planned = plan(stages, profile, OFFER, limits)
-    job = dataclasses.replace(
-        JOB,
-        stages=stages,
-        plan=planned.plan,
-        prediction=planned.prediction,
-        offer=OFFER,
-        profile=profile,
-        deadline_s=3600.0,
-        replan=True,
-        min_gpus_per_trial=1,
-        max_gpus_per_trial=4,
-    )
+    job = planned_job(stages, profile, Constraints(deadline_s=3600.0, max_gpus_per_trial=4))
     truth = dataclasses.replace(profile, seconds_per_iteration=at(phi, profile))
     backend = VirtualBackend(job.name, OFFER, truth, metric=job.metric, slowdown=pace, batches_of=lambda *_: told(phi))
     controller, _, finish = run_virtual(job, backend=backend)
@@ -295,19 +299,7 @@ def own_paces(trial: int) -> float:
 def test_where_larger_models_win_the_rest_is_foretold_for_the_survivors() -> None:
     profile = dataclasses.replace(PROFILE, trial_cv=0.2)
     stages = (Stage(trials=16, iterations=2), Stage(trials=4, iterations=6))
-    limits = Constraints(deadline_s=600.0, max_gpus_per_trial=4)
-    planned = plan(stages, profile, OFFER, limits)
-    job = dataclasses.replace(
-        JOB,
-        stages=stages,
-        plan=planned.plan,
-        prediction=planned.prediction,
-        offer=OFFER,
-        profile=profile,
-        deadline_s=limits.deadline_s,
-        replan=True,
-        max_gpus_per_trial=4,
-    )
+    job = planned_job(stages, profile, Constraints(deadline_s=600.0, max_gpus_per_trial=4))
     backend = VirtualBackend(
         job.name, OFFER, profile, metric=job.metric, metric_of=lambda trial, _: own_paces(trial), pace_of=own_paces
     )
