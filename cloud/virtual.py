@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rubberband.cloud.provider import InstanceState, InstanceStatus
-from rubberband.errors import ProviderError
+from rubberband.errors import NoCapacityError, ProviderError
 from rubberband.offer import SECONDS_PER_HOUR, Offer
 from rubberband.plan import Market
 
@@ -41,6 +41,8 @@ class Fate:
 
     refused: str = ""
     """Why it is refused for good; empty: it is not."""
+    sold_out: bool = False
+    """Whether that is since its market has none."""
     provision_s: float | None = None
     """From the request until it runs; None: as long as the offer says."""
     stillborn_after_s: float = math.inf
@@ -154,7 +156,7 @@ class VirtualProvider:
             return
         fate, now = self._fate_of(instance, market), self._clock.now()
         if fate.refused:
-            raise ProviderError(fate.refused)
+            raise NoCapacityError(fate.refused) if fate.sold_out else ProviderError(fate.refused)
         provision_s = self._provision_delay_s if fate.provision_s is None else fate.provision_s
         runs = provision_s < math.inf and provision_s <= fate.stillborn_after_s
         runs_at = now + provision_s if runs else math.inf

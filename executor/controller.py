@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rubberband.executor import accounting, attempts, rented, rules
+from rubberband.executor import accounting, attempts, fallback, rented, rules
 from rubberband.executor.events import (
     CancelRequested,
     CheckpointLost,
@@ -361,6 +361,8 @@ class Controller:
             self._end_unstarted()
             return
         told = f"no instance to train on: {'max_cost leaves room for none' if last is None else last.reason}"
+        if (enough_usd := fallback.needed_usd(self.job, state)) is not None:
+            told += f"; max_cost of {format_usd(enough_usd)} would buy one on demand instead of spot"
         if last is not None and cut_short:
             told += f"; max_cost paid for {last.first_lease_s:.0f} s of {last.instance}, which was not ready by then"
         if rules.affordable(self.job, state) and not cut_short:

@@ -107,6 +107,8 @@ class InstanceRefused(Event):
     reason: str
     failed_start: bool = False
     """Whether its start was begun and failed, rather than refused for want of capacity, quota or rights."""
+    sold_out: bool = False
+    """Whether its market has none for this account now, in no zone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

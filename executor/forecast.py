@@ -27,14 +27,14 @@ class Forecast:
     cost_usd: float
 
 
-def forecast(job: Job, state: State, now: float) -> Forecast:
-    """The expected job completion time and bill, as of `now`."""
+def forecast(job: Job, state: State, now: float, instances: int | None = None) -> Forecast:
+    """The expected job completion time and bill, as of `now`; `instances` in this stage, if not those of the plan."""
     if state.phase in (Phase.ENDING, Phase.FINISHED):
         end = state.ended_at if state.ended_at is not None else now
         return Forecast(jct_s=end - state.started_at, cost_usd=bill_usd(job, state, end))
     if not state.stages:
         return Forecast(jct_s=job.prediction.jct_s, cost_usd=job.prediction.cost_usd)
-    current = stage_forecast(job, state, now)
+    current = stage_forecast(job, state, now, instances)
     later = state.predicted[state.stages[-1].stage + 1 :]
     return Forecast(
         jct_s=current.jct_s + sum(stage.provisioning_s + stage.duration_s for stage in later),
@@ -42,11 +42,11 @@ def forecast(job: Job, state: State, now: float) -> Forecast:
     )
 
 
-def stage_forecast(job: Job, state: State, now: float) -> Forecast:
+def stage_forecast(job: Job, state: State, now: float, instances: int | None = None) -> Forecast:
     """When the current stage's SYNC is expected, from the start, and the whole bill by then; of a run that goes on."""
     waits = state.phase is Phase.SCALING or not (state.ready() or state.running() or state.phase is Phase.PLANNING)
     waiting_s = max(0.0, _ready_at(job, state) - now) if waits else 0.0
-    left_s = waiting_s + _stage_left_s(job, state, now)
+    left_s = waiting_s + _stage_left_s(job, state, now, instances)
     return Forecast(
         jct_s=now - state.started_at + left_s,
         cost_usd=bill_usd(job, state, now) + _stage_left_usd(job, state, now, left_s) + job.offer.head_cost_usd(left_s),
@@ -93,10 +93,10 @@ def _functions_left_usd(job: Job, state: State, now: float) -> float:
     return usd_per_s * sum(left_s) + coming * new_instance_usd(job.offer, chosen.market, 0.0)
 
 
-def _stage_left_s(job: Job, state: State, now: float) -> float:
+def _stage_left_s(job: Job, state: State, now: float, instances: int | None = None) -> float:
     """Seconds until the current stage's last trial is done: list scheduling on the plan's slots."""
     chosen = state.chosen()
-    num_slots = max(1, slots(chosen.instances, job.offer.gpus, chosen.gpus_per_trial))
+    num_slots = max(1, slots(instances or chosen.instances, job.offer.gpus, chosen.gpus_per_trial))
     late = _lateness(len(state.running()) + len(state.queued()), num_slots)
     free_in = _running_left_s(job, state, now, late)
     free_in += [0.0] * (num_slots - len(free_in))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import get_args
 
-from rubberband.executor import rules
+from rubberband.executor import fallback, rules
 from rubberband.executor.attempts import stop
 from rubberband.executor.events import (
     Command,
@@ -20,6 +20,7 @@ from rubberband.executor.events import (
     ReleaseInstance,
 )
 from rubberband.executor.state import GONE, LIVE, InstanceRecord, InstanceStatus, Job, State
+from rubberband.plan import Market
 
 RETRY_DELAY_S = 10.0
 """Before a refused launch, or one that came to nothing, is tried again; doubled each time."""
@@ -62,6 +63,8 @@ def note(job: Job, state: State, event: InstanceEvent) -> list[Command]:
             record.status, record.reason = InstanceStatus.REFUSED, event.reason
             rounds = job.launch_attempts - state.launches_left
             state.relaunch_at = event.occurred_at + RETRY_DELAY_S * 2 ** max(0, rounds - 1)
+            if event.sold_out and was_wanted and record.market == "spot":
+                _note_sold_out(job, state, event.reason)
             if event.failed_start and was_wanted:
                 _note_failed_start(job, state, record)
         case InstanceInterrupted():
@@ -104,9 +107,17 @@ def _note_running(record: InstanceRecord, event: InstanceRunning) -> None:
 def _note_interrupted(job: Job, state: State, record: InstanceRecord, event: InstanceInterrupted) -> None:
     if record.interrupted_at is None:
         record.interrupted_at = event.occurred_at
+        fallback.note_taken(job, state, record)
         _allow_another_launch(job, state)
     if record.status is not InstanceStatus.RELEASING:
         record.status = InstanceStatus.LEAVING
+
+
+def _note_sold_out(job: Job, state: State, reason: str) -> None:
+    """Spot is dry: on demand may be asked for at once, and that is no attempt more."""
+    fallback.note_dry(state, reason)
+    if (lacking := rules.missing(job, state)) and fallback.affordable_on_demand(job, state, lacking):
+        state.relaunch_at, state.round_until = state.now, state.now + RETRY_DELAY_S
 
 
 def _note_failed_start(job: Job, state: State, record: InstanceRecord) -> None:
@@ -138,6 +149,7 @@ def lose(
     record.status, record.ended_at, record.reason = InstanceStatus.ENDED, ended_at, reason
     record.preempted = preempted
     if preempted and record.interrupted_at is None:
+        fallback.note_taken(job, state, record)
         _allow_another_launch(job, state)
     state.rent_changed()
     return [stop(job, state, trial, preempted=preempted) for trial in state.runners.on(record.instance)]
@@ -151,8 +163,11 @@ def launch_missing(job: Job, state: State) -> list[Command]:
         return []
     if (count := rules.affordable(job, state, missing)) == 0 or not _may_launch(state):
         return []
+    on_demand = fallback.affordable_on_demand(job, state, count)
+    count = on_demand or count
+    market: Market = "on_demand" if on_demand else state.chosen().market
     records = [
-        InstanceRecord(instance=f"i-{number:03d}", requested_at=state.now, market=state.chosen().market)
+        InstanceRecord(instance=f"i-{number:03d}", requested_at=state.now, market=market, instead_of_spot=on_demand > 0)
         for number in range(len(state.instances) + 1, len(state.instances) + 1 + count)
     ]
     for record in records:
@@ -217,10 +232,14 @@ def release_left(job: Job, state: State) -> list[Command]:
 
 
 def release_surplus(job: Job, state: State) -> list[Command]:
-    """Give back what the stage that begins does not need: those billed longest, and all of another market."""
+    """Give back what the stage that begins does not need: those billed longest, and all of another market.
+
+    As long as there is no spot capacity, what was bought on demand instead stays.
+    """
     chosen = state.chosen()
-    ours = [record for record in state.live() if record.market == chosen.market]
-    others = [record for record in state.live() if record.market != chosen.market]
-    unbilled_first = sorted(ours, key=lambda record: record.running_at is not None)
+    stays = fallback.stays(job, state)
+    ours = [r for r in state.live() if r.market == chosen.market or (stays and r.instead_of_spot)]
+    others = [record for record in state.live() if record not in ours]
+    unbilled_first = sorted(ours, key=lambda record: (record.running_at is not None, record.market == chosen.market))
     surplus = max(0, len(ours) - chosen.instances)
     return release(job, state, [*others, *unbilled_first[:surplus]])

@@ -148,9 +148,12 @@ def held(state: State, now: float) -> list[Cohort]:
     """The instances that run, by how long they have been billed.
 
     One that was asked for and does not run yet is not held: it costs and delays a plan just as a new one does, and
-    nothing if it is given up. Nor is one that is taken away soon. All are of one market, the stage's.
+    nothing if it is given up. Nor is one that is taken away soon. All are of one market, the stage's; what was bought
+    on demand instead of spot counts where it is all that there is.
     """
     running = [record for record in state.live() if record.running_at is not None]
+    planned = [record for record in running if not record.instead_of_spot]
+    running = planned or running
     cohorts = Counter((held_s(record, now), record.market) for record in running)
     return [Cohort(instances=count, held_s=age_s, market=market) for (age_s, market), count in sorted(cohorts.items())]
 

@@ -218,6 +218,8 @@ class Result:
     """In order."""
     pauses: tuple[PauseResult, ...] = ()
     """In order."""
+    instead_of_spot: str = ""
+    """How many instances were bought on demand instead of spot, and why; empty where none was."""
     resumable: bool = False
     """Whether a resume goes on with it; of what is not finished, should its driver be gone."""
     unsaved_trials: int = 0
@@ -328,9 +330,16 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         resumed_s=tuple(max(0.0, at - state.started_at) for at in state.resumed_at),
         setbacks=tuple(_setback(state, setback) for setback in state.setbacks),
         pauses=tuple(_pause(state, pause) for pause in state.pauses),
+        instead_of_spot=_instead_of_spot(state),
         resumable=state.phase is not Phase.FINISHED or rules.can_go_on(job, state),
         unsaved_trials=sum(trial.reports[-1].saved_iterations == 0 for trial in state.trials if trial.reports),
     )
+
+
+def _instead_of_spot(state: State) -> str:
+    """`2 instances on demand instead of spot: …`, of those that ran."""
+    count = sum(r.instead_of_spot and r.running_at is not None for r in state.instances.values())
+    return f"{count} instance{'s' * (count != 1)} on demand instead of spot: {state.spot_dry_reason}" if count else ""
 
 
 def was_interrupted(record: InstanceRecord) -> bool:

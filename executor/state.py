@@ -191,6 +191,8 @@ class InstanceRecord:
     """When the provider gave notice that it takes the instance away."""
     preempted: bool = False
     """Whether it ended because the provider took it away."""
+    instead_of_spot: bool = False
+    """Whether it was bought on demand in a stage that is planned on spot, since there was no spot capacity."""
     failed_start: bool = False
     """Whether it was started and never got ready, by a fault of its own: neither released nor taken away."""
 
@@ -325,6 +327,9 @@ class State:
     """Not before this instant is a refused launch, or one that came to nothing, tried again."""
     failed_starts: int = 0
     """Instances in a row that never got ready, since the last one that did."""
+    spot_dry_until: float = -math.inf
+    """Until then spot counts as not to be had: it was refused, or taken away too often."""
+    spot_dry_reason: str = ""
     purse: Purse | None = field(default=None, init=False, repr=False, compare=False)
     """What is known of the bill since it last took another course; None: to be reckoned again."""
     settled_usd: float = field(default=0.0, init=False, repr=False, compare=False)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rubberband.cloud.provider import InstanceStatus
 from rubberband.cloud.virtual import VirtualClock, VirtualProvider
-from rubberband.errors import ProviderError
+from rubberband.errors import NoCapacityError, ProviderError
 from rubberband.executor.events import (
     DriverResumed,
     EndedInstance,
@@ -162,19 +162,30 @@ class VirtualFleet:
         try:
             self._provider.launch(instance, market, first_lease_s=lease_s)
         except ProviderError as error:
-            reason = str(error)
-            self._agenda.add(hold.answered_at, lambda now: self._refused(instance, hold, reason, now))
+            reason, sold_out = str(error), isinstance(error, NoCapacityError)
+            self._agenda.add(
+                hold.answered_at, lambda now: self._refused(instance, hold, reason, now, sold_out=sold_out)
+            )
         else:
             hold.launched = True
             self._follow(instance, hold)
 
     def _refused(
-        self, instance: str, hold: _Hold, reason: str, now: float, *, failed_start: bool = False
+        self,
+        instance: str,
+        hold: _Hold,
+        reason: str,
+        now: float,
+        *,
+        failed_start: bool = False,
+        sold_out: bool = False,
     ) -> Event | None:
         if hold.over:
             return None
         hold.over = True
-        return InstanceRefused(occurred_at=now, instance=instance, reason=reason, failed_start=failed_start)
+        return InstanceRefused(
+            occurred_at=now, instance=instance, reason=reason, failed_start=failed_start, sold_out=sold_out
+        )
 
     def _follow(self, instance: str, hold: _Hold) -> None:
         """Put on the agenda what will become of an instance that is asked for."""

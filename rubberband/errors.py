@@ -8,6 +8,7 @@ RubberbandError                 exit 1: something failed while working
 ├── InfeasibleError             exit 3: no plan meets the constraints; carries the nearest one
 ├── Cancelled                   exit 130: the user asked for an end
 ├── ProviderError               the cloud (or this machine as one) refused or broke
+│   └── NoCapacityError         the market that was asked has no such instance for this account now
 ├── ServiceError                the service does not answer, or failed
 ├── CheckpointError             a checkpoint could not be written, or read back whole
 │   ├── CheckpointLostError     it is gone, or not what was written
@@ -83,6 +84,10 @@ class Cancelled(RubberbandError):
 
 class ProviderError(RubberbandError):
     """The provider refused a request or broke while serving it."""
+
+
+class NoCapacityError(ProviderError):
+    """The market has no such instance for this account now, in no zone; another market may."""
 
 
 class ServiceError(RubberbandError):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from rubberband.errors import ProviderError
+from rubberband.errors import NoCapacityError, ProviderError
 from rubberband.plan import Market
 
 _LOOK_S = 0.05
@@ -34,10 +34,10 @@ class Order:
         if not self.answer.done():
             self.answer.set_result(None)
 
-    def refuse(self, reason: str) -> None:
+    def refuse(self, reason: str, *, sold_out: bool = False) -> None:
         """Say why it is not bought."""
         if not self.answer.done():
-            self.answer.set_exception(ProviderError(reason))
+            self.answer.set_exception(NoCapacityError(reason) if sold_out else ProviderError(reason))
 
 
 class Gathering:

@@ -109,7 +109,7 @@ class Launcher:
             except ProviderError as error:
                 order.refuse(str(error))
         left = [order for order in left if not self._is_over(order)]
-        hopeless: set[str] = set()
+        hopeless, sold_out = set[str](), True
         for choice, at_least in self._choices.turns(orders[0].market, len(left)):
             if not left:
                 break
@@ -119,9 +119,10 @@ class Launcher:
             if refusal == "quota":
                 hopeless.add(choice.instance_type)
             elif refusal not in (None, "capacity") and choice.placement_group is None:
+                sold_out = False
                 break
         for order in self._left(left):
-            order.refuse(self._refuse(order.instance, self._refusals(order)))
+            order.refuse(self._refuse(order.instance, self._refusals(order)), sold_out=sold_out)
 
     def _is_over(self, order: Order) -> bool:
         """Whether it is answered; it is if its instance has been bought."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rubberband.cloud.cluster import ClusterProvider, HeadError
 from rubberband.cloud.provider import InstanceStatus
-from rubberband.errors import ProviderError
+from rubberband.errors import NoCapacityError, ProviderError
 from rubberband.executor.events import (
     DriverResumed,
     InstanceInterrupted,
@@ -135,11 +135,15 @@ class RayFleet:
                 self._provider.launch(instance, market, first_lease_s=first_lease_s)
         except Exception as error:
             reason = str(error) if isinstance(error, ProviderError) else f"{type(error).__name__}: {error}"
-            failed_start = isinstance(error, HeadError)
+            failed_start, sold_out = isinstance(error, HeadError), isinstance(error, NoCapacityError)
             if self._end(instance, hold):
                 self._mailbox.put(
                     lambda at: InstanceRefused(
-                        occurred_at=at, instance=instance, reason=reason, failed_start=failed_start
+                        occurred_at=at,
+                        instance=instance,
+                        reason=reason,
+                        failed_start=failed_start,
+                        sold_out=sold_out,
                     )
                 )
         finally:

@@ -150,6 +150,8 @@ class Narrator:
             return ""
         if rules.buys_none(self._job, state) and not state.ready():
             return f"; {state.failed_starts} in a row never got ready, so no more are bought"
+        if any(record.instead_of_spot and record.requested_at == state.now for record in state.live()):
+            return ""
         if state.launches_left <= 0:
             return f"; going on with {_held(state)}"
         return f"; asking again in {duration(max(0.0, state.relaunch_at - state.now))}"
@@ -198,6 +200,8 @@ class Narrator:
         asked = [record for record in state.instances.values() if record.instance not in self._instances]
         self._instances.update(record.instance for record in asked)
         on_spot = " on spot" if any(record.market == "spot" for record in asked) else ""
+        instead = any(record.instead_of_spot for record in asked)
+        on_spot = f" on demand instead of spot ({printable(state.spot_dry_reason)})" if instead else on_spot
         launching = f"launching {len(asked)}{on_spot}: {len(state.live()) - len(asked)} -> {_held(state)}"
         if len(state.stages) > self._stages_begun:
             self._stages_begun = len(state.stages)

@@ -349,8 +349,9 @@ def purchases(result: Result) -> Table:
     return Table(
         title="Instances bought",
         header=("instances", "market", "type", "zone", "rent (USD/h)", "USD"),
-        rows=tuple(rows) if telling else (),
+        rows=tuple(rows) if telling or result.instead_of_spot else (),
         words=frozenset({1, 2, 3}),
+        notes=(f"{printable(result.instead_of_spot)}.",) if result.instead_of_spot else (),
     )
 
 

@@ -379,8 +379,10 @@ def _judged_by_the_bill(run: Run, finish: Finish | None) -> list[str]:
     if finish is not None and billed_usd > ledger_usd + before_started_usd + 1e-6:
         wrong.append(f"the provider bills {billed_usd:.6f} USD and the ledger says {ledger_usd:.6f}")
     rent_usd = sum(instance_cost_usd(job, record, math.inf) for record in state.instances.values())
-    # What ended at its lease, unwatched, is only known to have ended by then.
-    if finish is not None and not run.seen["lease expired"] and billed_usd < rent_usd - 1e-6:
+    # What ended at its lease, unwatched, is only known to have ended by then; an hour whose price is not known
+    # yet counts at the most that it may cost.
+    is_known = finish is not None and not run.seen["lease expired"] and not run.seen["price moves"]
+    if is_known and billed_usd < rent_usd - 1e-6:
         wrong.append(f"the ledger says {rent_usd:.6f} USD for instances, and the provider {billed_usd:.6f} in all")
     return wrong
 

@@ -278,7 +278,7 @@ class Chance:
             self._sold_out_until[market] = self._now() + open_again_s
         if self._now() < self._sold_out_until.get(market, -math.inf):
             self.seen["refused"] += 1
-            return Fate(refused=f"no capacity for {instance}")
+            return Fate(refused=f"no capacity for {instance}", sold_out=True)
         slow = 20.0 if self._happens(weather.slow, "slow start") else 1.0
         provision_s = self._offer.provision_delay_s * slow * source.lognormvariate(0.0, 0.3)
         init_s = self._offer.init_delay_s * source.lognormvariate(0.0, 0.3)
@@ -293,6 +293,7 @@ class Chance:
                 init_s=init_s,
                 stillborn_after_s=stillborn_after_s,
                 price_usd_per_hour=self._price_usd_per_hour(market),
+                hour_prices_usd=self._hour_prices_usd(market),
                 lease_late_s=source.uniform(0.0, RELEASE_MARGIN_S / 2.0),
             ),
             market,
@@ -304,6 +305,12 @@ class Chance:
         if self._dearest_usd_per_hour > self._offer.price_usd_per_hour and self._happens(0.2, "another type"):
             return self._dearest_usd_per_hour
         return None
+
+    def _hour_prices_usd(self, market: Market) -> tuple[float, ...] | None:
+        """Of spot, half of the time: another price in each hour, at most that on demand."""
+        if market != "spot" or not self._happens(0.5, "price moves"):
+            return None
+        return tuple(self._offer.price_usd_per_hour * self._source.uniform(0.2, 1.0) for _ in range(6))
 
     def _with_end(self, fate: Fate, market: Market) -> Fate:
         dies = self._weather.deaths_per_hour

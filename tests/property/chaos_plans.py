@@ -60,6 +60,8 @@ class PlanWatch:
         on_their_way = [r for r in state.live() if r.ready_at is None and r.requested_at < event.occurred_at]
         if on_their_way:  # the planner takes what runs for ready, and the forecast knows better
             return
+        if any(record.instead_of_spot for record in state.live()):  # the planner has it given back
+            return
         expected = forecast(job, state, event.occurred_at)
         close = abs(expected.jct_s - event.jct_s) <= ROUNDING_S + SHARE * event.jct_s
         self._require(close, f"the decision says {event.jct_s} s in all, and the forecast {expected.jct_s}")
@@ -71,7 +73,7 @@ class PlanWatch:
             return
         chosen, live = state.chosen(), state.live()
         self._require(len(live) <= chosen.instances, f"{len(live)} instances are held of {chosen.instances} planned")
-        markets = {record.market for record in live}
+        markets = {record.market for record in live if not record.instead_of_spot}
         self._require(markets <= {chosen.market}, f"instances of {markets} where {chosen.market} is planned")
         for trial in state.running():
             least = job.profile.smallest_gpus

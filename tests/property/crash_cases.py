@@ -31,6 +31,7 @@ WEATHERS: dict[str, Hook] = {
     "no-capacity": lambda call: Fault.no_capacity() if launches(call) else None,
     "partial": lambda call: Fault(launches_at_most=1) if launches(call) else None,
     "partial-lost": lambda call: replace(Fault.timeout(took_effect=True), launches_at_most=1),
+    "no-spot": lambda call: Fault.no_capacity() if launches(call) and "InstanceMarketOptions" in call.params else None,
     "5xx": lambda call: Fault.server_error(),
     "5xx-after": lambda call: Fault.server_error(took_effect=True),
     "stale": lambda call: Fault.stale(60.0),

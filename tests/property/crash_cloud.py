@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.provider import InstanceStatus
-from rubberband.errors import ProviderError
+from rubberband.errors import NoCapacityError, ProviderError
 from rubberband.executor import statuses
 from rubberband.executor.events import (
     DriverResumed,
@@ -116,7 +116,10 @@ class CloudFleet:
             hold = self._holds[name]
             was_over, hold.over = hold.over, True
             if not was_over:
-                self._tell(InstanceRefused(occurred_at=self._now(), instance=name, reason=str(error)))
+                sold_out = isinstance(error, NoCapacityError)
+                self._tell(
+                    InstanceRefused(occurred_at=self._now(), instance=name, reason=str(error), sold_out=sold_out)
+                )
 
     def release(self, instance: str) -> None:
         """Give an instance back; InstanceReleased follows."""

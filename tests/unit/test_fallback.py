@@ -1,0 +1,85 @@
+"""On demand instead of spot within a stage: when, how many, and in which words."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from rubberband.cloud.virtual import Fate
+from rubberband.executor.controller import Controller
+from rubberband.executor.events import Event, InstanceRefused
+from rubberband.executor.fortune import Faults
+from rubberband.executor.invariants import validate
+from rubberband.executor.result import summarise
+from rubberband.executor.state import Job
+from rubberband.plan import Market
+from rubberband.views.narration import Narrator
+from rubberband.views.tables import purchases
+from tests.property.crash_cases import job_of
+from tests.unit.virtual_runs import run_virtual
+
+JOB = dataclasses.replace(job_of("spot", "roomy"), release_margin_s=0.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dry(Faults):
+    """No spot from the instance number `dry_from` on."""
+
+    dry_from: int = 1
+    sold_out: bool = True
+
+    def instance(self, instance: str, market: Market) -> Fate:
+        """Refused where it is spot."""
+        if market == "spot" and int(instance.removeprefix("i-")) >= self.dry_from:
+            return Fate(refused="no spot capacity in us-east-1a", sold_out=self.sold_out)
+        return Fate()
+
+
+def run(job: Job, faults: Faults) -> tuple[Controller, list[str]]:
+    """To its end, with what is told of it."""
+    narrator, said = Narrator(job), list[str]()
+
+    def observe(event: Event, controller: Controller) -> None:
+        validate(controller)
+        said.extend(narrator.lines(event, controller))
+
+    controller, _, _ = run_virtual(job, faults, observers=[observe])
+    return controller, said
+
+
+def test_a_dry_pool_is_left_for_on_demand_within_the_stage() -> None:
+    controller, said = run(JOB, Dry())
+    state = controller.state
+    assert state.outcome == "done"
+    markets = [record.market for record in state.instances.values() if record.running_at is not None]
+    assert markets == ["on_demand"] * 3
+    assert any("on demand instead of spot (no spot capacity in us-east-1a)" in line for line in said)
+    result = summarise(controller.job, state, {"configurations": [{}] * 3}, state.now)
+    sentence = "3 instances on demand instead of spot: no spot capacity in us-east-1a"
+    assert result.instead_of_spot == sentence
+    assert f"{sentence}." in purchases(result).notes
+
+
+def test_a_refusal_that_is_not_for_want_of_capacity_changes_no_market() -> None:
+    controller, _ = run(JOB, Dry(sold_out=False))
+    assert {record.market for record in controller.state.instances.values()} == {"spot"}
+
+
+@pytest.mark.parametrize(("deadline_s", "falls_back"), [(None, False), (1e5, False), (110.0, True)])
+def test_with_some_spot_on_demand_is_bought_only_for_the_deadline(deadline_s: float | None, falls_back: bool) -> None:
+    controller, _ = run(dataclasses.replace(JOB, deadline_s=deadline_s), Dry(dry_from=2))
+    assert controller.state.outcome == "done"
+    first_stage = [r for r in controller.state.instances.values() if r.requested_at < 200.0]
+    assert any(record.instead_of_spot for record in first_stage) == falls_back
+
+
+def test_the_cap_forbids_it_and_the_end_names_the_cap_that_would_do() -> None:
+    job = dataclasses.replace(JOB, max_cost_usd=JOB.prediction.cost_usd * 1.05)
+    controller, _ = run(job, Dry())
+    assert all(record.market == "spot" for record in controller.state.instances.values())
+    assert "would buy one on demand instead of spot" in controller.state.reason
+
+
+def test_a_journal_of_a_former_version_falls_back_to_nothing() -> None:
+    assert not InstanceRefused(occurred_at=0.0, instance="i-001", reason="").sold_out
