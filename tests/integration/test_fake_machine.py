@@ -279,17 +279,20 @@ def test_the_provider_rents_machines_over_http_as_the_drivers_role(
     words: dict[str, Any] = {"run": "run-1", "wares": ONE_GPU, "gpus": 1, "look_s": 0.0}
     provider = AwsProvider("digits", tmp_path, open_session("us-east-1"), machines, Standing(), **words)
     provider.renew_lease(time.time() + 600)
-    provider.launch("i-001")
+    assert provider.launch_all(("i-001", "i-003")) == {}
     provider.launch("i-002", "spot")
     rented = {name_in(one.tags, one.launch_index): one for one in aws.fake.living if "rubberband:run" in one.tags}
-    for machine in rented.values():
+    for name, machine in rented.items():
+        says(aws, machine, f"{name} boots")
         says(aws, machine, "set up")
-    assert {status.instance: status.market for status in provider.describe()} == {"i-001": "on_demand", "i-002": "spot"}
+    markets = {"i-001": "on_demand", "i-002": "spot", "i-003": "on_demand"}
+    assert {status.instance: status.market for status in provider.describe()} == markets
     aws.fake.reclaim(rented["i-002"].instance_id, notice_s=None)
     provider.release("i-001")
+    provider.release("i-003")
     for machine in rented.values():
         until(lambda machine=machine: ended(aws, machine), "the end")
-    assert [status.preempted for status in provider.describe()] == [False, True]
+    assert {status.instance for status in provider.describe() if status.preempted} == {"i-002"}
     provider.close()
 
 
