@@ -106,6 +106,9 @@ class Aws(Words):
     head_idle_s: Annotated[Duration, AfterValidator(_idle)] = Field(3600.0, alias="head_idle")
     """The head stops itself when no experiment has run on it, and no one was signed in, for so long: at least 10 min,
     or 0 for never. A stopped head costs its disk alone."""
+    guard_role: Annotated[str, Field(min_length=1)] | None = "rubberband-guard"
+    """The role with which AWS ends an instance that outlives its lease because its guest never booted and its driver
+    died (cloud/aws/policies/guard.json). Where there is no such role, or with null, nothing does."""
     owner: Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,63}$")] = "rubberband"
     """The tag `rubberband:owner` of everything that is rented; the policies allow to end only what carries it."""
     volume_gb: Annotated[int, Field(strict=True, ge=8, le=16_384)] | None = None

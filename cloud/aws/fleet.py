@@ -32,7 +32,7 @@ LOOK_S = 5.0
 PATIENCE_S = 60.0
 """For so long an order to end an instance is repeated before the caller hears that EC2 does not obey."""
 _LONGEST_PAUSE_S = 20.0
-_SHUTDOWN_S = 90.0
+SHUTDOWN_S = 90.0
 """From the end of a lease until the machine is off, at most."""
 
 
@@ -180,21 +180,21 @@ class Fleet:
         if not states.never_ran(machine):
             self._runs(name, machine, at)
         told_at = states.transition_at(machine)
-        ended_at = min(at, self._latest_end(name) if told_at is None else told_at + 1.0)
+        ended_at = min(at, self.latest_end(name) if told_at is None else told_at + 1.0)
         intent = self.intents.get(name)
         ours = None if intent is None or not states.ended_by_a_call(machine) else intent.ending
         lease_over = ended_at >= self._latest_until - self.look_s
         reason = console.why(self.session, machine, lease_over=lease_over) if ours is None else ours
         self._finish(name, ended_at, reason, preempted=states.taken_back(machine))
 
-    def _latest_end(self, name: str) -> float:
+    def latest_end(self, name: str) -> float:
         """When an instance has surely ended itself, whatever became of the driver: with its lease."""
         intent = self.intents.get(name)
         if intent is None or intent.last is None:
             return math.inf
         began_at = intent.last.asked_at if intent.running_at is None else intent.running_at
         until = self._latest_until if name in self._met else self._former_until
-        return max(until, began_at + intent.last.lease_s) + _SHUTDOWN_S
+        return max(until, began_at + intent.last.lease_s) + SHUTDOWN_S
 
     def _finish(self, name: str, ended_at: float, reason: str, *, preempted: bool = False) -> Intent:
         def finished(intent: Intent) -> Intent:
@@ -214,7 +214,7 @@ class Fleet:
             return
         count, first_at = self._missed.get(name, (0, at))
         self._missed[name] = (count + 1, first_at)
-        believed = count >= 1 or at > self._latest_end(name)  # else EC2 may only not show it for a moment
+        believed = count >= 1 or at > self.latest_end(name)  # else EC2 may only not show it for a moment
         if not believed or at - last.asked_at < VISIBILITY_S:
             return
         if last.outcome != "accepted":
@@ -227,7 +227,7 @@ class Fleet:
     def _vanished(self, name: str, at: float) -> None:
         """It was accepted, or even seen, and EC2 forgot it: it ended, at the latest when its lease did."""
         self._runs(name, {}, at)
-        self._finish(name, min(at, self._latest_end(name)), "EC2 does not show it any more")
+        self._finish(name, min(at, self.latest_end(name)), "EC2 does not show it any more")
 
     def end_stray(self, machine: Mapping[str, Any]) -> None:
         """An instance of this run that nothing refers to: a request that was given up took effect after all."""

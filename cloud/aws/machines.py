@@ -19,7 +19,8 @@ class Session(Protocol):
         ...
 
     def client(self, service: str) -> Any:
-        """The client of a service (`ec2`, `ssm`, `sts`, `pricing`, `service-quotas`, `s3`), always the same one."""
+        """The client of a service (`ec2`, `ssm`, `sts`, `pricing`, `service-quotas`, `scheduler`, `s3`), always the
+        same one."""
         ...
 
 

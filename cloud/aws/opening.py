@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
 from rubberband.cloud import catalogue
 from rubberband.cloud.aws.choosing import Ware
+from rubberband.cloud.aws.guards import Guards
 from rubberband.cloud.aws.images import type_facts
 from rubberband.cloud.aws.machines import Session
 from rubberband.cloud.aws.metadata import Place, own_address, own_place
@@ -79,9 +81,18 @@ def open_provider(
         gpus=offer.gpus,
         lease_s=resources.lease_length_s,
         device=device,
+        guards=_guards(session, resources, head.clock),
         clock=head.clock,
         together=together,
     )
+
+
+def _guards(session: Session, resources: Resources, clock: Callable[[], float]) -> Guards | None:
+    def begin(work: Callable[[], None]) -> None:
+        threading.Thread(target=work, name="guards", daemon=True).start()
+
+    role = resources.aws.guard_role
+    return None if role is None else Guards(session, role, clock=clock, begin=begin)
 
 
 def check_lease(resources: Resources) -> None:

@@ -16,8 +16,9 @@ from botocore.exceptions import ClientError
 
 from rubberband.cloud.aws.calls import Choice, by_tags, launch_request, tags_of
 from rubberband.cloud.aws.clock_check import check_clock
-from rubberband.cloud.aws.errors import code_of, explain, lacks_rights
+from rubberband.cloud.aws.errors import FAILURES, code_of, explain, lacks_rights
 from rubberband.cloud.aws.extra import open_aws
+from rubberband.cloud.aws.guards import delete, guard
 from rubberband.cloud.aws.images import type_facts
 from rubberband.cloud.aws.machines import Machines, NodeStart, Session
 from rubberband.cloud.aws.metadata import Place, own_address, own_place
@@ -36,6 +37,7 @@ from rubberband.resources import Aws, Resources
 from rubberband.units import shown
 
 _PROBE = "preflight"
+_YEAR_S = 366 * 86_400.0
 _LONGEST_S = 1e9
 """Of a lease, in the dry run: the script is as long as any."""
 
@@ -102,6 +104,7 @@ def _looked_at(checks: _Checks, offers: Sequence[Offer]) -> Iterator[str]:
     for offer in offers:
         yield from _look_at_launch(checks, offer)
     yield from _look_at_end(checks)
+    yield from _look_at_guard(checks)
 
 
 def _look_at_type(checks: _Checks, offer: Offer) -> Iterator[str]:
@@ -228,6 +231,24 @@ def refused_launch(error: ClientError, profile: str, key_name: str | None, key: 
             "use an administrator's, or allow it for that role"
         )
     return explain(error)
+
+
+def _look_at_guard(checks: _Checks) -> Iterator[str]:
+    """Whether AWS would end what outlives its lease, by a schedule that is made, moved and deleted: it has no dry
+    run."""
+    role, some_day = checks.resources.aws.guard_role, time.time() + _YEAR_S
+    if role is None:
+        return
+    try:
+        for moves in (False, True):
+            guard(checks.session, role, _PROBE, some_day, moves=moves)
+        delete(checks.session, _PROBE)
+    except FAILURES as error:
+        yield (
+            "an instance whose guest never boots lives on if the driver dies as well, as AWS does not guard it: "
+            f"{explain(error)} (see the role {role} in rubberband/cloud/aws/policies/README.md), or silence this with "
+            "resources.aws.guard_role: null"
+        )
 
 
 def _look_at_end(checks: _Checks) -> Iterator[str]:

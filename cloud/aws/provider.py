@@ -18,6 +18,7 @@ from typing import Literal, Protocol
 from rubberband.cloud.aws.choosing import Choices, Ware
 from rubberband.cloud.aws.fleet import LOOK_S, PATIENCE_S, Fleet
 from rubberband.cloud.aws.gathering import Gathering, Order
+from rubberband.cloud.aws.guards import Guards
 from rubberband.cloud.aws.intents import Intent, Intents, Run
 from rubberband.cloud.aws.launching import Launcher
 from rubberband.cloud.aws.machines import Machines, Session
@@ -74,12 +75,13 @@ class AwsProvider:
         least_lease_s: float = LEAST_LEASE_S,
         together: bool = False,
         look_s: float = LOOK_S,
+        guards: Guards | None = None,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """`wares` are the types that will do, the planned one first, each with `gpus` slots. `run` sets this run apart
-        from others of the same name. `together`: trials may span instances, so all are to be in one zone. Until
-        `renew_lease` is called, leases reach `lease_s` from now.
+        from others of the same name. `together`: trials may span instances, so all are to be in one zone. `guards` end
+        what outlives driver and lease. Until `renew_lease` is called, leases reach `lease_s` from now.
 
         Raises ProviderError if what an earlier driver wrote cannot be read.
         """
@@ -98,6 +100,7 @@ class AwsProvider:
             lease_s=lease_s,
         )
         self._gathering = Gathering(self._launcher.buy, lambda: sleep(_GATHER_S))
+        self._guards = guards
         self._names: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
         self._mutex = threading.Lock()
         self._unwanted: set[str] = set()
@@ -170,6 +173,7 @@ class AwsProvider:
             self._gathering.join([order for order in orders if not order.answer.done()])
         finally:
             self._fleet.launching.difference_update(instances)
+            self._guard()
         return dict(self._failures(orders))
 
     def _begin(self, order: Order) -> None:
@@ -196,7 +200,14 @@ class AwsProvider:
         if self._intents.living() or (self._intents.all() and not self._closed):
             self._fleet.look()
             self._end_what_has_no_head()
+            self._guard()
         return [intent.status() for intent in self._intents.all() if not intent.refused]
+
+    def _guard(self) -> None:
+        """AWS ends what should have ended itself. Does not wait."""
+        if self._guards is not None:
+            bought = [(one.last.instance_id, one.instance) for one in self._intents.living() if one.last is not None]
+            self._guards.tend({identity: self._fleet.latest_end(name) for identity, name in bought if identity})
 
     def _end_what_has_no_head(self) -> None:
         living = [intent for intent in self._intents.living() if intent.instance not in self._fleet.launching]
@@ -254,6 +265,8 @@ class AwsProvider:
         try:
             if not closed or self._intents.living():
                 self._fleet.end_all(self._give_back)
+                if self._guards is not None:
+                    self._guards.close()
         finally:
             self._head.close()
 

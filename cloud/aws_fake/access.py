@@ -36,7 +36,7 @@ class Access:
         )
         where = "" if resource == EVERYTHING else f" on resource: {resource}"
         message = f"User: {self.arn} is not authorized to perform: {action}{where} {because}"
-        if action.startswith("ec2:") or action == "iam:PassRole":
+        if action.startswith("ec2:") or known.get("iam:PassedToService") == "ec2.amazonaws.com":
             message = f"You are not authorized to perform this operation. {message}"
             raise FakeError("UnauthorizedOperation", message, 403)
         if action.startswith("s3:"):

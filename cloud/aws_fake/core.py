@@ -15,6 +15,7 @@ from rubberband.cloud.aws_fake.billing import Bill, billed
 from rubberband.cloud.aws_fake.client import FakeSession
 from rubberband.cloud.aws_fake.faults import FakeCall, FakeDisconnect, FakeError, Fault
 from rubberband.cloud.aws_fake.instance import INSTANCE_INITIATED, SPOT_TERMINATION, Instance, Market
+from rubberband.cloud.aws_fake.launch_rights import check_end
 from rubberband.cloud.aws_fake.limits import Limits
 from rubberband.cloud.aws_fake.operations import OPERATIONS
 from rubberband.cloud.aws_fake.policy import Statement
@@ -62,6 +63,7 @@ class FakeAws:
         self.world = World(region, seed)
         self.world.pending_s, self.world.shutting_down_s = pending_s, shutting_down_s
         self.world.visible_after_s, self.world.boot_s, self.world.reads = visible_after_s, boot_s, reads
+        self.world.guard_may_end = self._guard_may_end
         furnish(self.world)
         self.policies = dict(shipped_policies() if policies is None else policies)
         self.limits = limits
@@ -222,6 +224,13 @@ class FakeAws:
         if principal not in PRINCIPALS:
             raise FakeError("AuthFailure", "AWS was not able to validate the provided access credentials", 401)
         return Access(arn=arn_of(principal), region=self.region, policies=self.policies.get(principal))
+
+    def _guard_may_end(self, instance: Instance) -> bool:
+        try:
+            check_end(self.world, self._access("guard"), instance)
+        except FakeError:
+            return False
+        return True
 
     def _tell(self) -> None:
         """Outside of the lock, since whoever is told may call the fake from another thread and wait for it."""

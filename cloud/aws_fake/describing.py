@@ -9,7 +9,7 @@ from typing import Any
 from rubberband.cloud.aws_fake.faults import FakeError
 from rubberband.cloud.aws_fake.filters import Reader, filtered, page
 from rubberband.cloud.aws_fake.instance import USER_INITIATED, Instance, as_datetime
-from rubberband.cloud.aws_fake.launch_rights import arn, request_tags, resource_tags
+from rubberband.cloud.aws_fake.launch_rights import arn, check_end, request_tags, resource_tags
 from rubberband.cloud.aws_fake.request import Operation, Request
 from rubberband.cloud.aws_fake.world import ACCOUNT
 
@@ -34,8 +34,7 @@ def terminate_instances(request: Request) -> dict[str, Any]:
     """TerminateInstances: all of them or, if one is not to be found, none."""
     instances = [_found(request, instance_id) for instance_id in request.params["InstanceIds"]]
     for instance in instances:
-        keys = {"ec2:Region": request.world.region, **resource_tags(instance.tags)}
-        request.access.check("ec2:TerminateInstances", arn(request.world, f"instance/{instance.instance_id}"), keys)
+        check_end(request.world, request.access, instance)
     request.end_dry_run()
     return {"TerminatingInstances": [_terminated(request, instance) for instance in instances]}
 

@@ -93,6 +93,8 @@ class Instance:
     """Up to then the spot price was never above its maximum."""
     reclaim_at: float | None = None
     """When it is taken away."""
+    guard_at: float | None = None
+    """When a schedule of the account ends it."""
     booted: bool = False
     ended_at: float | None = None
     """When it began to shut down; it is not billed from then on."""
@@ -134,8 +136,9 @@ class Instance:
                 (self.reclaim_at, SPOT_TERMINATION),
                 (self.lease_until, INSTANCE_INITIATED),
                 (self.hard_stop_at, INSTANCE_INITIATED),
+                (self.guard_at, USER_INITIATED),
             )
-            if at is not None and at <= now and (reason == SPOT_TERMINATION or now >= self.running_at)
+            if at is not None and at <= now and (reason != INSTANCE_INITIATED or now >= self.running_at)
         ]
         return min(ends, default=None)
 

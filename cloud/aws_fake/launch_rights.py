@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rubberband.cloud.aws_fake.access import Access
+from rubberband.cloud.aws_fake.instance import Instance
 from rubberband.cloud.aws_fake.launch_order import Order, profile_arn
 from rubberband.cloud.aws_fake.world import ACCOUNT, World
 
@@ -37,6 +38,12 @@ def check_launch(world: World, access: Access, order: Order) -> None:
     if order.profile is not None:
         role = f"arn:aws:iam::{ACCOUNT}:role/{world.profiles[order.profile]}"
         access.check("iam:PassRole", role, {"iam:PassedToService": "ec2.amazonaws.com"})
+
+
+def check_end(world: World, access: Access, instance: Instance) -> None:
+    """Raises FakeError unless the caller may end the instance."""
+    keys = {"ec2:Region": world.region, **resource_tags(instance.tags)}
+    access.check("ec2:TerminateInstances", arn(world, f"instance/{instance.instance_id}"), keys)
 
 
 def _touched(world: World, order: Order) -> list[tuple[str, Keys]]:

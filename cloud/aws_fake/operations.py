@@ -14,6 +14,7 @@ from rubberband.cloud.aws_fake.parameters import PARAMETERS
 from rubberband.cloud.aws_fake.placement_groups import PLACEMENT_GROUPS
 from rubberband.cloud.aws_fake.price_list import PRICE_LIST
 from rubberband.cloud.aws_fake.request import Operation
+from rubberband.cloud.aws_fake.schedules import SCHEDULES
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     **LAUNCHING,
@@ -25,4 +26,5 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     **ACCOUNTS,
     **PRICE_LIST,
     **BUCKETS,
+    **SCHEDULES,
 }

@@ -13,6 +13,7 @@ from rubberband.cloud.aws_fake.world import ACCOUNT
 PRINCIPALS: Mapping[str, str] = {
     "driver": "assumed-role/rubberband-head/i-0d21fe20000000001",
     "worker": "assumed-role/rubberband-worker/i-0e02ce20000000001",
+    "guard": "assumed-role/rubberband-guard/a-schedule",
     "admin": "user/admin",
 }
 BUCKET = "rubberband-fake-checkpoints"

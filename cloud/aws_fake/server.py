@@ -100,7 +100,9 @@ class FakeServer:
         if caller.service == "s3":
             return self._store(request, principal)
         try:
-            operation, params = wire.decode(caller.service, request.headers, request.body)
+            operation, params = wire.decode(
+                caller.service, request.headers, request.body, method=request.method, target=request.target
+            )
             self._check(caller, principal)
             result = self.fake.call(caller.service, operation, params, principal or "nobody")
             return wire.encode(caller.service, operation, result)
@@ -192,7 +194,7 @@ class Request:
 
     def __init__(self, method: str, target: str, headers: Any, body: bytes) -> None:
         path, _, self.query = target.partition("?")
-        self.method, self.path, self.headers, self.body = method, path, headers, body
+        self.method, self.path, self.target, self.headers, self.body = method, path, target, headers, body
 
 
 def _s3_error(code: str, message: str, *, status: int = 403) -> wire.Response:

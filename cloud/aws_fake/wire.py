@@ -1,7 +1,7 @@
 """AWS's wire formats as the server side speaks them, by botocore's own service models: requests in, responses out.
 
-It knows protocols (`ec2`, `query`, `json`), not services: what it reads and writes follows from the model alone, so an
-operation that the fake learns is on the wire at once. S3, whose protocol is another, is in storage.py.
+It knows protocols (`ec2`, `query`, `json`, `rest-json`), not services: what it reads and writes follows from the model
+alone, so an operation that the fake learns is on the wire at once. S3, whose protocol is another, is in storage.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any, TypeAlias
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 from xml.sax.saxutils import escape
 
 import botocore.loaders
@@ -72,12 +72,16 @@ def service_model(service: str) -> Any:
     return botocore.model.ServiceModel(description, service)
 
 
-def decode(service: str, headers: Mapping[str, str], body: bytes) -> tuple[str, Params]:
-    """The operation that a request asks for, and its parameters as boto3 takes them.
+def decode(
+    service: str, headers: Mapping[str, str], body: bytes, *, method: str = "POST", target: str = "/"
+) -> tuple[str, Params]:
+    """The operation that a request asks for, and its parameters as boto3 takes them. `target`: path and query.
 
     Raises MalformedRequest.
     """
     try:
+        if _protocol(service) == "rest-json":
+            return _decode_rest(service, method, target, body)
         if _protocol(service) == "json":
             return _decode_json(service, headers, body)
         return _decode_form(service, body)
@@ -90,7 +94,7 @@ def encode(service: str, operation: str, result: Mapping[str, Any]) -> Response:
     shape = _operation(service, operation).output_shape
     request_id = str(uuid.uuid4())
     protocol = _protocol(service)
-    if protocol == "json":
+    if protocol.endswith("json"):
         return _json_response(service, 200, _to_json(shape, result) if shape else {}, request_id)
     inner = "".join(_xml_members(shape, result)) if shape else ""
     namespace = service_model(service).metadata.get("xmlNamespace", "")
@@ -108,7 +112,7 @@ def encode_error(service: str, code: str, message: str, status: int) -> Response
     """What the service answers where boto3 raises a ClientError."""
     request_id = str(uuid.uuid4())
     protocol = _protocol(service)
-    if protocol == "json":
+    if protocol.endswith("json"):
         return _json_response(service, status, {"__type": code, "message": message}, request_id)
     error = f"<Code>{escape(code)}</Code><Message>{escape(message)}</Message>"
     if protocol == "ec2":
@@ -147,8 +151,9 @@ def _operation(service: str, operation: str) -> Any:
 
 
 def _json_response(service: str, status: int, body: Any, request_id: str) -> Response:
-    version = service_model(service).metadata["jsonVersion"]
-    headers = {"Content-Type": f"application/x-amz-json-{version}", "x-amzn-RequestId": request_id}
+    version = service_model(service).metadata.get("jsonVersion")
+    kind = "application/json" if version is None else f"application/x-amz-json-{version}"
+    headers = {"Content-Type": kind, "x-amzn-RequestId": request_id}
     return Response(status=status, headers=headers, body=json.dumps(body).encode())
 
 
@@ -157,6 +162,30 @@ def _decode_json(service: str, headers: Mapping[str, str], body: bytes) -> tuple
     shape = _operation(service, operation).input_shape
     values = json.loads(body or b"{}")
     return operation, _from_json(shape, values) if shape else {}
+
+
+def _decode_rest(service: str, method: str, target: str, body: bytes) -> tuple[str, Params]:
+    """By the method and the path; parameters are in the path, the query and the body."""
+    path, _, query = target.partition("?")
+    asked = dict(parse_qsl(query, keep_blank_values=True))
+    for name in service_model(service).operation_names:
+        model = _operation(service, name)
+        found = _path_pattern(model.http["requestUri"]).fullmatch(path)
+        if found is None or model.http["method"] != method:
+            continue
+        params: Params = _from_json(model.input_shape, json.loads(body or b"{}"))
+        places = {"uri": {key: unquote(value) for key, value in found.groupdict().items()}, "querystring": asked}
+        for key, member in model.input_shape.members.items():
+            values = places.get(member.serialization.get("location", ""), {})
+            if (located := _json_name(member, key)) in values:
+                params[key] = _from_form(member, values[located], _query_name)
+        return name, params
+    raise MalformedRequest(f"{service} has nothing at {method} {path}")
+
+
+@cache
+def _path_pattern(template: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(template)))
 
 
 def _from_json(shape: _Shape, value: Any) -> Any:

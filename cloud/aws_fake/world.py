@@ -133,6 +133,14 @@ class Pool:
         return all(own in (None, asked) for own, asked in zip(mine, (instance_type, zone, market), strict=True))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Of EventBridge Scheduler: these instances are ended then, if its role may end them."""
+
+    at: float
+    instances: tuple[str, ...]
+
+
 def drawn(delay: Delay, rng: random.Random) -> float:
     """The seconds of one delay."""
     return delay(rng) if callable(delay) else delay
@@ -164,6 +172,10 @@ class World:
         """Instances that one cluster placement group has room for; None: for any number."""
         self.profiles: dict[str, str] = {name: name for name in ("rubberband-worker", "rubberband-head")}
         """Instance profile -> its role."""
+        self.scheduler_roles: set[str] = {"rubberband-guard"}
+        """Roles that EventBridge Scheduler may assume."""
+        self.guard_may_end: Callable[[Instance], bool] = lambda instance: True
+        self.schedules: dict[str, Schedule] = {}
         self.key_pairs: set[str] = {"me"}
         self.parameters: dict[str, dict[str, Any]] = {}
         """As GetParameter shows them, with their value in clear text."""
@@ -204,12 +216,26 @@ class World:
             instance.hard_stop_at = booted_at + lifetime_s
         self.instances[instance.instance_id] = self._living[instance.instance_id] = instance
 
+    def set_schedule(self, name: str, schedule: Schedule | None) -> None:
+        """Make, replace or delete it."""
+        self._guard(self.schedules.pop(name, None), None)
+        if schedule is not None:
+            self.schedules[name] = schedule
+            self._guard(schedule, schedule.at)
+
+    def _guard(self, schedule: Schedule | None, at: float | None) -> None:
+        for instance_id in () if schedule is None else schedule.instances:
+            instance = self.instances.get(instance_id)
+            if instance is not None:
+                instance.guard_at = at if self.guard_may_end(instance) else None
+
     def living(self) -> Iterator[Instance]:
         """All that are pending or running, visible or not."""
         return iter(self._living.values())
 
     def settle(self, now: float) -> None:
         """Let everything happen that was due by `now`."""
+        self.schedules = {name: one for name, one in self.schedules.items() if one.at > now}
         for instance in list(self._living.values()):
             self._outbid(instance, now)
             due = instance.due(now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -72,6 +73,7 @@ def a_life(clients: Callable[[str], Any]) -> list[tuple[str, str, Any]]:
     image = ask("ec2", "describe_images", Filters=[{"Name": "architecture", "Values": ["x86_64"]}])["Images"][0]
     vpc = ask("ec2", "describe_vpcs", Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"][0]["VpcId"]
     subnet = ask("ec2", "describe_subnets", Filters=[{"Name": "vpc-id", "Values": [vpc]}])["Subnets"][0]["SubnetId"]
+    ask("ec2", "describe_route_tables", Filters=[{"Name": "vpc-id", "Values": [vpc]}])
     group = ask("ec2", "create_security_group", GroupName="ours", Description="x", VpcId=vpc)["GroupId"]
     rule = {"IpProtocol": "tcp", "FromPort": 0, "ToPort": 65535, "UserIdGroupPairs": [{"GroupId": group}]}
     for way in ("ingress", "egress"):
@@ -135,6 +137,21 @@ def a_life(clients: Callable[[str], Any]) -> list[tuple[str, str, Any]]:
     ask("service-quotas", "get_aws_default_service_quota", ServiceCode="ec2", QuotaCode="L-DB2E81BA")
     ask("service-quotas", "list_service_quotas", ServiceCode="ec2")
     price_filter = {"Type": "TERM_MATCH", "Field": "instanceType", "Value": "g4dn.xlarge"}
+    schedule = {
+        "Name": f"rubberband-{instance}",
+        "ScheduleExpression": "at(2027-02-01T00:00:00)",
+        "FlexibleTimeWindow": {"Mode": "OFF"},
+        "ActionAfterCompletion": "DELETE",
+        "Target": {
+            "Arn": "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances",
+            "RoleArn": "arn:aws:iam::123456789012:role/rubberband-guard",
+            "Input": json.dumps({"InstanceIds": [instance]}),
+        },
+    }
+    for method in ("update_schedule", "create_schedule", "create_schedule", "update_schedule"):
+        ask("scheduler", method, **schedule)
+    for _ in range(2):
+        ask("scheduler", "delete_schedule", Name=schedule["Name"])
     ask("pricing", "get_products", ServiceCode="AmazonEC2", Filters=[price_filter], FormatVersion="aws_v1")
     return told
 

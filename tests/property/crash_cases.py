@@ -84,6 +84,8 @@ class Point:
     """Whether trials may span instances, which are then in one zone."""
     taken: bool
     """Whether EC2 takes a spot instance away before the next one comes."""
+    hung: bool
+    """Whether the guests of all instances stop when the driver dies for good."""
 
     def __str__(self) -> str:
         return ",".join(f"{one.name}={getattr(self, one.name)}" for one in fields(self))
@@ -98,6 +100,7 @@ def parse(text: str) -> Point:
         "together": lambda word: word == "True",
         "taken": lambda word: word == "True",
         "one_zone": lambda word: word == "True",
+        "hung": lambda word: word == "True",
         "offset": int,
         "lasts": int,
         "hidden_s": float,
@@ -131,6 +134,7 @@ def points_of(markets: str, calls: Mapping[str, int], seed: int) -> Iterator[Poi
             together=source.random() < 0.5,
             one_zone=source.random() < 0.25,
             taken=markets != "on_demand" and source.random() < 0.25,
+            hung=then == "nobody" and source.random() < 0.5,
         )
 
 
@@ -152,6 +156,7 @@ def undisturbed(markets: str, cap: Cap) -> Point:
         together=False,
         one_zone=False,
         taken=False,
+        hung=False,
     )
 
 

@@ -20,7 +20,8 @@ from random import Random
 
 from rubberband.cloud.aws.calls import INSTANCE_TAG
 from rubberband.cloud.aws.ending import end_everything
-from rubberband.cloud.aws.fleet import VISIBILITY_S
+from rubberband.cloud.aws.fleet import SHUTDOWN_S, VISIBILITY_S
+from rubberband.cloud.aws.guards import SLACK_S
 from rubberband.cloud.aws.sweeping import sweep
 from rubberband.cloud.aws_fake import FakeCall, Fault
 from rubberband.errors import RubberbandError
@@ -197,12 +198,14 @@ class Story:
             world.head.die()
         if point.taken and (spot := [one for one in world.fake.living if one.market == "spot"]):
             world.fake.reclaim(spot[0].instance_id, notice_s=None)
+        for machine in world.fake.living if point.hung else ():
+            world.hang(machine)
         world.sleep(point.gap_s)
         world.head.has_driver = True
         self.kill_at, self.kills_after = len(world.fake.calls) + point.again, not point.after
         if point.then == "nobody":
             self.ended = "left alone"
-            world.sleep(2.0 * BOOT_LEASE_S)
+            world.sleep(2.0 * BOOT_LEASE_S + point.hung * SLACK_S)
         elif point.then in ("sweep", "down") and self.swept_from is None:
             self.swept_from = len(world.fake.calls)
 
@@ -245,7 +248,8 @@ class Story:
 
     def _orphans(self) -> Iterator[str]:
         for machine in self.world.fake.living:
-            yield f"{name_of(machine)} lives on ({self.ended})"
+            if machine.instance_id not in self.world.hung or machine.guard_at is not None:
+                yield f"{name_of(machine)} lives on ({self.ended})"
         launched = [c for c in self.world.fake.calls[self.swept_from :] if launches(c)] if self.swept_from else []
         if launched:
             yield "a sweep launched"
@@ -253,8 +257,14 @@ class Story:
     def _beyond_their_leases(self) -> Iterator[str]:
         for machine in self.world.fake.instances:
             begins_at = max(self.died_at, machine.running_at + self.world.boot_s)
-            if self.ended == "left alone" and (machine.ended_at or math.inf) > begins_at + BOOT_LEASE_S:
+            hung = machine.instance_id in self.world.hung
+            if hung and machine.guard_at is None:  # its driver died before it knew the id
+                continue
+            most_s = BOOT_LEASE_S + hung * (SHUTDOWN_S + SLACK_S)
+            if self.ended == "left alone" and (machine.ended_at or math.inf) > begins_at + most_s:
                 yield f"{name_of(machine)} outlives its lease"
+            if not hung and machine.ended_at is not None and machine.ended_at == machine.guard_at:
+                yield f"{name_of(machine)} was ended by its guard"
 
     def _bought_twice(self) -> Iterator[str]:
         bought = Counter(name_of(machine) for machine in self.world.fake.instances)
@@ -290,7 +300,7 @@ class Story:
     def _beyond_the_cap(self) -> Iterator[str]:
         cap_usd = self.job.max_cost_usd
         billed_usd = self.world.fake.bill().total_usd
-        if cap_usd is not None and billed_usd > cap_usd + 1e-9:
+        if not self.world.hung and cap_usd is not None and billed_usd > cap_usd + 1e-9:
             yield f"{billed_usd:.4f} USD are billed of max_cost={cap_usd:.4f}"
 
     def _amiss_in_the_network(self) -> Iterator[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rubberband.cloud.aws.calls import name_in
 from rubberband.cloud.aws.choosing import Ware
+from rubberband.cloud.aws.guards import Guards
 from rubberband.cloud.aws.preflight import preflight
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.aws.resolving import resolve
@@ -104,6 +105,8 @@ class World(Account):
         self.threads: list[Callable[[], object]] = []
         """What a driver is about to ask for, each in a thread of its own."""
         self._orphaned_at: dict[str, float] = {}
+        self.hung: set[str] = set()
+        """Ids of machines whose guest does nothing any more: no lease of theirs ends them."""
 
     def sleep(self, seconds: float) -> None:
         """Time passes, step by step."""
@@ -120,8 +123,15 @@ class World(Account):
             for machine in self.fake.living:
                 self._shut_down_if_orphaned(machine)
 
+    def hang(self, machine: Instance) -> None:
+        """Its guest stops, or never runs its boot script."""
+        self.hung.add(machine.instance_id)
+        machine.lease_until = machine.hard_stop_at = None
+
     def _shut_down_if_orphaned(self, machine: Instance) -> None:
         now = self.clock.now()
+        if machine.instance_id in self.hung:
+            return
         if now < machine.running_at + self.boot_s or self.has_joined(machine):
             return
         since = self._orphaned_at.setdefault(machine.instance_id, now)
@@ -179,6 +189,7 @@ class World(Account):
             gpus=offer.gpus,
             lease_s=LEASE_S,
             together=self.together,
+            guards=Guards(self.session, "rubberband-guard", clock=self.clock.now, begin=lambda work: work()),
             clock=self.clock.now,
             sleep=self.sleep,
         )

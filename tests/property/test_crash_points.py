@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from rubberband.cloud.aws import calls, fleet, sweeping
+from rubberband.cloud.aws import calls, fleet, guards, sweeping
 from rubberband.cloud.aws.intents import Intents
 from rubberband.executor.controller import Controller
 from tests.property.crash_cases import HIDDEN_S, WEATHERS, Point, Then, parse, undisturbed
@@ -84,5 +84,12 @@ def test_a_driver_that_believes_at_once_what_it_does_not_see_is_found_out(monkey
 
 def test_a_driver_that_lets_leases_reach_beyond_the_budget_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Controller, "hold_until", lambda _: math.inf)
-    gone = replace(undisturbed("on_demand", "tight"), kill_at=50, then="nobody")
-    assert any("are billed of max_cost" in line for line in failures([gone]))
+    gone = [replace(undisturbed("on_demand", "tight"), kill_at=at, then="nobody") for at in (60, 65, 70)]
+    assert any("are billed of max_cost" in line for line in failures(gone))
+
+
+def test_a_guest_that_hangs_when_its_driver_is_dead_is_ended_by_its_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    hung = [replace(undisturbed("on_demand", "roomy"), kill_at=at, then="nobody", hung=True) for at in (50, 55, 60)]
+    assert failures(hung) == []
+    monkeypatch.setattr(guards, "SLACK_S", 7200.0)
+    assert any("lives on" in line for line in failures(hung))

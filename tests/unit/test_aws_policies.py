@@ -46,6 +46,8 @@ PREFLIGHT = [
     "ssm:PutParameter",
 ]
 """What a run cannot do without: the checks before it find that it is missing."""
+GUARD = ["iam:PassRole", "scheduler:CreateSchedule", "scheduler:DeleteSchedule", "scheduler:UpdateSchedule"]
+"""What a run can do without, as the checks before it note."""
 OTHERWISE = {
     "ec2:DeletePlacementGroup": "rubberband down",
     "ec2:DeleteSecurityGroup": "rubberband down",
@@ -68,6 +70,7 @@ SERVICES = {
     "ec2": "ec2",
     "pricing": "pricing",
     "s3": "s3",
+    "scheduler": "scheduler",
     "service-quotas": "servicequotas",
     "ssm": "ssm",
     "sts": "sts",
@@ -148,7 +151,7 @@ def test_the_drivers_policy_allows_all_that_a_run_asks_for() -> None:
 
 
 def test_the_drivers_policy_allows_nothing_that_is_not_needed() -> None:
-    assert actions(policy("driver")) == {*PREFLIGHT, *OTHERWISE, "sts:GetCallerIdentity"}
+    assert actions(policy("driver")) == {*PREFLIGHT, *GUARD, *OTHERWISE, "sts:GetCallerIdentity"}
 
 
 @pytest.mark.parametrize("action", PREFLIGHT)
@@ -160,6 +163,28 @@ def test_a_role_without_a_right_is_refused_before_anything_is_rented(action: str
         preflight(account.resources(market="spot"), [offer()], session=account.session, place=account.place)
 
     assert len(account.fake.instances) == before
+
+
+@pytest.mark.parametrize("action", GUARD)
+def test_a_role_that_may_not_guard_instances_is_told_so(action: str) -> None:
+    kept = policy("driver")
+    kept["Statement"] = [one for one in kept["Statement"] if "Guard" not in one["Sid"]]
+    guard = {**policy("driver"), "Statement": [one for one in policy("driver")["Statement"] if "Guard" in one["Sid"]]}
+    account = held_to({**kept, "Statement": [*kept["Statement"], *without(guard, action)["Statement"]]})
+
+    notes = preflight(account.resources(), [offer()], session=account.session, place=account.place)
+
+    assert len([note for note in notes if f"{action}" in note and "driver.json" in note and "guard_role" in note]) == 1
+    unguarded = account.resources(aws={"guard_role": None})
+    assert not any(
+        "guard" in one for one in preflight(unguarded, [offer()], session=account.session, place=account.place)
+    )
+
+
+def test_schedules_may_end_what_is_ours_and_nothing_else() -> None:
+    (allowed,) = policy("guard")["Statement"]
+    (ours,) = (one for one in policy("driver")["Statement"] if one["Sid"] == "EndOnlyOurInstances")
+    assert (allowed["Action"], allowed["Condition"]) == ("ec2:TerminateInstances", ours["Condition"])
 
 
 def test_every_operation_that_the_code_names_is_allowed_and_no_other_of_ec2() -> None:

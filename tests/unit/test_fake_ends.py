@@ -30,7 +30,7 @@ def test_a_spot_flag_can_be_ignored(rental: Rental) -> None:
     rental.fake.world.ignores_spot = True
     assert "InstanceLifecycle" not in rental.shown(rental.launch(InstanceMarketOptions=spot()))
     rental.clock.sleep(60)
-    assert rental.fake.bill().lines[0].price_usd_per_hour == 3.06
+    assert rental.fake.bill().lines[0].price_usd_per_hour == pytest.approx(3.06)
 
 
 @pytest.mark.parametrize("notice_s", [120.0, 20.0, None])

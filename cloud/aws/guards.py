@@ -1,0 +1,133 @@
+"""A guard of AWS's own for each instance: a schedule that ends it some time after its lease, should all else fail.
+
+An instance ends itself with its lease, which its boot script arms. A guest that never runs that script is ended by the
+driver; the schedule (EventBridge Scheduler) does it where the driver died as well. It is made once the instance's id is
+known, moved while the lease is renewed, and deleted when the instance has ended. One that is left behind runs once,
+finds nothing to end and deletes itself: nothing has to be swept. It may end only what carries the owner's tag.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from rubberband.cloud.aws.errors import FAILURES, code_of, explain, verdict
+from rubberband.cloud.aws.machines import Session
+
+_log = logging.getLogger(__name__)
+
+SLACK_S = 900.0
+"""From the end of a lease to its guard, where it has just been made or moved."""
+LEAST_SLACK_S = 300.0
+"""Where less is left, it is moved: one call in ten minutes for each instance."""
+_RETRY_S = 60.0
+"""Until what the scheduler did not answer is asked again."""
+_TRIES_S = 3600
+"""For so long the scheduler tries to end an instance."""
+
+
+class Guards:
+    """The schedules of one run's instances. What AWS refuses is told once, and the run goes on without them."""
+
+    def __init__(
+        self,
+        session: Session,
+        role: str,
+        *,
+        clock: Callable[[], float],
+        begin: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """`role` is the name of the role that the scheduler takes on. `begin` starts a function in a thread: a
+        scheduler that cannot be reached must keep nothing waiting."""
+        self._session, self._role, self._clock, self._begin = session, role, clock, begin
+        self._at: dict[str, float] = {}
+        """Id of an instance -> when its guard ends it, for those that have one."""
+        self._working = threading.Lock()
+        self._not_before = 0.0
+        self._refused = False
+
+    def tend(self, ends: Mapping[str, float]) -> None:
+        """Guard these instances (id -> when each has ended itself, at the latest) and no others. Does not wait."""
+        if not self._refused and self._due(ends) and self._clock() >= self._not_before:
+            self._begin(lambda: self._tend(dict(ends)))
+
+    def close(self) -> None:
+        """Delete what is left, if AWS answers; else it deletes itself."""
+        if not self._refused:
+            self._tend({})
+
+    def _due(self, ends: Mapping[str, float]) -> bool:
+        return bool(self._at.keys() - ends.keys()) or any(self._is_short(name, end) for name, end in ends.items())
+
+    def _is_short(self, instance_id: str, end: float) -> bool:
+        return self._at.get(instance_id, 0.0) < end + LEAST_SLACK_S
+
+    def _tend(self, ends: Mapping[str, float]) -> None:
+        if not self._working.acquire(blocking=False):
+            return
+        try:
+            for instance_id in [one for one in self._at if one not in ends]:
+                delete(self._session, instance_id)
+                del self._at[instance_id]
+            for instance_id, end in ends.items():
+                if self._is_short(instance_id, end):
+                    guard(self._session, self._role, instance_id, end + SLACK_S, moves=instance_id in self._at)
+                    self._at[instance_id] = end + SLACK_S
+        except FAILURES as error:
+            self._not_before = self._clock() + _RETRY_S
+            if verdict(error) not in ("unknown", "throttled"):
+                self._refused = True
+                _log.warning("instances have no guard of AWS's: %s", explain(error))
+        finally:
+            self._working.release()
+
+
+def guard(session: Session, role: str, instance_id: str, at: float, *, moves: bool = False) -> None:
+    """Have AWS end an instance at `at` (Unix time; up to a minute later). `moves`: it has a guard already.
+
+    Raises botocore's errors.
+    """
+    scheduler, request = session.client("scheduler"), _request(session, role, instance_id, at)
+    first, other = scheduler.create_schedule, scheduler.update_schedule
+    if moves:
+        first, other = other, first
+    try:
+        first(**request)
+    except FAILURES as error:  # an earlier driver made it, or it has run
+        if code_of(error) not in ("ConflictException", "ResourceNotFoundException"):
+            raise
+        other(**request)
+
+
+def delete(session: Session, instance_id: str) -> None:
+    """Delete an instance's guard, if it has one. Raises botocore's errors."""
+    try:
+        session.client("scheduler").delete_schedule(Name=_name(instance_id))
+    except FAILURES as error:
+        if code_of(error) != "ResourceNotFoundException":
+            raise
+
+
+def _name(instance_id: str) -> str:
+    return f"rubberband-{instance_id}"
+
+
+def _request(session: Session, role: str, instance_id: str, at: float) -> dict[str, Any]:
+    _, partition, _, _, account, _ = session.client("sts").get_caller_identity()["Arn"].split(":", 5)
+    return {
+        "Name": _name(instance_id),
+        "Description": "Ends an instance of rubberband that has outlived its lease",
+        "ScheduleExpression": f"at({datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%S})",
+        "FlexibleTimeWindow": {"Mode": "OFF"},
+        "ActionAfterCompletion": "DELETE",
+        "Target": {
+            "Arn": f"arn:{partition}:scheduler:::aws-sdk:ec2:terminateInstances",
+            "RoleArn": f"arn:{partition}:iam::{account}:role/{role}",
+            "Input": json.dumps({"InstanceIds": [instance_id]}),
+            "RetryPolicy": {"MaximumEventAgeInSeconds": _TRIES_S, "MaximumRetryAttempts": 20},
+        },
+    }

@@ -1,0 +1,150 @@
+"""The schedules with which AWS ends what outlives driver and lease, on the fake's EventBridge Scheduler."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rubberband.cloud.aws.guards import LEAST_SLACK_S, SLACK_S, Guards
+from rubberband.cloud.aws.preflight import preflight
+from rubberband.cloud.aws_fake import FakeCall, Fault
+from tests.fake_ec2 import World
+from tests.unit.aws_account import Account, offer
+
+ROLE = "rubberband-guard"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """An account and a driver's folder."""
+    return World(tmp_path)
+
+
+def guards(world: World, begin: Callable[[Callable[[], None]], None] = lambda work: work()) -> Guards:
+    return Guards(world.fake.session(), ROLE, clock=lambda: world.now, begin=begin)
+
+
+def scheduled(world: World) -> list[str]:
+    return [call.operation for call in world.fake.calls if call.service == "scheduler"]
+
+
+def test_a_guest_that_never_boots_is_ended_by_aws_when_its_driver_is_dead(world: World) -> None:
+    world.settings = {"boot_s": float("inf")}
+    world.__post_init__()
+    world.driver(guards=guards(world)).launch("a")
+    (name, schedule), (machine,) = next(iter(world.fake.world.schedules.items())), world.fake.living
+    assert name == f"rubberband-{machine.instance_id}"
+
+    world.sleep(3 * 3600.0)
+
+    assert world.fake.living == ()
+    assert machine.ended_at == schedule.at
+    assert schedule.at - machine.launched_at < 600.0 + 90.0 + SLACK_S + 60.0
+    assert world.fake.world.schedules == {}
+
+
+def test_a_guard_is_moved_while_the_lease_is_renewed_and_deleted_with_the_instance(world: World) -> None:
+    driver = world.driver(guards=guards(world))
+    driver.launch("a")
+    (machine,) = world.fake.living
+    for _ in range(120):
+        world.sleep(60.0)
+        driver.renew_lease(world.now + 600.0)
+        world.fake.extend_lease(machine.instance_id, world.now + 600.0)
+        driver.describe()
+        assert machine.guard_at is not None
+        assert machine.guard_at >= world.now + 600.0 + LEAST_SLACK_S
+    assert scheduled(world).count("CreateSchedule") == 1
+    assert 5 <= scheduled(world).count("UpdateSchedule") <= 7200.0 / (SLACK_S - LEAST_SLACK_S) + 1
+    driver.release("a")
+    driver.describe()
+    assert world.fake.world.schedules == {}
+
+
+def test_the_next_driver_takes_guards_over_and_closes_without_leaving_any(world: World) -> None:
+    world.driver(guards=guards(world)).launch("a")
+    later = world.driver(guards=guards(world))
+    world.sleep(10.0)
+    later.describe()
+    assert scheduled(world)[-2:] == ["CreateSchedule", "UpdateSchedule"]
+    later.launch("b")
+    assert len(world.fake.world.schedules) == 2
+    later.close()
+    assert (world.fake.world.schedules, world.fake.living) == ({}, ())
+
+
+def test_a_scheduler_that_refuses_is_told_once_and_launches_go_on(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.fake.world.scheduler_roles.clear()
+    driver = world.driver(guards=guards(world))
+    with caplog.at_level(logging.WARNING):
+        for name in "abc":
+            driver.launch(name)
+    assert len(world.fake.living) == 3
+    assert [record.message for record in caplog.records if "guard" in record.message] == [caplog.records[0].message]
+    assert scheduled(world) == ["CreateSchedule"]
+    driver.close()
+
+
+def test_a_scheduler_that_does_not_answer_is_asked_again_a_minute_later(world: World) -> None:
+    def silent(call: FakeCall) -> Fault | None:
+        return Fault.timeout(took_effect=False) if call.service == "scheduler" else None
+
+    world.fake.fault = silent
+    driver = world.driver(guards=guards(world))
+    driver.launch("a")
+    driver.launch("b")
+    assert scheduled(world) == ["CreateSchedule"]
+    world.fake.fault = None
+    world.sleep(61.0)
+    driver.describe()
+    assert len(world.fake.world.schedules) == 2
+
+
+def test_nothing_waits_for_the_scheduler(world: World) -> None:
+    put_off: list[Callable[[], None]] = []
+    driver = world.driver(guards=guards(world, put_off.append))
+    driver.launch("a")
+    assert scheduled(world) == []
+    for work in put_off:
+        work()
+    assert scheduled(world) == ["CreateSchedule"]
+
+
+def test_a_schedule_runs_once_and_may_end_this_instance_alone(world: World) -> None:
+    world.driver(guards=guards(world)).launch("a")
+    (asked,) = (call.params for call in world.fake.calls if call.operation == "CreateSchedule")
+    assert asked["ActionAfterCompletion"] == "DELETE"
+    assert asked["FlexibleTimeWindow"] == {"Mode": "OFF"}
+    assert asked["Target"]["RoleArn"] == "arn:aws:iam::123456789012:role/rubberband-guard"
+    assert json.loads(asked["Target"]["Input"]) == {"InstanceIds": [world.fake.living[0].instance_id]}
+
+
+def test_a_guard_ends_nothing_of_other_owners(world: World) -> None:
+    world.driver().launch("a")
+    (machine,) = world.fake.living
+    machine.tags["rubberband:owner"] = "another"
+    guards(world).tend({machine.instance_id: world.now + 100.0})
+    machine.lease_until = machine.hard_stop_at = None
+    world.sleep(3600.0)
+    assert world.fake.living == (machine,)
+
+
+def test_an_account_without_the_role_is_told_before_a_run() -> None:
+    account = Account()
+    account.fake.world.scheduler_roles.clear()
+    notes = preflight(account.resources(), [offer()], session=account.session, place=account.place)
+    (note,) = (one for one in notes if "guard" in one)
+    assert "assume the role" in note
+    assert "policies/README.md" in note
+    account.fake.world.scheduler_roles.add(ROLE)
+    assert not any(
+        "guard" in one
+        for one in preflight(account.resources(), [offer()], session=account.session, place=account.place)
+    )
+    assert account.fake.world.schedules == {}
