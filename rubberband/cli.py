@@ -38,6 +38,7 @@ _COMMANDS = {
     "sweep": ("sweep", "End what dead drivers left running, here and on EC2."),
     "up": ("up", "Start the head on EC2, or find it."),
     "down": ("down", "End everything on EC2: workers, head, and what belongs to them."),
+    "image": ("image", "Build, list and delete images that have the driver's environment installed."),
     "token": ("token", "Make, list and revoke the tokens of the service."),
 }
 """Command -> the module of rubberband.commands that has it, and the first sentence of its help."""

@@ -17,7 +17,7 @@ INSTANCE_TAG = "rubberband:instance"
 OWNER_TAG = "rubberband:owner"
 ROLE_TAG = "rubberband:role"
 
-Role = Literal["worker", "head"]
+Role = Literal["worker", "head", "builder"]
 
 _TAG_CHARACTERS = 256
 _BURSTS = re.compile(r"t\d+[a-z]*\.")

@@ -11,14 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from botocore.exceptions import ClientError
 
 from rubberband.cloud.aws.bucket import is_bucket, put
-from rubberband.cloud.aws.calls import OWNER_TAG, ROLE_TAG, bursts, by_tags, changed_disks
+from rubberband.cloud.aws.calls import OWNER_TAG, ROLE_TAG, Role, bursts, by_tags, changed_disks
 from rubberband.cloud.aws.errors import FAILURES, code_of, verdict
 from rubberband.cloud.aws.images import find_image, root_volume_gb, type_facts
 from rubberband.cloud.aws.machines import Session
@@ -163,7 +163,7 @@ def _launch(
         request["KeyName"] = words.key_name
     volume_gb = root_volume_gb(None, image, plain=image_word is None and installs)
     request["BlockDeviceMappings"] = changed_disks(image.root_device, volume_gb, image.lasting_disks)
-    return _in_some_zone(session, request, subnets, words.head_profile, sleep)
+    return launch_in_some_zone(session, request, subnets, words.head_profile, sleep)
 
 
 def _tags(owner: str) -> list[dict[str, str]]:
@@ -171,20 +171,30 @@ def _tags(owner: str) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
-def _in_some_zone(
-    session: Session, request: dict[str, Any], subnets: dict[str, str], profile: str, sleep: Callable[[float], None]
+def launch_in_some_zone(
+    session: Session,
+    request: dict[str, Any],
+    subnets: Mapping[str, str],
+    profile: str,
+    sleep: Callable[[float], None],
+    role: Role = "head",
 ) -> str:
+    """Launch one instance, in the first zone that has it, once for the same request: its id.
+
+    Raises InputError for what does not fit, ProviderError where no zone has one.
+    """
+    key = {"head": "head_profile"}.get(role, "worker_profile")
     refusals = []
     for zone, subnet in subnets.items():
         try:
             return _with_a_token(session, {**request, "SubnetId": subnet}, sleep)
         except ClientError as error:
             if verdict(error) != "capacity":
-                raise InputError(refused_launch(error, profile, request.get("KeyName"), "head_profile")) from None
+                raise InputError(refused_launch(error, profile, request.get("KeyName"), key)) from None
             refusals.append(f"{zone}: {code_of(error)}")
     raise ProviderError(
-        f"no zone has a {request['InstanceType']} for the head ({', '.join(refusals)}); choose another "
-        "resources.aws.head_instance_type, or try again later"
+        f"no zone has a {request['InstanceType']} for the {role} ({', '.join(refusals)}); choose another "
+        f"{'resources.aws.head_instance_type' if role == 'head' else 'resources.instance_type'}, or try again later"
     )
 
 

@@ -83,13 +83,18 @@ def find_image(session: Session, word: str | None, facts: TypeFacts, *, installs
         image_id = _parameter(session, _default_parameter(facts))
     else:
         image_id = _parameter(session, word.removeprefix("ssm:")) if word.startswith("ssm:") else word
-    image = _described(session, image_id)
+    image = described_image(session, image_id)
     if image.architecture not in facts.architectures:
         raise InputError(
             f"resources.aws.image: {image_id} is for {image.architecture}, and {facts.instance_type} is "
             f"{' or '.join(facts.architectures)}; give an image for that, or another instance_type"
         )
     return image
+
+
+def base_of(word: str | None, facts: TypeFacts) -> str:
+    """What an image is built on: the AMI or the parameter that `resources.aws.image` names, or the default one's."""
+    return word or _default_parameter(facts)
 
 
 def root_volume_gb(asked_gb: int | None, image: Image, *, plain: bool) -> int | None:
@@ -124,7 +129,8 @@ def _parameter(session: Session, name: str) -> str:
         ) from None
 
 
-def _described(session: Session, image_id: str) -> Image:
+def described_image(session: Session, image_id: str) -> Image:
+    """An AMI by its id. Raises InputError if there is none that this account may use; botocore's errors."""
     try:
         images = session.client("ec2").describe_images(ImageIds=[image_id])["Images"]
     except Exception as error:

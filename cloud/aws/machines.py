@@ -40,6 +40,8 @@ class NodeStart:
     """While it installs and has not joined, it renews the lease itself; so long after booting at most."""
     lifetime_s: float
     """It powers itself off so long after booting, whatever happens (the hard stop)."""
+    image_marker: str = ""
+    """Of a builder, which joins no head: where it says that all is installed (s3:// address)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

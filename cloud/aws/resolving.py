@@ -23,6 +23,7 @@ from rubberband.cloud.aws.images import find_image, root_volume_gb, type_facts
 from rubberband.cloud.aws.machines import Machines, NodeStart, Session
 from rubberband.cloud.aws.metadata import Place, own_place
 from rubberband.cloud.aws.network import check_group, choose_subnets, ensure_group
+from rubberband.cloud.aws.own_images import built_image
 from rubberband.cloud.aws.token import publish_token, token_parameter
 from rubberband.cloud.aws.user_data import (
     Boot,
@@ -48,9 +49,11 @@ def resolve(
     device: Literal["cpu", "cuda"] | None = None,
     token_path: Path | None = None,
     sleep: Callable[[float], None] = time.sleep,
+    builds: bool = False,
 ) -> Machines:
     """How the instances of one type are launched. `checkpoints`: the store's URL, where the wheel is put.
 
+    An image of the owner's that has their environment (`rubberband image build`) is used, unless this one `builds` it.
     `device`: what trials train on; by default the GPUs of a type that has some.
     `place` is where this machine is in EC2, if not as its metadata service tells. Raises InputError (one line, with the
     remedy) for whatever in the words or in the account does not fit.
@@ -60,8 +63,9 @@ def resolve(
         facts = type_facts(session, instance_type)
         installed = what_to_install(session, words, checkpoints)
         installs = bool(installed.requirements)
-        image = find_image(session, words.image, facts, installs=installs)
-        plain = words.image is None and not facts.gpus and installs
+        own = None if builds else built_image(session, words, installed, facts)
+        image = own or find_image(session, words.image, facts, installs=installs)
+        plain = words.image is None and not facts.gpus and installs and own is None
         volume_gb = root_volume_gb(words.volume_gb, image, plain=plain)
         vpc, subnets = choose_subnets(session, words.subnets, instance_type, place)
         group = security_group(session, words, vpc, sleep)
@@ -76,18 +80,21 @@ def resolve(
         volume_gb=volume_gb,
         root_device=image.root_device,
         lasting_disks=image.lasting_disks,
-        user_data=_boots(session.region, words, installed, device or ("cuda" if facts.gpus else "cpu")),
+        user_data=_boots(
+            session.region, words, installed, device or ("cuda" if facts.gpus else "cpu"), built=own is not None
+        ),
     )
 
 
 def _boots(
-    region: str, words: Aws, installed: Installation, device: Literal["cpu", "cuda"]
+    region: str, words: Aws, installed: Installation, device: Literal["cpu", "cuda"], *, built: bool
 ) -> Callable[[NodeStart], str]:
     boot = Boot(
         region=region,
         token_parameter=token_parameter(words.owner),
         installation=installed,
         setup=words.setup,
+        built=built,
         ray_settings=ray_node.SETTINGS,
         device=device,
     )

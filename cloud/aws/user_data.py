@@ -58,6 +58,8 @@ class Boot:
     installation: Installation
     setup: tuple[str, ...] = ()
     """Shell commands, run as root after the installation."""
+    built: bool = False
+    """Whether the image has the environment already (`rubberband image build`), all but the driver's own package."""
     ray_settings: Mapping[str, str]
     """Environment of the Ray node."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -123,10 +125,17 @@ def worker_script(boot: Boot, start: NodeStart) -> str:
         "GPUS": str(start.gpus),
         "DEVICE": boot.device,
         "TOKEN": boot.token_parameter,
+        "IMAGE_MARKER": start.image_marker,
         "RAY_SETTINGS": tuple(f"{key}={value}" for key, value in sorted(boot.ray_settings.items())),
         **_shared_values(boot.region, boot.installation, boot.setup),
     }
-    return script(values, "boot.sh", "worker.sh")
+    return script(
+        values,
+        "boot.sh",
+        *(["built.sh"] if boot.built else []),
+        *(["builder.sh"] if start.image_marker else []),
+        "worker.sh",
+    )
 
 
 def head_script(

@@ -66,6 +66,12 @@ def build(root: Path | None = None) -> tuple[str, bytes]:
     return f"{_FILE_NAME}-{version}-py3-none-any.whl", zipped(content)
 
 
+def needs(root: Path | None = None) -> list[str]:
+    """The lines of the wheel's metadata that say what the package needs. Raises as `build`."""
+    root = root or Path(rubberband.__file__).parent
+    return _needs(root, _files(root))
+
+
 def public_version() -> str:
     """The version without what is behind a plus; `0` of a checkout that was never installed."""
     return rubberband.__version__.partition("+")[0]

@@ -89,6 +89,7 @@ work() {
         say "checking $GPUS GPUs"
         python3 -m rubberband.cloud.aws.gpu_check "$GPUS"
     fi
+    [[ -z "$IMAGE_MARKER" ]] || become_image
     say "reading the Ray token from $TOKEN"
     python3 -m rubberband.cloud.aws.token "$TOKEN" "$REGION" "$DIR/ray-token"
     kill "$HOLDER" || true # from now on the driver renews it
@@ -102,7 +103,7 @@ set -euo pipefail
 upgrade_nothing
 {
     declare -p DIR LEASE_S BOOTED BOOT_UNTIL INSTANCES HEAD_ADDRESS GPUS DEVICE REGION TOKEN PYTHON_VERSION REQUIREMENTS \
-        WHEELS INDEX_URL CONSTRAINTS SETUP RAY_SETTINGS
+        WHEELS INDEX_URL CONSTRAINTS SETUP IMAGE_MARKER RAY_SETTINGS
     declare -f
     echo work
 } > "$DIR/worker"

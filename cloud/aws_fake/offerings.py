@@ -12,7 +12,7 @@ from rubberband.cloud.aws_fake.filters import Reader, filtered, page
 from rubberband.cloud.aws_fake.instance import as_datetime
 from rubberband.cloud.aws_fake.machine_types import as_described
 from rubberband.cloud.aws_fake.request import Operation, Request
-from rubberband.cloud.aws_fake.world import REGIONS, Image
+from rubberband.cloud.aws_fake.world import ACCOUNT, REGIONS, Image
 
 LINUX = "Linux/UNIX"
 DAY_S = 86_400.0
@@ -83,10 +83,12 @@ def describe_images(request: Request) -> dict[str, Any]:
     chosen = [
         image
         for image in images.values()
-        if (not asked or image.image_id in asked) and (not owners or {image.owner, AMAZON} & set(owners))
+        if (not asked or image.image_id in asked)
+        and (not owners or {image.owner, AMAZON if image.owner != "self" else ACCOUNT} & set(owners))
     ]
-    shown, following = page(filtered(chosen, request.params, _IMAGE_READERS), request.params)
-    return {"Images": [_shown_image(image) for image in shown], **following}
+    readers = {**_IMAGE_READERS, "state": lambda image: (_image_state(image, request.now),)}
+    shown, following = page(filtered(chosen, request.params, readers), request.params)
+    return {"Images": [_shown_image(image, request.now) for image in shown], **following}
 
 
 def describe_spot_price_history(request: Request) -> dict[str, Any]:
@@ -183,9 +185,13 @@ def _shown_price(price: SpotPrice) -> dict[str, Any]:
     }
 
 
-def _shown_image(image: Image) -> dict[str, Any]:
+def _image_state(image: Image, now: float) -> str:
+    return "available" if now >= image.available_at else "pending"
+
+
+def _shown_image(image: Image, now: float) -> dict[str, Any]:
     volume = {
-        "SnapshotId": f"snap-{image.image_id[4:]}",
+        "SnapshotId": image.snapshot_id or f"snap-{image.image_id[4:]}",
         "VolumeSize": image.volume_gb,
         "VolumeType": "gp3",
         "DeleteOnTermination": True,
@@ -196,11 +202,12 @@ def _shown_image(image: Image) -> dict[str, Any]:
         "Name": image.name,
         "Description": image.name,
         "Architecture": image.architecture,
-        "CreationDate": "2026-01-05T00:00:00.000Z",
-        "State": "available",
-        "Public": True,
-        "OwnerId": AMAZON,
+        "CreationDate": f"{as_datetime(image.created_at):%Y-%m-%dT%H:%M:%S}.000Z",
+        "State": _image_state(image, now),
+        "Public": image.owner != "self",
+        "OwnerId": ACCOUNT if image.owner == "self" else AMAZON,
         "ImageOwnerAlias": image.owner,
+        "Tags": [{"Key": key, "Value": value} for key, value in image.tags.items()],
         "ImageType": "machine",
         "RootDeviceName": image.root_device,
         "RootDeviceType": "ebs",
@@ -234,7 +241,6 @@ _IMAGE_READERS: Mapping[str, Reader] = {
     "name": lambda image: (image.name,),
     "owner-alias": lambda image: (image.owner,),
     "root-device-type": lambda image: ("ebs",),
-    "state": lambda image: ("available",),
     "virtualization-type": lambda image: ("hvm",),
 }
 _SPOT_READERS: Mapping[str, Reader] = {

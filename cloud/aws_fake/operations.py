@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from rubberband.cloud.aws_fake.account import ACCOUNTS
 from rubberband.cloud.aws_fake.buckets import BUCKETS
 from rubberband.cloud.aws_fake.describing import DESCRIBING
+from rubberband.cloud.aws_fake.images import IMAGES
 from rubberband.cloud.aws_fake.launching import LAUNCHING
 from rubberband.cloud.aws_fake.networks import NETWORKS
 from rubberband.cloud.aws_fake.offerings import OFFERINGS
@@ -22,6 +23,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     **NETWORKS,
     **PLACEMENT_GROUPS,
     **OFFERINGS,
+    **IMAGES,
     **PARAMETERS,
     **ACCOUNTS,
     **PRICE_LIST,

@@ -6,7 +6,7 @@ The state behind the operations; it knows no calls, no faults and no principals.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from typing import Any, Literal, NamedTuple
@@ -53,6 +53,20 @@ class Image:
     owner: str = "amazon"
     lasting_disks: tuple[str, ...] = ()
     """Devices of further volumes, which outlive an instance unless it is launched with other words."""
+    snapshot_id: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    created_at: float = 1_767_571_200.0
+    available_at: float = 0.0
+    """It is pending until then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Of a volume, as an image has it."""
+
+    snapshot_id: str
+    volume_gb: int
+    tags: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +196,7 @@ class World:
         self.buckets: dict[str, dict[str, bytes]] = {}
         """Bucket -> its objects."""
         self.images: dict[str, Image] = {}
+        self.snapshots: dict[str, Snapshot] = {}
         self.vpcs: dict[str, Vpc] = {}
         self.subnets: dict[str, Subnet] = {}
         self.groups: dict[str, Group] = {}

@@ -35,7 +35,7 @@ def down(
     """
     from rubberband.cloud.aws.extra import open_aws
 
-    chosen_region, chosen_owner = _meant(file, region, owner)
+    chosen_region, chosen_owner = meant(file, region, owner)
     session = open_aws(chosen_region)
 
     from rubberband.cloud.aws.ending import end_everything, living
@@ -47,7 +47,7 @@ def down(
         print(line)
 
 
-def _meant(file: Path | None, region: str | None, owner: str | None) -> tuple[str, str]:
+def meant(file: Path | None, region: str | None, owner: str | None) -> tuple[str, str]:
     """Region and owner: what the options say, else the file, else the environment and the defaults."""
     from rubberband.files import load_experiment
     from rubberband.resources import Resources

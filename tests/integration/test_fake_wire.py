@@ -24,6 +24,7 @@ OPERATIONS = [
     ("ec2", "DescribeInstanceTypes"),
     ("ec2", "DescribeImages"),
     ("ec2", "DescribeRouteTables"),
+    ("ec2", "DescribeSnapshots"),
     ("ec2", "DescribeSubnets"),
     ("ec2", "DescribeSpotPriceHistory"),
     ("ec2", "CreateSecurityGroup"),

@@ -1,0 +1,133 @@
+"""Images of one's own: when they are the same, that runs use them, what they cost, and how they are deleted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from botocore.exceptions import ClientError
+from typer.testing import CliRunner
+
+from rubberband.cli import app
+from rubberband.cloud.aws import extra, images, own_images, resolving
+from rubberband.cloud.aws.images import type_facts
+from rubberband.cloud.aws.machines import NodeStart
+from rubberband.cloud.aws.own_images import builder_type, built_image, delete_image, image_key
+from rubberband.cloud.aws.resolving import resolve, what_to_install
+from rubberband.cloud.aws_fake import FakeCall, Fault
+from rubberband.cloud.aws_fake.faults import FakeError
+from rubberband.cloud.catalogue import table_of
+from rubberband.resources import Aws, Resources
+from tests.property.crash_images import TYPE, BuildWorld, ImagePoint
+
+START = NodeStart(instances=("i-001",), head_address="10.0.0.1:1", gpus=1, lease_s=600.0, lifetime_s=3600.0)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> BuildWorld:
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
+    return BuildWorld(tmp_path, ImagePoint(-1))
+
+
+def user_data(world: BuildWorld) -> tuple[str, str]:
+    """The image that an instance boots now, and its script."""
+    machines = resolve(world.session, world.words.aws, TYPE, checkpoints=world.words.checkpoints, place=world.place)
+    return machines.image, machines.user_data(START)
+
+
+def test_a_run_boots_the_image_once_it_is_built_and_installs_its_own_package_alone(world: BuildWorld) -> None:
+    before, plain = user_data(world)
+    built = world.build()
+    after, script = user_data(world)
+
+    assert (before != built.image_id, after) == (True, built.image_id)
+    assert "updating the environment of the image" not in plain
+    assert "updating the environment of the image" in script
+    assert built.usd_per_month("us-east-1") == pytest.approx(75 * 0.05)
+    again = world.build()
+    assert again.image_id == built.image_id
+    assert len([one for one in world.fake.instances if one.tags["rubberband:role"] == "builder"]) == 1
+
+
+def test_what_the_environment_follows_from_is_in_the_key_and_code_is_not(world: BuildWorld) -> None:
+    facts = type_facts(world.session, TYPE)
+    installed = what_to_install(world.session, world.words.aws, world.words.checkpoints)
+    key = image_key(world.words.aws, installed, facts)
+    code = [word.replace("rubberband_tune-", "rubberband_tune-9") for word in installed.requirements]
+    assert image_key(world.words.aws, replace(installed, requirements=tuple(code)), facts) == key
+    others = [
+        image_key(Aws(setup=["true"]), installed, facts),
+        image_key(Aws(image="ami-1"), installed, facts),
+        image_key(world.words.aws, replace(installed, python="3.12"), facts),
+        image_key(world.words.aws, replace(installed, requirements=("torch", *installed.requirements)), facts),
+        image_key(world.words.aws, replace(installed, constraints="s3://b/c.txt#sha256=0"), facts),
+        image_key(world.words.aws, installed, replace(facts, gpu_model="T4")),
+    ]
+    assert len({key, *others}) == len(others) + 1
+
+
+def test_a_builder_that_fails_says_why_and_does_not_stay(world: BuildWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_images, "BOOT_S", 30.0)
+    monkeypatch.setattr(own_images, "LEASE_S", 30.0)
+    with pytest.raises(Exception, match=r"the builder i-\w+ ended before the image was made"):
+        world.build()
+    assert not world.fake.living
+    assert world.own() == []
+
+
+def test_an_image_is_deleted_with_its_snapshots_also_after_a_crash_between_the_two(world: BuildWorld) -> None:
+    key = world.build().key
+
+    def crash(call: FakeCall) -> Fault | None:
+        refused = FakeError("InternalError", "no", 500)
+        return Fault(error=refused) if call.operation == "DeleteSnapshot" else None
+
+    world.fake.fault = crash
+    with pytest.raises(ClientError):
+        delete_image(world.session, "rubberband", key)
+    assert (world.own(), len(world.fake.world.snapshots)) == ([], 1)
+    world.fake.fault = None
+    assert len(delete_image(world.session, "rubberband", key)) == 1
+    assert not world.fake.world.snapshots
+    assert delete_image(world.session, "rubberband", key) == ()
+
+
+def test_an_image_that_is_being_made_is_not_booted(world: BuildWorld) -> None:
+    world.build()
+    made = world.fake.world.images[world.own()[0]]
+    world.fake.world.images[made.image_id] = replace(made, available_at=world.now + 60.0)
+    installed = what_to_install(world.session, world.words.aws, world.words.checkpoints)
+    facts = type_facts(world.session, TYPE)
+    assert built_image(world.session, world.words.aws, installed, facts) is None
+    world.sleep(61.0)
+    found = built_image(world.session, world.words.aws, installed, facts)
+    assert found is not None
+    assert found.root_gb == 75
+
+
+def test_the_builder_is_the_cheapest_type_with_the_same_gpus() -> None:
+    table = table_of(Resources())
+    assert builder_type(table, "us-east-1", "g5.48xlarge") == "g5.xlarge"
+    assert builder_type(table, "us-east-1", "g4dn.12xlarge") == "g4dn.xlarge"
+    assert builder_type(table, "us-east-1", "m7i.large") == "m7i.large"
+
+
+def test_images_from_the_command_line(world: BuildWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = world.build()
+    monkeypatch.setattr(extra, "open_aws", lambda region: world.session)
+    listed = CliRunner().invoke(app, ["image", "list", "--region", "us-east-1"])
+    assert listed.exit_code == 0, listed.output
+    assert built.key in listed.output
+    assert "75 GB, up to 3.75 USD/month" in listed.output
+    deleted = CliRunner().invoke(app, ["image", "delete", built.key, "--region", "us-east-1"])
+    assert built.image_id in deleted.output
+    assert "has no images" in CliRunner().invoke(app, ["image", "list", "--region", "us-east-1"]).output
+
+
+def test_an_image_needs_a_bucket_and_something_to_install(world: BuildWorld) -> None:
+    assert images.base_of(None, type_facts(world.session, TYPE)).startswith("/aws/service/deeplearning")
+    machines = resolving.resolve(world.session, Aws(install="none"), TYPE, place=world.place, builds=True)
+    with pytest.raises(Exception, match=r"resources\.checkpoints: a builder says through the bucket"):
+        own_images.Build(world.session, machines, TYPE, "k", None, own_images.Passing())
