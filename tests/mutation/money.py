@@ -123,8 +123,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="dearest-not-reserved",
         harm="a dearer type that stands in takes the bill past max_cost",
         file="executor/state.py",
-        old="return max(self.offer.price_usd_per_hour, self.dearest_usd_per_hour or 0.0)",
-        new="return self.offer.price_usd_per_hour",
+        old="rent = max(self.offer.price_usd_per_hour, self.dearest_usd_per_hour or 0.0)",
+        new="rent = self.offer.price_usd_per_hour",
         tests=("tests/unit/test_controller_cloud.py",),
     ),
     Mutant(
