@@ -39,6 +39,14 @@ class Order:
         if not self.answer.done():
             self.answer.set_exception(NoCapacityError(reason) if sold_out else ProviderError(reason))
 
+    def follow(self, first: Order) -> None:
+        """Answer as `first` was, which asked for the same name."""
+        error = first.answer.exception()
+        if error is None:
+            self.answer.set_result(None)
+        else:
+            self.answer.set_exception(error)
+
 
 class Gathering:
     """The orders that wait for each other, by market and head. Safe to use from several threads."""
@@ -72,10 +80,14 @@ class Gathering:
         self._wait()
         with self._mutex:
             orders = self._waiting.pop(key)
+        once = {order.instance: order for order in reversed(orders)}  # a name is bought once, whoever asks for it too
         try:
-            self._buy(orders)
+            self._buy([order for order in orders if once[order.instance] is order])
         except BaseException as error:
             for order in orders:  # their threads must not wait for ever
                 if not order.answer.done():
                     order.answer.set_exception(error)
             raise
+        for order in orders:
+            if not order.answer.done():
+                order.follow(once[order.instance])
