@@ -80,6 +80,12 @@ def a_life(clients: Callable[[str], Any]) -> list[tuple[str, str, Any]]:
         ask("ec2", f"authorize_security_group_{way}", GroupId=group, IpPermissions=[rule])
         ask("ec2", "describe_security_groups", GroupIds=[group])
         ask("ec2", f"revoke_security_group_{way}", GroupId=group, IpPermissions=[rule])
+    tags = [{"ResourceType": "placement-group", "Tags": [{"Key": "rubberband:owner", "Value": "a"}]}]
+    for _ in range(2):
+        ask("ec2", "create_placement_group", GroupName="near", Strategy="cluster", TagSpecifications=tags)
+    ask("ec2", "describe_placement_groups", GroupNames=["near"])
+    for _ in range(2):
+        ask("ec2", "delete_placement_group", GroupName="near")
     launch = {
         "ImageId": image["ImageId"],
         "InstanceType": "g4dn.xlarge",
@@ -107,6 +113,13 @@ def a_life(clients: Callable[[str], Any]) -> list[tuple[str, str, Any]]:
     ask("ec2", "describe_instances", Filters=[{"Name": "tag:rubberband:owner", "Values": ["a b&c"]}])
     assert ask("ec2", "get_console_output", InstanceId=instance, Latest=True)["Output"] == "ä: it boots\r\n"
     ask("ec2", "create_tags", Resources=[instance], Tags=[{"Key": "k", "Value": "v"}])
+    made = [ask("ec2", "create_image", InstanceId=instance, Name="mine", TagSpecifications=[]) for _ in range(2)]
+    ask("ec2", "describe_images", Owners=["self"])
+    snapshot = ask("ec2", "describe_snapshots", OwnerIds=["self"])["Snapshots"][0]["SnapshotId"]
+    ask("ec2", "delete_snapshot", SnapshotId=snapshot)
+    for _ in range(2):
+        ask("ec2", "deregister_image", ImageId=made[0]["ImageId"])
+        ask("ec2", "delete_snapshot", SnapshotId=snapshot)
     ask("ec2", "describe_spot_instance_requests")
     ask("ec2", "delete_security_group", GroupId=group)
     ask("ec2", "terminate_instances", InstanceIds=[instance])
