@@ -30,12 +30,8 @@ def validate(controller: Controller, *, is_told: bool = True) -> None:
         assert len(spread) == 1 or whole, f"trial {trial.trial} is spread over {spread} without owning them"
     held = len(state.live()) + len(state.leaving())
     assert held <= job.offer.max_instances, f"{held} instances are held"
-    markets = {record.market for record in state.live() if not record.instead_of_spot}
-    stand_ins = [record for record in state.live() if record.instead_of_spot]
-    assert not stand_ins or state.chosen().market == "spot" or state.phase not in (Phase.SCALING, Phase.TRAINING), (
-        f"{stand_ins} stand in for spot where none is planned"
-    )
-    assert len(markets) <= 1, f"instances of {markets} are held at once"
+    others = [r for r in state.live() if r.market != state.chosen().market and not r.instead_of_spot]
+    assert not others, f"{others} are held where {state.chosen().market} is planned"
     open_uses = [use for use in state.allocations if use.ended_at is None]
     assert sorted(use.trial for use in open_uses) == sorted(t.trial for t in state.running()), "an allocation leaks"
     for trial in state.trials:

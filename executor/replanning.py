@@ -152,7 +152,7 @@ def held(state: State, now: float) -> list[Cohort]:
     on demand instead of spot counts where it is all that there is.
     """
     running = [record for record in state.live() if record.running_at is not None]
-    planned = [record for record in running if not record.instead_of_spot]
+    planned = [record for record in running if record.market == state.chosen().market]
     running = planned or running
     cohorts = Counter((held_s(record, now), record.market) for record in running)
     return [Cohort(instances=count, held_s=age_s, market=market) for (age_s, market), count in sorted(cohorts.items())]

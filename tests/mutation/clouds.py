@@ -78,8 +78,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="lease-longer-than-the-budget",
         harm="an instance is armed to live longer than the budget pays for",
         file="cloud/aws/launching.py",
-        old="return float(math.floor(_LEASE_SHARE * min(order.reach_s() for order in orders) - _BOOT_S))",
-        new="return float(math.floor(min(order.reach_s() for order in orders) + _BOOT_S))",
+        old="return start_limits.armed_s(reach_s, start_limits.firmware_s(choice.instance_type))",
+        new="return reach_s + start_limits.firmware_s(choice.instance_type)",
         tests=("tests/unit/test_aws_launching.py",),
     ),
     Mutant(

@@ -91,8 +91,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="purchase-price-ignored",
         harm="spot is accounted at the planned price, whatever was paid",
         file="executor/accounting.py",
-        old="if record.price_usd_per_hour is not None:",
-        new="if record.price_usd_per_hour is not None and record.market == 'on_demand':",
+        old="if record.price_usd_per_hour is not None:\n        return (",
+        new="if record.price_usd_per_hour is not None and record.market == 'on_demand':\n        return (",
         tests=("tests/unit/test_controller_cloud.py",),
     ),
     Mutant(

@@ -130,4 +130,4 @@ def test_the_budget_covers_an_instance_that_boots_until_the_bound_of_its_boot(
     assert line.bound_until == pytest.approx(story.at + bound_s, abs=20.0)
     story.tell(InstanceReady, instance="i-001")
     (line,) = purse(story.controller.job, story.state).lines
-    assert line.bound_until == line.running_at, "the driver can shorten its lease from now on"
+    assert line.bound_until == line.since, "the driver can shorten its lease from now on"

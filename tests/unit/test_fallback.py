@@ -11,9 +11,10 @@ from rubberband.executor.controller import Controller
 from rubberband.executor.events import Event, InstanceRefused
 from rubberband.executor.fortune import Faults
 from rubberband.executor.invariants import validate
+from rubberband.executor.replanning import held
 from rubberband.executor.result import summarise
-from rubberband.executor.state import Job
-from rubberband.plan import Market
+from rubberband.executor.state import Job, Phase
+from rubberband.plan import Market, Plan
 from rubberband.views.narration import Narrator
 from rubberband.views.tables import purchases
 from tests.property.crash_cases import job_of
@@ -64,6 +65,25 @@ def test_a_dry_pool_is_left_for_on_demand_within_the_stage() -> None:
 def test_a_refusal_that_is_not_for_want_of_capacity_changes_no_market() -> None:
     controller, _ = run(JOB, Dry(sold_out=False))
     assert {record.market for record in controller.state.instances.values()} == {"spot"}
+
+
+def test_a_stage_that_is_planned_on_demand_keeps_what_was_bought_instead_of_spot() -> None:
+    first, last = JOB.plan.stages
+    wider = dataclasses.replace(last, instances=first.instances + 1, market="on_demand")
+    kept = list[int]()
+
+    def observe(event: Event, controller: Controller) -> None:
+        validate(controller)
+        state = controller.state
+        if state.stages and state.chosen().market == "on_demand" and state.phase is Phase.TRAINING:
+            kept.append(sum(cohort.instances for cohort in held(state, state.now)))
+
+    job = dataclasses.replace(JOB, plan=Plan(stages=(first, wider)))
+    controller, _, _ = run_virtual(job, Dry(), observers=[observe])
+    assert controller.state.outcome == "done"
+    bought = [record.instead_of_spot for record in controller.state.instances.values() if record.market == "on_demand"]
+    assert bought == [True] * first.instances + [False]
+    assert set(kept) == {wider.instances}
 
 
 @pytest.mark.parametrize(("deadline_s", "falls_back"), [(None, False), (1e5, False), (110.0, True)])
