@@ -157,8 +157,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="oldest-kept",
         harm="instances that have paid their minimum are kept, and young ones given back",
         file="executor/rented.py",
-        old="unbilled_first = sorted(ours, key=lambda record: record.running_at is not None)",
-        new="unbilled_first = sorted(ours, key=lambda record: record.running_at is not None)[::-1]",
+        old="release(job, state, [*others, *unbilled_first[:surplus]])",
+        new="release(job, state, [*others, *unbilled_first[::-1][:surplus]])",
         tests=("tests/unit/test_controller.py",),
     ),
     Mutant(
@@ -322,8 +322,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="replan-buys-what-is-held",
         harm="a plan pays again for instances that are there",
         file="executor/replanning.py",
-        old="running = [record for record in state.live() if record.running_at is not None]\n    cohorts",
-        new="running = [record for record in state.live() if record.running_at is None]\n    cohorts",
+        old="running = [record for record in state.live() if record.running_at is not None]",
+        new="running = [record for record in state.live() if record.running_at is None]",
         tests=("tests/unit/test_controller_replan.py",),
     ),
     Mutant(
