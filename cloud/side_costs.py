@@ -103,6 +103,6 @@ def side_costs(
 
 
 def _passed_gb(resources: Resources, facts: SideFacts, *, gpus: bool) -> float:
-    """What an instance is assumed to download through a NAT gateway; checkpoints, whose size nobody told, left out."""
+    """What an instance is assumed to download through a NAT gateway; without checkpoints, whose size is unknown."""
     data_gb = 0.0 if facts.s3_endpoint else resources.dataset_gb
     return data_gb + (_INSTALLED_GB[gpus] if facts.installed else 0.0)

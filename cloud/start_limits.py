@@ -21,7 +21,7 @@ ParallelCluster gives its nodes 30 minutes (ResumeTimeout, aws-parallelcluster-c
 too few for some nodes (kubernetes-sigs/karpenter#357); with the 15 minutes to install, 10 are left."""
 _INSTALL_S = 900.0
 _INSTALL_SHARE = 1.5
-"""An installation may take so many times what the file says it does."""
+"""An installation may take this many times what the file says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from rubberband.executor.state import InstanceRecord, Job, State
 from rubberband.offer import SECONDS_PER_HOUR
 
 DRY_S = 600.0
-"""Spot is not asked for again until so long after it was refused, where on demand is bought instead."""
+"""After a refusal, spot is tried again only after this long, where on demand is bought instead."""
 USUAL_TIMES = 2.0
 """So many times the interruptions that are expected, and `launch_attempts` more, are no reason yet to leave spot."""
 

@@ -1,4 +1,4 @@
-"""What is asked of EC2 and in which order: types, zones, the clusters in them. It buys nothing."""
+"""Types, zones and placement groups, in the order in which a launch tries them. It buys nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rubberband.plan import Market
 _log = logging.getLogger(__name__)
 
 _REMEMBERED_S = 60.0
-"""For so long a zone that has refused is asked after the others."""
+"""A zone that has refused is tried after the others for this long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Choices:
         self._refused_at[choice.instance_type, choice.zone, choice.market] = self._fleet.clock()
 
     def turns(self, market: Market, count: int) -> Iterator[tuple[Choice, int]]:
-        """What is asked for, one after the other, and how many there must be at least.
+        """The choices to try, one after the other, and the least number of instances for each.
 
         Instances that must be in one zone: where all of them are to be had, else half of them, else any; then only
         where the first ones are. A zone's cluster may be full, though the zone is not.

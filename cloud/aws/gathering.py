@@ -80,11 +80,11 @@ class Gathering:
         self._wait()
         with self._mutex:
             orders = self._waiting.pop(key)
-        once = {order.instance: order for order in reversed(orders)}  # a name is bought once, whoever asks for it too
+        once = {order.instance: order for order in reversed(orders)}  # a name is bought once
         try:
             self._buy([order for order in orders if once[order.instance] is order])
         except BaseException as error:
-            for order in orders:  # their threads must not wait for ever
+            for order in orders:  # their threads wait for it
                 if not order.answer.done():
                     order.answer.set_exception(error)
             raise

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 WAIT_S = 120.0
-"""For so long the driver may be late."""
+"""The driver may be this late."""
 _LOOK_S = 5.0
 _HUNG_S = 120.0
 _TORCH = """

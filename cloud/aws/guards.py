@@ -27,11 +27,11 @@ LEAST_SLACK_S = 300.0
 _RETRY_S = 60.0
 """Until what the scheduler did not answer is asked again."""
 _TRIES_S = 3600
-"""For so long the scheduler tries to end an instance."""
+"""The scheduler tries to end an instance for this long."""
 
 
 class Guards:
-    """The schedules of one run's instances. What AWS refuses is told once, and the run goes on without them."""
+    """The schedules of one run's instances. If AWS refuses them, one warning says so, and the run goes on."""
 
     def __init__(
         self,

@@ -59,7 +59,7 @@ def open_provider(
     session = session or open_session(resources.region)
     place = own_place()
     host = _host(resources, place)
-    device = _device(session, offer.instance_type, environment)
+    device = device_of(session, offer.instance_type, environment)
     machines = resolve(
         session,
         resources.aws,
@@ -149,7 +149,10 @@ def _ware(offer: Offer) -> Ware:
     )
 
 
-def _device(session: Session, instance_type: str, environment: Mapping[str, str]) -> Literal["cpu", "cuda"]:
+def device_of(
+    session: Session, instance_type: str, environment: Mapping[str, str] = os.environ
+) -> Literal["cpu", "cuda"]:
+    """What trials use on a type: its GPUs, or what the environment says. Raises InputError for another word there."""
     asked = environment.get(DEVICE_VARIABLE, "")
     if asked in _DEVICES:
         return _DEVICES[asked]

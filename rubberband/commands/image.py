@@ -36,8 +36,8 @@ def build(file: FileArgument, overrides: Overrides = None) -> None:
     """Build the image of an experiment's instances, unless it is there. Runs use it from then on.
 
     One instance of the cheapest type with the same GPUs installs the packages, in the versions of this environment, and
-    the set-up commands; EC2 makes an image of it, and it ends. Its cost is told before. The image is used by every
-    experiment of the same packages, Python, set-up commands and base image; the code of rubberband may change.
+    the set-up commands; EC2 makes an image of it, and it ends. The command prints the cost first. The image is used by
+    every experiment of the same packages, Python, set-up commands and base image; the code of rubberband may change.
     """
     from rubberband.cloud.aws.extra import open_aws
     from rubberband.files import load_experiment
@@ -56,6 +56,7 @@ def build(file: FileArgument, overrides: Overrides = None) -> None:
 
 def _built(session: Session, resources: Resources) -> list[str]:
     from rubberband.cloud.aws.images import described_image, type_facts
+    from rubberband.cloud.aws.opening import device_of
     from rubberband.cloud.aws.own_images import BOOT_S, Build, Passing, builder_type, image_key, most_usd, own_images
     from rubberband.cloud.aws.pricing import on_demand_price
     from rubberband.cloud.aws.resolving import resolve, what_to_install
@@ -70,7 +71,8 @@ def _built(session: Session, resources: Resources) -> list[str]:
     if known is not None:
         return [f"image {key} is there: {known.image_id} ({format_usd(known.usd_per_month(session.region))}/month)"]
     builder = builder_type(table_of(resources), session.region, name)
-    machines = resolve(session, words, builder, checkpoints=resources.checkpoints, builds=True)
+    device = device_of(session, builder)
+    machines = resolve(session, words, builder, checkpoints=resources.checkpoints, device=device, builds=True)
     volume_gb = machines.volume_gb or described_image(session, machines.image).root_gb or 0
     price_usd = on_demand_price(session, builder)
     if price_usd is not None:

@@ -100,7 +100,7 @@ def test_a_lease_that_is_over_before_an_instance_is_of_use_is_bad_input(opened: 
 
 
 def test_a_lease_need_not_last_while_an_instance_installs(opened: Any) -> None:
-    opened(resources(init_delay="15m", lease="130s"))
+    assert opened(resources(init_delay="15m", lease="130s")).describe() == []
 
 
 def test_one_driver_at_a_time(opened: Any) -> None:
