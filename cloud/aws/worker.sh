@@ -42,14 +42,17 @@ upgrade_nothing() { # an upgrade at work holds a shutdown up for as long as 30 m
     [[ ! -d "$folder" ]] || echo 'APT::Periodic::Unattended-Upgrade "0";' > "$folder/99rubberband"
 }
 
+from_metadata() { # what the metadata service says of this instance
+    local url="${AWS_EC2_METADATA_SERVICE_ENDPOINT:-http://169.254.169.254}/latest" token=X-aws-ec2-metadata-token
+    local ask=(curl --silent --show-error --fail --retry 10 --retry-connrefused --max-time 5 --header)
+    token+=": $("${ask[@]}" "$token-ttl-seconds: 300" --request PUT "$url/api/token")"
+    "${ask[@]}" "$token" "$url/meta-data/$1"
+}
+
 find_name() { # all instances of a request have the same script: each takes the name at its own place in the request
-    local metadata="${AWS_EC2_METADATA_SERVICE_ENDPOINT:-http://169.254.169.254}/latest" session index=0
-    local ask=(curl --silent --show-error --fail --retry 10 --retry-connrefused --max-time 5)
-    if ((${#INSTANCES[@]} > 1)); then
-        session="$("${ask[@]}" --request PUT --header "X-aws-ec2-metadata-token-ttl-seconds: 300" "$metadata/api/token")"
-        index="$("${ask[@]}" --header "X-aws-ec2-metadata-token: $session" "$metadata/meta-data/ami-launch-index")"
-    fi
-    INSTANCE="${INSTANCES[${index:?there is no ami-launch-index}]}"
+    local index=0
+    ((${#INSTANCES[@]} == 1)) || index="$(from_metadata ami-launch-index)"
+    INSTANCE="${INSTANCES[${index:?}]}"
 }
 
 await_driver() { # what is installed without it is torch's build for the CPU
