@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 VISIBILITY_S = 300.0
 """After so long EC2 shows what exists."""
+_FORGETS_S = 1800.0
+"""It shows what has ended for "usually less than one hour" (DescribeInstances): after so long absence proves nothing."""
 LOOK_S = 5.0
 PATIENCE_S = 60.0
 """For so long an order to end an instance is repeated before the caller hears that EC2 does not obey."""
@@ -217,7 +219,7 @@ class Fleet:
         believed = count >= 1 or at > self.latest_end(name)  # else EC2 may only not show it for a moment
         if not believed or at - last.asked_at < VISIBILITY_S:
             return
-        if last.outcome != "accepted":
+        if last.outcome != "accepted" and not self._take_for_forgotten(name, at):
             self._finish(name, at, "the request was cut off, and no instance came of it")
         elif shown := self._by_id(last.instance_id):  # EC2 takes the tags of what has ended away after a while
             self._follow(name, shown[0], at)
@@ -228,6 +230,18 @@ class Fleet:
         """It was accepted, or even seen, and EC2 forgot it: it ended, at the latest when its lease did."""
         self._runs(name, {}, at)
         self._finish(name, min(at, self.latest_end(name)), "EC2 does not show it any more")
+
+    def _take_for_forgotten(self, name: str, at: float) -> bool:
+        """Whether an unanswered request is so old that its instance may have run, ended and been forgotten.
+
+        It is then taken to have run for its whole lease: a bill is never underestimated.
+        """
+        intent = self.intents.get(name)
+        if intent is None or at - intent.requested_at < _FORGETS_S:
+            return False
+        self.intents.change_last(name, outcome="accepted")
+        self._vanished(name, at)
+        return True
 
     def end_stray(self, machine: Mapping[str, Any]) -> None:
         """An instance of this run that nothing refers to: a request that was given up took effect after all."""
@@ -330,15 +344,15 @@ class Fleet:
         return console.at_work_on(console.output(self.session, intent.last.instance_id))
 
     def settle(self, name: str) -> dict[str, Any] | None:
-        """Find out, without asking for it, whether an instance came of an unanswered request; None if not.
+        """Find out, without asking for it, whether an instance came of an unanswered request; None if none is shown.
 
         Looks by its token until the visibility window is over. Raises ProviderError if EC2 does not answer.
         """
         machine = self._find(name)
-        if machine is None:
-            self.intents.change_last(name, outcome="refused", reason="no instance came of it")
-        else:
+        if machine is not None:
             self.accept(name, machine)
+        elif not self._take_for_forgotten(name, self.clock()):
+            self.intents.change_last(name, outcome="refused", reason="no instance came of it")
         return machine
 
     def _find(self, name: str) -> dict[str, Any] | None:

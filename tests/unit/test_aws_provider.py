@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from rubberband.cloud.aws.fleet import PATIENCE_S
+from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.aws_fake import Fault
 from rubberband.errors import ProviderError
-from tests.fake_ec2 import World, once
+from tests.fake_ec2 import START_AT, World, once
 
 
 class Killed(BaseException):
@@ -119,6 +120,39 @@ def test_a_driver_killed_before_the_launch_rents_nothing_by_looking(world: World
     assert (ended.state, ended.running_at) == ("terminated", None)
     assert "no instance came of it" in ended.reason
     assert world.living == []
+
+
+def paid_usd(world: World, driver: AwsProvider) -> float:
+    """By the ledger: what instances cost that have ended."""
+    world.look(driver)
+    ended = world.look(driver).values()
+    assert {one.state for one in ended} == {"terminated"}
+    hours = [((one.ended_at or 0.0) - (one.running_at or one.ended_at or 0.0)) / 3600.0 for one in ended]
+    return sum(hour * (one.price_usd_per_hour or 0.0) for hour, one in zip(hours, ended, strict=True))
+
+
+def test_what_ran_and_was_forgotten_before_a_driver_came_back_is_billed(world: World) -> None:
+    """EC2 launched both, the driver died before the answer, and nothing shows them when the next one comes."""
+    world.fake.fault = once("RunInstances", Fault(error=Killed(), took_effect=True))
+    with pytest.raises(Killed):
+        world.driver().launch_all(["a", "b"])
+    world.sleep(2 * 3600.0)
+    billed_usd = world.fake.bill().rent_usd
+    assert 0.0 < billed_usd <= paid_usd(world, world.driver()) < 1.5 * billed_usd
+    world.driver().launch_all(["a", "b"])
+    assert (world.living, len(world.fake.instances)) == ([], 2)
+
+
+def test_what_ran_while_its_driver_s_machine_slept_is_billed(world: World) -> None:
+    def asleep(seconds: float) -> None:
+        world.sleep(7200.0 if world.fake.instances and world.now < START_AT + 7200.0 else seconds)
+
+    world.fake.fault = once("RunInstances", Fault.timeout(took_effect=True))
+    driver = world.driver(sleep=asleep)
+    driver.launch("a")
+    billed_usd = world.fake.bill().rent_usd
+    assert 0.0 < billed_usd <= paid_usd(world, driver) < 1.5 * billed_usd
+    assert len(world.fake.instances) == 1
 
 
 def test_without_the_head_instances_are_of_no_use(world: World) -> None:
