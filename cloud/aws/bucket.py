@@ -25,12 +25,16 @@ def place_in(checkpoints: str, name: str) -> tuple[str, str]:
     return bucket, "/".join(part for part in (prefix.strip("/"), name) if part)
 
 
-def put(session: Session, checkpoints: str, name: str, content: bytes, *, unless_there: bool = False) -> str:
+def put(session: Session | None, checkpoints: str, name: str, content: bytes, *, unless_there: bool = False) -> str:
     """Put `content` below the store's address; its own s3:// address. Raises InputError, with the remedy.
+
+    Without a session nothing is put there.
 
     With `unless_there`, what lies there is replaced only if it is something else.
     """
     bucket, key = place_in(checkpoints, name)
+    if session is None:
+        return f"s3://{bucket}/{key}"
     s3 = session.client("s3")
     try:
         if not (unless_there and _holds(session, bucket, key, content)):

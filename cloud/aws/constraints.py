@@ -45,7 +45,7 @@ def constraints(install: Iterable[str] = (), found: Iterable[Distribution] | Non
     return "".join(f"{name}=={kept[name]}\n" for name in sorted(kept) if not _CHOSEN_BY_TORCH.fullmatch(name))
 
 
-def sent(session: Session, checkpoints: str | None, text: str) -> str:
+def sent(session: Session | None, checkpoints: str | None, text: str) -> str:
     """How a boot script is given the constraints: where they are in the bucket of the checkpoint store (s3:// address
     and digest), or themselves, compressed, where the store is no bucket.
 

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 VISIBILITY_S = 300.0
 """After so long EC2 shows what exists."""
 _FORGETS_S = 1800.0
-"""It shows what has ended for "usually less than one hour" (DescribeInstances): after so long absence proves nothing."""
+"""It shows what has ended for "usually less than one hour" (DescribeInstances): later, absence proves nothing."""
 LOOK_S = 5.0
 PATIENCE_S = 60.0
 """For so long an order to end an instance is repeated before the caller hears that EC2 does not obey."""

@@ -137,6 +137,8 @@ def described_image(session: Session, image_id: str) -> Image:
         if not code_of(error).startswith("InvalidAMIID"):
             raise
         images = []
+    if images and images[0].get("State") == "pending":
+        raise InputError(f"resources.aws.image: {image_id} is still being made; wait until EC2 shows it as available")
     if not images or images[0].get("State", "available") != "available":
         raise InputError(
             f"resources.aws.image: there is no image {shown(image_id)} in {session.region} that this account may use; "

@@ -108,12 +108,12 @@ def security_group(session: Session, words: Aws, vpc: str, sleep: Callable[[floa
     return ensure_group(session, words.owner, vpc, sleep=sleep)
 
 
-def what_to_install(session: Session, words: Aws, checkpoints: str | None) -> Installation:
+def what_to_install(session: Session | None, words: Aws, checkpoints: str | None) -> Installation:
     """What an instance installs: the driver's own rubberband, unless the file names another, and what the file says.
 
     Packages are of the driver's versions, except those whose version the file says. The driver's rubberband goes as a
-    wheel through the bucket of the checkpoints; where the user has an index, its version is asked for there. Raises
-    InputError if there is neither.
+    wheel through the bucket of the checkpoints; where the user has an index, its version is asked for there. Without a
+    session nothing is put into the bucket. Raises InputError if there is neither.
     """
     install = words.install or ""
     if not brings_the_package(install):

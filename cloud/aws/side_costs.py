@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rubberband.cloud.aws.errors import FAILURES, explain
-from rubberband.cloud.aws.images import find_image, root_volume_gb, type_facts
+from rubberband.cloud.aws.images import Image, TypeFacts, find_image, root_volume_gb, type_facts
 from rubberband.cloud.aws.machines import Session
 from rubberband.cloud.aws.metadata import Place, own_place
 from rubberband.cloud.aws.network import choose_subnets
+from rubberband.cloud.aws.own_images import built_image
 from rubberband.cloud.aws.pages import pages
+from rubberband.cloud.aws.resolving import what_to_install
 from rubberband.cloud.catalogue import types_of
 from rubberband.cloud.instance_types import Live
 from rubberband.cloud.prices import LiveTable
@@ -88,8 +90,9 @@ def side_facts(session: Session, resources: Resources, instance_type: str, place
     facts = type_facts(session, instance_type)
     installs = (words.install or "").strip() != "none"
     is_head = instance_type == words.head_instance_type
-    image = find_image(session, None if is_head and installs else words.image, facts, installs=installs)
-    plain = words.image is None and not facts.gpus and installs
+    own = None if is_head else _built(session, resources, facts)
+    image = own or find_image(session, None if is_head and installs else words.image, facts, installs=installs)
+    plain = words.image is None and not facts.gpus and installs and own is None
     volume_gb = root_volume_gb(None if is_head else words.volume_gb, image, plain=plain) or image.root_gb
     _, subnets = choose_subnets(session, words.subnets, instance_type, place)
     out = ways_out(session, list(subnets.values()))
@@ -98,8 +101,17 @@ def side_facts(session: Session, resources: Resources, instance_type: str, place
         public_address=len(out.private) < len(subnets),
         nat=out.nat,
         s3_endpoint=out.s3_endpoint,
-        installed=installs,
+        installed=installs and own is None,
     )
+
+
+def _built(session: Session, resources: Resources, facts: TypeFacts) -> Image | None:
+    """The owner's image that instances would boot, if there is one. Nothing is written into the bucket."""
+    try:
+        installed = what_to_install(None, resources.aws, resources.checkpoints)
+    except InputError:  # told where it is in the way
+        return None
+    return built_image(session, resources.aws, installed, facts)
 
 
 def with_side_facts(table: LiveTable, session: Session, resources: Resources) -> LiveTable:

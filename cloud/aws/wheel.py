@@ -23,8 +23,10 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 _OTHER_WAYS = "or name what instances install instead: resources.aws.index_url, or install: the URL of a wheel"
 
 
-def upload(session: Session, checkpoints: str | None) -> str:
+def upload(session: Session | None, checkpoints: str | None) -> str:
     """Put the wheel into the bucket of the checkpoint store, unless it is there; its s3:// address and digest.
+
+    Without a session nothing is put there.
 
     Raises InputError if the store is no bucket, or one that cannot be written, or if this package cannot be packed;
     botocore's errors.

@@ -48,10 +48,10 @@ class Order:
     """Kind of resource (`instance`, `volume`, …) -> its tags."""
 
 
-def order_of(world: World, params: Mapping[str, Any]) -> Order:
+def order_of(world: World, params: Mapping[str, Any], now: float) -> Order:
     """Raises FakeError, with EC2's codes, for what does not exist or does not fit."""
     machine = _machine(world, params.get("InstanceType", DEFAULT_TYPE))
-    image = _image(world, params.get("ImageId"), machine)
+    image = _image(world, params.get("ImageId"), machine, now)
     volume_gb = _root_gb(params, image)
     subnet = _subnet(world, params, machine)
     at_least, count = _counts(params)
@@ -101,7 +101,7 @@ def _machine(world: World, name: str) -> MachineType:
     return world.machine_types[name]
 
 
-def _image(world: World, image_id: str | None, machine: MachineType) -> Image:
+def _image(world: World, image_id: str | None, machine: MachineType, now: float) -> Image:
     if image_id is None:
         raise FakeError("MissingParameter", "The request must contain the parameter ImageId")
     if not image_id.startswith("ami-"):
@@ -109,6 +109,8 @@ def _image(world: World, image_id: str | None, machine: MachineType) -> Image:
     if image_id not in world.images:
         raise FakeError("InvalidAMIID.NotFound", f"The image id '[{image_id}]' does not exist")
     image = world.images[image_id]
+    if now < image.available_at:  # in these words: hashicorp/packer#12162
+        raise FakeError("InvalidAMIID.Unavailable", f"AMI '{image_id}' is pending, and cannot be run")
     if image.architecture != machine.architecture:
         raise FakeError(
             "InvalidParameterValue",

@@ -19,7 +19,7 @@ def run_instances(request: Request) -> dict[str, Any]:
     """RunInstances."""
     world, token = request.world, request.params.get("ClientToken", "")
     _check_token(token)
-    order = order_of(world, request.params)
+    order = order_of(world, request.params, request.now)
     check_launch(world, request.access, order)
     request.end_dry_run()
     launched = _launched_before(request, token)

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rubberband.errors import InputError
+from rubberband.units import format_usd
 
 if TYPE_CHECKING:
     from rubberband.cloud.aws.ending import Ended, Owned
+    from rubberband.cloud.aws.machines import Session
 
 
 def down(
@@ -31,7 +33,8 @@ def down(
     """End everything on EC2: workers, head, and what belongs to them.
 
     Every instance of the owner in the region is ended, whoever drives it; then the published Ray token and the security
-    group are deleted. What experiments have written to their checkpoint store stays; journals on the head do not.
+    group are deleted. What experiments have written to their checkpoint store stays, and so do images, each named with
+    its price; journals on the head do not.
     """
     from rubberband.cloud.aws.extra import open_aws
 
@@ -44,6 +47,8 @@ def down(
     if workers and not yes:
         _ask(workers, chosen_owner, chosen_region)
     for line in _told(end_everything(session, chosen_owner), chosen_owner, chosen_region):
+        print(line)
+    for line in _images(session, chosen_owner):
         print(line)
 
 
@@ -70,10 +75,25 @@ def _ask(workers: Iterable[Owned], owner: str, region: str) -> None:
 
 def _told(ended: Ended, owner: str, region: str) -> list[str]:
     if not ended and not ended.kept_groups:
-        return [f"owner {owner} has nothing in {region}"]
+        return [f"owner {owner} has nothing running in {region}"]
     lines = [f"ended {one}" for one in ended.instances]
     if ended.token:
         lines.append("deleted the published Ray token")
     lines += [f"deleted security group {group}" for group in ended.security_groups]
     lines += [f"deleted placement group {group}" for group in ended.placement_groups]
     return [*lines, *(f"kept security group {group}, which is in use and costs nothing" for group in ended.kept_groups)]
+
+
+def _images(session: Session, owner: str) -> list[str]:
+    """A line for each image that stays."""
+    from rubberband.cloud.aws.errors import FAILURES, explain
+    from rubberband.cloud.aws.own_images import own_images
+
+    try:
+        return [
+            f"kept image {one.key} ({one.image_id}), which costs up to {format_usd(one.usd_per_month(session.region))}"
+            f"/month until `rubberband image delete {one.key} --region {session.region} --owner {owner}`"
+            for one in own_images(session, owner)
+        ]
+    except FAILURES as error:
+        return [f"whether images of owner {owner} are left is not known: {explain(error)}"]

@@ -385,7 +385,7 @@ def test_down_asks_before_it_ends_a_run(account: Account, file: Path) -> None:
     code, told = say("down", "digits.yaml", "--yes")
     assert code == 0, told
     assert "ended i-001 of digits" in told
-    assert say("down")[1].startswith("owner rubberband has nothing in us-east-1")
+    assert say("down")[1].startswith("owner rubberband has nothing running in us-east-1")
 
 
 def test_down_of_a_head_alone_needs_no_question(account: Account) -> None:

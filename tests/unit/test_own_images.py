@@ -15,9 +15,12 @@ from rubberband.cloud.aws.images import type_facts
 from rubberband.cloud.aws.machines import NodeStart
 from rubberband.cloud.aws.own_images import builder_type, built_image, delete_image, image_key
 from rubberband.cloud.aws.resolving import resolve, what_to_install
+from rubberband.cloud.aws.side_costs import side_facts
 from rubberband.cloud.aws_fake import FakeCall, Fault
 from rubberband.cloud.aws_fake.faults import FakeError
 from rubberband.cloud.catalogue import table_of
+from rubberband.cloud.side_costs import side_costs
+from rubberband.errors import InputError
 from rubberband.resources import Aws, Resources
 from tests.property.crash_images import TYPE, BuildWorld, ImagePoint
 
@@ -101,10 +104,51 @@ def test_an_image_that_is_being_made_is_not_booted(world: BuildWorld) -> None:
     installed = what_to_install(world.session, world.words.aws, world.words.checkpoints)
     facts = type_facts(world.session, TYPE)
     assert built_image(world.session, world.words.aws, installed, facts) is None
+    booted, _ = user_data(world)
+    assert booted != made.image_id
+    asked = {"InstanceType": TYPE, "MinCount": 1, "MaxCount": 1}
+    with pytest.raises(ClientError, match=r"InvalidAMIID\.Unavailable.* is pending, and cannot be run"):
+        world.fake.session("admin").client("ec2").run_instances(ImageId=made.image_id, **asked)
+    with pytest.raises(InputError, match=r"resources\.aws\.image: ami-\w+ is still being made; wait"):
+        resolve(world.session, Aws(image=made.image_id, install="none"), TYPE, place=world.place)
     world.sleep(61.0)
     found = built_image(world.session, world.words.aws, installed, facts)
     assert found is not None
     assert found.root_gb == 75
+
+
+def test_with_a_built_image_nothing_is_installed_through_a_nat_gateway(world: BuildWorld) -> None:
+    subnets = world.fake.world.subnets
+    subnets.update({name: replace(one, public=False) for name, one in subnets.items()})
+    objects = dict(world.fake.world.buckets[world.bucket])
+    before = side_facts(world.session, world.words, TYPE, world.place)
+    assert world.fake.world.buckets[world.bucket] == objects, "a look"
+    world.build()
+    after = side_facts(world.session, world.words, TYPE, world.place)
+    assert (before.nat, before.installed) == (True, True)
+    assert after == replace(before, installed=False)
+    lines = {cost.line for cost in side_costs(world.words, after, gpus=True)}
+    assert "root volumes" in lines
+    assert "NAT gateway (estimated)" not in lines
+
+
+def test_down_names_the_images_that_stay(world: BuildWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = world.build()
+    monkeypatch.setattr(extra, "open_aws", lambda region: world.session)
+    command = ["down", "--region", "us-east-1"]
+    said = CliRunner().invoke(app, command)
+    assert said.exit_code == 0, said.output
+    assert (
+        f"kept image {built.key} ({built.image_id}), which costs up to 3.75 USD/month until "
+        f"`rubberband image delete {built.key} --region us-east-1 --owner rubberband`" in said.output
+    )
+    world.fake.fault = lambda call: Fault.throttled() if call.operation == "DescribeImages" else None
+    said = CliRunner().invoke(app, command)
+    assert said.exit_code == 0, said.output
+    assert "whether images of owner rubberband are left is not known" in said.output
+    world.fake.fault = None
+    delete_image(world.session, "rubberband", built.key)
+    assert "kept image" not in CliRunner().invoke(app, command).output
 
 
 def test_the_builder_is_the_cheapest_type_with_the_same_gpus() -> None:
