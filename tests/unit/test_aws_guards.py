@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from rubberband.cloud.aws.fleet import SHUTDOWN_S
 from rubberband.cloud.aws.guards import LEAST_SLACK_S, SLACK_S, Guards
 from rubberband.cloud.aws.preflight import preflight
 from rubberband.cloud.aws_fake import FakeCall, Fault
+from rubberband.cloud.catalogue import offer as catalogue_offer
+from rubberband.resources import Resources
 from tests.fake_ec2 import World
 from tests.unit.aws_account import Account, offer
 
@@ -45,6 +50,16 @@ def test_a_guest_that_never_boots_is_ended_by_aws_when_its_driver_is_dead(world:
     assert machine.ended_at == schedule.at
     assert schedule.at - machine.launched_at < 600.0 + 90.0 + SLACK_S + 60.0
     assert world.fake.world.schedules == {}
+
+
+def test_what_a_guard_may_cost_beyond_max_cost_is_what_the_document_says() -> None:
+    document = (Path(__file__).parents[2] / "docs/ec2.md").read_text(encoding="utf-8")
+    found = re.search(r"up to (\d+) minutes after its lease: (\d\.\d\d) USD for each g4dn\.xlarge", document)
+    assert found is not None
+    minutes, usd = float(found[1]), float(found[2])
+    assert minutes == math.ceil((SHUTDOWN_S + SLACK_S + 60.0) / 60.0), "a schedule runs up to a minute late"
+    dear = catalogue_offer(Resources(provider="aws", instance_type="g4dn.xlarge", market="on_demand"))
+    assert usd == pytest.approx(dear.price_usd_per_s * minutes * 60.0, abs=0.005)
 
 
 def test_a_guard_is_moved_while_the_lease_is_renewed_and_deleted_with_the_instance(world: World) -> None:
