@@ -126,9 +126,11 @@ def sentence(submission: Submission, result: Result | None) -> str:
         parts = [_where(result), course, _money(submission.summary, result)]
         sentences = [_capitalised("; ".join(parts)), _capitalised(reason) if reason and not runs else ""]
         sentences.append(printable(result.start_failures) if tells_start_failures(result) else "")
+        sentences.append(printable(result.instead_of_spot))
         return " ".join(f"{each}." for each in sentences if each)
     ended = _capitalised(headlines(result)[0].removeprefix(f"{result.name}: "))
-    return ended + "." + (f" {_capitalised(reason)}." if reason and reason not in ended else "")
+    sentences = [ended, _capitalised(reason) if reason not in ended else "", printable(result.instead_of_spot)]
+    return " ".join(f"{each}." for each in sentences if each)
 
 
 def turn(standing: Mapping[str, int]) -> str:

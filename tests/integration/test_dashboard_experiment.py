@@ -76,6 +76,14 @@ def test_what_waits_tells_what_was_submitted_and_how_many_there_are(service: Fak
     assert "data-dialog" in html, "it may be cancelled"
 
 
+@pytest.mark.parametrize("state", [ExperimentState.RUNNING, ExperimentState.DONE])
+def test_what_was_bought_instead_of_spot_is_a_sentence(service: FakeService, state: ExperimentState) -> None:
+    told = "2 instances on demand instead of spot: EC2 has no room (InsufficientInstanceCapacity)"
+    service.add("one", state=state, summary=BEGUN)
+    service.runs.results["one"] = dataclasses.replace(a_result(), instead_of_spot=told)
+    assert f"{told}." in text(page(service))
+
+
 def test_why_it_never_began_is_a_sentence(service: FakeService) -> None:
     service.add("one", state=ExperimentState.REFUSED, reason="no plan meets the deadline of 1s")
     assert "It never began. started" in text(page(service))

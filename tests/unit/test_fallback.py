@@ -16,6 +16,7 @@ from rubberband.executor.result import summarise
 from rubberband.executor.state import Job, Phase
 from rubberband.plan import Market, Plan
 from rubberband.views.narration import Narrator
+from rubberband.views.report_html import render_html
 from rubberband.views.tables import purchases
 from tests.property.crash_cases import job_of
 from tests.unit.virtual_runs import run_virtual
@@ -60,6 +61,7 @@ def test_a_dry_pool_is_left_for_on_demand_within_the_stage() -> None:
     sentence = "3 instances on demand instead of spot: no spot capacity in us-east-1a"
     assert result.instead_of_spot == sentence
     assert f"{sentence}." in purchases(result).notes
+    assert f"{sentence}." in render_html(result)
 
 
 def test_a_refusal_that_is_not_for_want_of_capacity_changes_no_market() -> None:
