@@ -14,14 +14,16 @@ from pathlib import Path
 import pytest
 
 from rubberband.cloud.aws_fake.rehearsal import Rehearsal, rehearsal
+from tests.documents import blocks
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = (ROOT / "docs/ec2.md").read_text(encoding="utf-8")
+PAGE = ROOT / "docs/ec2.md"
+DOCUMENT = PAGE.read_text(encoding="utf-8")
 PATIENCE_S = 600.0
 """Of a block of commands, on a machine that does something else as well."""
 SMALLER = {"num_samples: 36": "num_samples: 4", "max_t: 13": "max_t: 4"}
 """The search of the long test; in the example's size its `run` alone takes a minute more."""
-BLOCKS = re.findall(r"^```sh (laptop|head)\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
+BLOCKS = [(block.place, block.text) for block in blocks(PAGE) if block.place in ("laptop", "head")]
 
 
 @pytest.fixture

@@ -27,10 +27,6 @@ def without_place(experiment: Experiment) -> dict[str, Any]:
     return {key: words[key] for key in words if key not in ("name", "entrypoint", "profile")}
 
 
-def test_there_are_exactly_two_set_up_commands() -> None:
-    assert [block.count("\n") for block in blocks("sh")] == [1, 1]
-
-
 def test_the_file_is_the_example() -> None:
     (text,) = blocks("yaml")
     assert without_place(parse_experiment(text)) == without_place(load_experiment(ROOT / "examples" / "digits.yaml"))

@@ -1,0 +1,184 @@
+"""The reference pages that are made from the program when the site is built: commands, experiment file, REST.
+
+A hook of MkDocs (see mkdocs.yml). The Python reference is made by mkdocstrings.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import typer.main
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from typer._click import Context
+from typer.cli import get_docs_for_click
+
+from rubberband.cli import Promised, app
+
+ROOT = Path(__file__).parents[1]
+ROLES, ROLES_SOURCE = "ec2-roles.md", "../cloud/aws/policies/README.md"
+Schema = Mapping[str, Any]
+SCHEMA: Schema = json.loads((ROOT / "rubberband/experiment.schema.json").read_text(encoding="utf-8"))
+FILE: Schema = SCHEMA["$defs"]
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages to those of the folder."""
+    api = json.loads((ROOT / "tests/unit/openapi.json").read_text(encoding="utf-8"))
+    pages = {"cli": commands(), "experiment-file": experiment_file(SCHEMA), "rest": rest(api)}
+    for name, lines in pages.items():
+        files.append(File.generated(config, f"reference/{name}.md", content="\n".join(lines)))
+    files.append(File.generated(config, ROLES, content=(ROOT / "docs" / ROLES_SOURCE).read_text(encoding="utf-8")))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Let links to the README of the roles, which is beside the policies, lead to its page."""
+    return markdown.replace(f"({ROLES_SOURCE})", f"({ROLES})")
+
+
+def commands() -> Iterator[str]:
+    """The page of the commands, from the help of each."""
+    yield "# Commands\n"
+    yield "Print the help of a command with `rubberband COMMAND --help`.\n"
+    group: Any = typer.main.get_command(app)
+    for name, promised in group.commands.items():
+        command = promised.made() if isinstance(promised, Promised) else promised
+        context: Any = Context(command, info_name=name)
+        yield get_docs_for_click(obj=command, ctx=context, name=name, call_prefix="rubberband", indent=1)
+    yield "## Exit codes\n"
+    yield "| code | meaning |\n|---:|---|"
+    yield "| 0 | done |\n| 1 | failed |\n| 2 | wrong usage or input; nothing was started |\n| 3 | no plan is feasible |"
+    yield "| 4 | finished after the deadline |\n| 130 | interrupted |\n"
+    yield "## Environment variables\n"
+    yield "| name | meaning |\n|---|---|"
+    yield "| `RUBBERBAND_HOME` | where experiments are kept; `~/.rubberband` by default |"
+    yield "| `RUBBERBAND_SERVER` | the service that commands ask; `local` for none |"
+    yield "| `RUBBERBAND_TOKEN` | the token for that service |"
+    yield "| `RUBBERBAND_STORE` | the database of the service and of the journals |"
+    yield "| `RUBBERBAND_CATALOGUE` | a file that replaces the catalogue of instance types |"
+
+
+def experiment_file(schema: Schema) -> Iterator[str]:
+    """The page of the experiment file, a table for each object of its schema."""
+    yield "# Experiment file\n"
+    yield "Every key of the file, and of the same words in Python. An unknown key is an error.\n"
+    yield "Editors check a file against `rubberband/experiment.schema.json`, which this page is made from.\n"
+    yield "## The file\n"
+    yield from _table(schema)
+    for name in _mentioned(schema, schema["$defs"]):
+        yield from _definition(name, schema["$defs"][name])
+
+
+def _mentioned(schema: Schema, definitions: Schema) -> list[str]:
+    """The names of all definitions, in the order in which a reader meets them."""
+    found = list(dict.fromkeys(re.findall(r"#/\$defs/(\w+)", json.dumps({**schema, "$defs": None}))))
+    for name in found:
+        inner = re.findall(r"#/\$defs/(\w+)", json.dumps(definitions[name]))
+        found += [each for each in dict.fromkeys(inner) if each not in found]
+    return found
+
+
+def rest(api: Schema) -> Iterator[str]:
+    """The page of the REST interface: requests by tag, then the objects."""
+    yield "# REST\n"
+    yield f"{api['info']['description']}\n"
+    yield "A running service has this description as OpenAPI 3.1 at `/openapi.json`.\n"
+    operations = [(path, *each) for path, methods in api["paths"].items() for each in methods.items()]
+    for tag in dict.fromkeys(operation["tags"][0] for _, _, operation in operations):
+        yield f"## {tag.capitalize()}\n"
+        for path, method, operation in operations:
+            if operation["tags"][0] == tag:
+                yield f"### {method.upper()} {path.removeprefix('/v1')}\n"
+                yield f"**{operation['summary']}.** {operation.get('description', '')}\n"
+                yield f"```http\n{method.upper()} {path}\n```\n"
+                yield from _request(operation)
+                yield from _responses(operation)
+    yield "## Objects\n"
+    yield "The objects of an experiment are those of the [experiment file](experiment-file.md).\n"
+    for name, definition in api["components"]["schemas"].items():
+        if name not in FILE:
+            yield from _definition(name, definition, level=3)
+
+
+def _request(operation: Schema) -> Iterator[str]:
+    parameters = [each for each in operation.get("parameters", []) if "$ref" not in each]
+    if parameters:
+        yield "| parameter | in | type | meaning |\n|---|---|---|---|"
+        for each in parameters:
+            yield f"| `{each['name']}` | {each['in']} | {_type(each['schema'])} | {_words(each)} |"
+        yield ""
+    for kind, body in operation.get("requestBody", {}).get("content", {}).items():
+        yield f"Body: `{kind}`, {_type(body['schema'])}\n"
+
+
+def _responses(operation: Schema) -> Iterator[str]:
+    problems = []
+    for status, response in operation["responses"].items():
+        text = response.get("description") or response.get("$ref", "").rpartition("/")[2]
+        if status < "300":
+            kinds = [f"`{kind}`, {_type(body['schema'])}" for kind, body in response.get("content", {}).items()]
+            yield f"* **{status}**: {_cell(text)} {'; '.join(kinds)}"
+        else:
+            problems.append(f"{status} {text.strip('.')}")
+    yield f"* Problems: {', '.join(problems)}\n"
+
+
+def _definition(name: str, definition: Schema, level: int = 2) -> Iterator[str]:
+    yield f"{'#' * level} {name}\n"
+    yield f"{definition.get('description', '')}\n"
+    if "enum" in definition:
+        yield f"{_type(definition)}\n"
+    if definition.get("properties"):
+        yield from _table(definition)
+
+
+def _table(definition: Schema) -> Iterator[str]:
+    yield "| key | type | default | meaning |\n|---|---|---|---|"
+    for key, value in definition["properties"].items():
+        default = "required" if key in definition.get("required", ()) else _default(value)
+        yield f"| `{key}` | {_type(value)} | {default} | {_words(value)} |"
+    yield ""
+
+
+def _default(value: Schema) -> str:
+    default = value.get("default")
+    return "" if default is None else f"`{json.dumps(default)}`"
+
+
+def _words(value: Schema) -> str:
+    return _cell(value.get("description") or value.get("schema", {}).get("description", ""))
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _type(value: Schema) -> str:
+    if "$ref" in value:
+        name = value["$ref"].rpartition("/")[2]
+        page = "experiment-file.md" if name in FILE and "/components/" in value["$ref"] else ""
+        return f"[{name}]({page}#{name.lower()})"
+    if "const" in value:
+        return f"`{json.dumps(value['const'])}`"
+    if "enum" in value:
+        return ", ".join(f"`{one}`" for one in value["enum"])
+    for choice in ("anyOf", "oneOf", "allOf"):
+        if choice in value:
+            return " or ".join(dict.fromkeys(_type(one) for one in value[choice] if one.get("type") != "null"))
+    kind = value.get("type", "anything")
+    if kind == "array":
+        return f"list of {_type(value.get('items', {}))}"
+    if kind == "object" and isinstance(value.get("additionalProperties"), Mapping):
+        return f"mapping to {_type(value['additionalProperties'])}"
+    return f"{kind}{_bounds(value)}"
+
+
+def _bounds(value: Schema) -> str:
+    words = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    bounds = [f"{sign} {value[key]:g}" for key, sign in words.items() if key in value and abs(value[key]) < 1e8]
+    return f" {', '.join(bounds)}" if bounds else ""

@@ -1,0 +1,189 @@
+"""README and docs/: what they show is true, and what can be run without Ray is run (see tests/documents.py)."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import typer.main
+import yaml
+
+from rubberband.cli import app
+from rubberband.files import parse_experiment
+from tests.documents import PAGES, PLACES, ROOT, Block, Reader, agrees, blocks
+
+README = ROOT / "README.md"
+ALL = [block for page in PAGES for block in blocks(page)]
+SET_UP = [block for block in ALL if block.page == README and block.language == "sh"]
+
+
+def test_every_block_is_known() -> None:
+    for block in ALL:
+        assert block.language in LANGUAGES, f"{block}: a block of {block.language}; say how it is tested"
+        assert block.language != "console" or block.reason or block.text.startswith("$ "), f"{block}: no command"
+        assert block.place in PLACES or block.reason, f"{block}: <!-- run: {block.place} --> is none of {list(PLACES)}"
+    fences = sum(len(re.findall(r"^```\w", page.read_text(encoding="utf-8"), re.MULTILINE)) for page in PAGES)
+    assert fences == len(ALL), "a block is written in a way that is not found"
+
+
+def test_readme_has_two_set_up_commands_that_ci_runs() -> None:
+    assert [block.text.count("\n") for block in SET_UP] == [1, 1]
+    ci = (ROOT / ".ci/run").read_text(encoding="utf-8")
+    assert "readme 0 >" in ci
+    assert "readme 1 >" in ci
+
+
+def test_readme_fits_two_screens() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(b.page == page for b in ALL)], ids=lambda p: p.stem)
+def test_the_blocks_of(page: Path, tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    for block in blocks(page):
+        if block.title is not None:
+            reader.save(block)
+        if block.place == "" and block not in SET_UP:
+            LANGUAGES[block.language](reader, block)
+
+
+def run(reader: Reader, block: Block) -> None:
+    """A block that is run as it stands."""
+    reader.run(block)
+
+
+def read_yaml(reader: Reader, block: Block) -> None:
+    """An experiment, or keys to add to one; or the file of another program, which has a title."""
+    words = yaml.safe_load(block.text)
+    if {"search", "batch", "profile", "resources"} & words.keys():
+        example = yaml.safe_load((ROOT / "examples/digits.yaml").read_text(encoding="utf-8"))
+        whole = block.text if "search" in words else yaml.safe_dump(_merged(example, words))
+        parse_experiment(whole)
+    else:
+        assert block.title is not None, f"{block}: neither an experiment nor another program's file"
+
+
+def _merged(example: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
+    """The example with a page's keys in place of its own; one instance type or several, not both."""
+    resources = dict(example["resources"]) | dict(words.get("resources", {}))
+    if "instance_types" in resources:
+        del resources["instance_type"]
+    return {**example, **words, "resources": resources}
+
+
+def read_unit(reader: Reader, block: Block) -> None:
+    """A unit of systemd: the command that it starts has the options that it gives."""
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string(block.text)
+    program, name, *words = shlex.split(unit["Service"]["ExecStart"])
+    group: Any = typer.main.get_command(app)
+    known = {option for parameter in group.commands[name].made().params for option in parameter.opts}
+    assert Path(program).name == "rubberband"
+    assert {word for word in words if word.startswith("--")} <= known
+
+
+def read_json(reader: Reader, block: Block) -> None:
+    json.loads(block.text)
+
+
+def look_at_text(reader: Reader, block: Block) -> None:
+    """README's output has the lines of a run, but for their numbers; other text is prose or a drawing."""
+    if block.page != README:
+        return
+    printed = reader.run(_commands(block, RUN_ON_A_VIRTUAL_CLOCK))
+    shapes = {shape(line) for line in printed.splitlines()}
+    assert [line for line in block.text.splitlines() if line != "..." and shape(line) not in shapes] == []
+
+
+RUN_ON_A_VIRTUAL_CLOCK = (
+    "rubberband run examples/digits.yaml -s resources.provider=virtual -s 'profile={seconds_per_iteration: {1: 0.2}}'"
+)
+
+
+def _commands(block: Block, text: str) -> Block:
+    return Block(
+        page=block.page, line=block.line, language="console", title=None, place="", reason="", text=f"$ {text}"
+    )
+
+
+def shape(line: str) -> str:
+    """A line of a run without what differs from run to run."""
+    line = re.sub(r"\(trials? [^)]*\)", "(trial)", line)
+    line = re.sub(r"(?<=[a-z])=[\w.+-]+", "=", line)
+    line = re.sub(r"^(best:|configuration:).*", r"\1", line)
+    line = re.sub(r"\b(\d+(\.\d+)?[dhms])+\b", "D", line)
+    line = re.sub(r"-?\d+(\.\d+)?", "N", line)
+    line = re.sub(r"\b(iteration|instance|GPU)s\b", r"\1", line)
+    return " ".join(line.split())
+
+
+LANGUAGES: Mapping[str, Callable[[Reader, Block], None]] = {
+    "console": run,
+    "sh": run,
+    "python": run,
+    "yaml": read_yaml,
+    "json": read_json,
+    "ini": read_unit,
+    "nginx": lambda reader, block: None,
+    "text": look_at_text,
+}
+
+
+def test_the_figure_shows_what_a_report_says(tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    reader.run(_commands(SET_UP[0], "rubberband run examples/scaling.yaml -s resources.provider=virtual"))
+    reader.run(_commands(SET_UP[0], "rubberband report scaling -o json > report.json"))
+    figure = ElementTree.fromstring(reader.shell(f"python {ROOT}/docs/figure.py < report.json"))
+    words = [element.text for element in figure.iter("{*}text")]
+    assert [word for word in words if word and "GPU" in word] == [
+        "16 x 1 GPU",
+        "8 x 2 GPUs",
+        "4 x 2 GPUs",
+        "2 x 4 GPUs",
+        "1 x 8 GPUs",
+    ]
+    assert words.count("released") == 2
+    assert words.count("SYNC") == 4
+
+
+def test_the_messages_of_troubleshooting_are_ours() -> None:
+    source = " ".join(
+        re.sub(r'["\']\s*\n\s*f?["\']', "", path.read_text(encoding="utf-8"))
+        for folder in ("rubberband", "planner", "executor", "cloud", "api")
+        for path in (ROOT / folder).rglob("*.py")
+    )
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    for heading in re.findall(r"^### `(.*)`$", page, re.MULTILINE):
+        longest = max(heading.removeprefix("error: ").split("…"), key=len).strip()
+        assert longest in source, f"no message has {longest!r}: {heading}"
+
+
+def test_the_states_of_an_experiment_are_all_told() -> None:
+    api = json.loads((ROOT / "tests/unit/openapi.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs/concepts.md").read_text(encoding="utf-8")
+    told = re.findall(r"^\| `(\w+)` \|", page.partition("## States")[2], re.MULTILINE)
+    assert told == api["components"]["schemas"]["ExperimentState"]["enum"]
+
+
+@pytest.mark.parametrize(
+    ("expected", "printed", "same"),
+    [
+        ("", "anything\n", True),
+        ("a 1\n", "a 1\n", True),
+        ("a 1\n", "a 2\n", False),
+        ("a\n...\n", "a\nb\nc\n", True),
+        ("...\nc\n", "a\nb\n", False),
+        ("a ... c\n", "a b c\n", True),
+        ("a\n", "a\nb\n", False),
+    ],
+)
+def test_output_is_compared_line_by_line(expected: str, printed: str, same: bool) -> None:
+    assert agrees(expected, printed) is same
