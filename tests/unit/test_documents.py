@@ -142,7 +142,7 @@ def test_the_figure_shows_what_a_report_says(tmp_path: Path) -> None:
     reader.run(_commands(SET_UP[0], "rubberband run examples/scaling.yaml -s resources.provider=virtual"))
     reader.run(_commands(SET_UP[0], "rubberband report scaling -o json > report.json"))
     figure = ElementTree.fromstring(reader.shell(f"python {ROOT}/docs/figure.py < report.json"))
-    words = [element.text for element in figure.iter("{*}text")]
+    words = [element.text for element in figure.findall(".//{*}text")]
     assert [word for word in words if word and "GPU" in word] == [
         "16 x 1 GPU",
         "8 x 2 GPUs",
