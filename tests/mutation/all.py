@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from tests.mutation import clouds, money, plans, service, training
+from tests.mutation import clouds, ec2, money, plans, service, training
 from tests.mutation.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
     *money.MUTANTS,
     *clouds.MUTANTS,
+    *ec2.MUTANTS,
     *plans.MUTANTS,
     *training.MUTANTS,
     *service.MUTANTS,

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,19 +104,28 @@ def test_of_a_quota_as_many_are_bought_as_it_allows(world: World) -> None:
     assert counts(world)[:3] == [32, 16, 8]
 
 
-def test_launches_of_several_threads_are_bought_together(world: World) -> None:
-    together = threading.Barrier(len(NAMES))
+def in_threads(world: World, names: Sequence[str], together: threading.Barrier) -> None:
+    """Launch each name from a thread of its own, all at the same moment."""
     driver = world.driver(sleep=lambda seconds: time.sleep(min(seconds, 0.5)))
 
     def launch(name: str) -> None:
         together.wait()
         driver.launch(name)
 
-    threads = [threading.Thread(target=launch, args=(name,)) for name in NAMES]
+    threads = [threading.Thread(target=launch, args=(name,)) for name in names]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def test_a_name_that_several_threads_ask_for_is_bought_once(world: World) -> None:
+    in_threads(world, ["a", "a", "a", "b"], threading.Barrier(4))
+    assert world.living == ["a", "b"]
+
+
+def test_launches_of_several_threads_are_bought_together(world: World) -> None:
+    in_threads(world, NAMES, threading.Barrier(len(NAMES)))
     assert world.living == [*NAMES]
     assert len({call.params["ClientToken"] for call in asked(world)}) < len(NAMES)
 
