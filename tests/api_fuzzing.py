@@ -23,8 +23,8 @@ from rubberband.api.settings import Limits, Settings
 from rubberband.api.store.sql import open_store
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.tuning import run_experiment
-from tests.browser import served
-from tests.unit.service_runs import cut_off, experiment
+from tests.builders.browser import served
+from tests.builders.service_runs import cut_off, experiment
 
 LIMITS = Limits(requests_per_s=1e6, burst=1_000_000, concurrent=1000, planning_s=5.0, max_running=1)
 REFUSALS = [400, 401, 403, 404, 405, 409, 413, 415, 422]

@@ -4,9 +4,9 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-from tests.databases import postgresql as postgresql
-from tests.databases import postgresql_url as postgresql_url
-from tests.databases import store_url as store_url
+from tests.builders.databases import postgresql as postgresql
+from tests.builders.databases import postgresql_url as postgresql_url
+from tests.builders.databases import store_url as store_url
 
 # How long an example takes, and how fast examples are made, is the machine's to say.
 settings.register_profile("fixed", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -39,7 +39,7 @@ from rubberband.experiment import Experiment
 from rubberband.measuring import Spent, make_setup
 from rubberband.planning import plan_job
 from rubberband.views.live import open_view
-from tests.service_client import served
+from tests.builders.service_client import served
 
 SIZES = (100, 1_000, 10_000, 100_000)
 ETA, GRACE, MOST = 4, 1, 64

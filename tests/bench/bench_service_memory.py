@@ -26,9 +26,9 @@ import psutil
 
 from rubberband.api.security.tokens import Tokens
 from rubberband.api.store.sql import open_store
-from tests.databases import database, programs, server
-from tests.fake_runs import words
-from tests.server_process import ServerProcess, serving
+from tests.builders.databases import database, programs, server
+from tests.builders.fake_runs import words
+from tests.builders.server_process import ServerProcess, serving
 
 CLIENTS = 8
 WARM_UP = 500

@@ -23,9 +23,9 @@ from rubberband.executor.events import TrialReported
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.journal import Journal
 from rubberband.executor.reading import JournalReader
-from tests.databases import DURABLE, database, programs, server
-from tests.unit.test_journal import EVENTS, JOB
-from tests.unit.test_session import setup
+from tests.builders.databases import DURABLE, database, programs, server
+from tests.builders.jobs import EVENTS, JOB
+from tests.builders.sessions import setup
 
 PAGE = 500
 

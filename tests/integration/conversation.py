@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
+from rubberband.cloud.local import LocalProvider
 from rubberband.cloud.local.instance import tagged
 from rubberband.executor.backend import Backend
+from rubberband.executor.checkpoints import open_store
 from rubberband.executor.events import (
     CheckpointRef,
     Event,
@@ -18,6 +20,8 @@ from rubberband.executor.events import (
     StartTrial,
     TrialReported,
 )
+from rubberband.executor.ray.backend import RayBackend
+from rubberband.executor.training.entrypoint import Entrypoint
 
 PATIENCE_S = 180.0
 """How long Ray, or anything, may take to do what is waited for: it ends a test that waits in vain."""
@@ -110,3 +114,16 @@ def nothing_left(directory: Path, instance: str | None = None) -> bool:
 def kinds(events: Iterable[Event]) -> list[str]:
     """The names of the events' classes."""
     return [type(event).__name__ for event in events]
+
+
+def make_backend(directory: Path) -> RayBackend:
+    """A backend of one-slot instances below `directory`."""
+    return RayBackend(
+        LocalProvider("resume", directory, 1, lease_s=60.0),
+        entrypoint=Entrypoint.parse("ray_trials:Counter", [str(Path(__file__).parent)]),
+        configurations=[{"sleep_s": 0.02}],
+        seeds=[0],
+        metric="loss",
+        store=open_store(str(directory / "checkpoints")),
+        gpus_per_instance=1,
+    )

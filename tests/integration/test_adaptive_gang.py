@@ -18,7 +18,7 @@ from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import Segment, SegmentReport, SegmentStarted
-from tests import segments
+from tests.builders import segments
 from tests.integration.segment_worker import Worker, run_gang
 
 NOISY = Entrypoint.parse("adaptive_trials:Noisy", [Path(__file__).parent])

@@ -14,8 +14,8 @@ import pytest
 from rubberband.api.app import create_app
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
-from tests.browser import served
-from tests.fake_runs import words
+from tests.builders.browser import served
+from tests.builders.fake_runs import words
 
 PATIENCE_S = 120.0
 

@@ -20,12 +20,11 @@ from rubberband.errors import JournalError
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.fortune import Faults
 from rubberband.executor.inbox import Inbox
-from tests.browser import chromium, served, visiting
-from tests.fake_runs import FakeService, fake_service
-from tests.journalled_runs import Recorded, recorded, words
-from tests.unit.service_runs import until
-from tests.unit.test_views_html import hostile
-from tests.unit.test_views_tables import a_result
+from tests.builders.browser import chromium, served, visiting
+from tests.builders.fake_runs import FakeService, fake_service
+from tests.builders.journalled_runs import Recorded, recorded, words
+from tests.builders.results import a_result, hostile
+from tests.builders.service_runs import until
 
 BEGUN = Summary(started_at=1000.0, stages=3, forecast_jct_s=200.0, forecast_cost_usd=0.05)
 

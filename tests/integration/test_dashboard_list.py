@@ -21,8 +21,8 @@ from rubberband.api.settings import Settings
 from rubberband.api.store.protocol import Store
 from rubberband.api.store.records import ExperimentState, Submission, Summary
 from rubberband.api.store.sql import open_store
-from tests.browser import chromium, served, visiting
-from tests.fake_runs import FakeRuns
+from tests.builders.browser import chromium, served, visiting
+from tests.builders.fake_runs import FakeRuns
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
 expect = playwright.expect

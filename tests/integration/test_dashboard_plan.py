@@ -17,8 +17,8 @@ from rubberband.api.runs import Runs
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
-from tests.browser import Visit, chromium, served, visiting
-from tests.fake_runs import FakeRuns
+from tests.builders.browser import Visit, chromium, served, visiting
+from tests.builders.fake_runs import FakeRuns
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
 expect = playwright.expect

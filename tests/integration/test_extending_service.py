@@ -22,9 +22,9 @@ from rubberband.executor import extending
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.inbox import Inbox
 from rubberband.tuning import run_experiment
-from tests.service_client import Client, served
-from tests.unit.service_runs import DONE, STAND_IN, House, experiment, template
-from tests.unit.test_plans_processes import served as planning
+from tests.builders.plan_services import served as planning
+from tests.builders.service_client import Client, served
+from tests.builders.service_runs import DONE, STAND_IN, House, experiment, template
 
 RUNNING = ExperimentState.RUNNING
 

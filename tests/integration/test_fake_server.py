@@ -23,7 +23,7 @@ from rubberband.cloud.aws_fake.operations import OPERATIONS
 from rubberband.cloud.aws_fake.rehearsal import rehearsal
 from rubberband.cloud.aws_fake.server import SECRET_KEY, FakeServer, access_key
 from rubberband.cloud.aws_fake.storage import decode_chunks
-from tests.integration.test_fake_wire import pruned
+from tests.fake_ec2 import pruned
 
 NOW = 1_800_000_000.0
 BUCKET = "bucket"

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rubberband.cloud.aws_fake import wire
+from tests.fake_ec2 import pruned
 
 OPERATIONS = [
     ("ec2", "RunInstances"),
@@ -82,16 +83,6 @@ def _structures(shape: Any, depth: int) -> st.SearchStrategy[dict[str, Any]]:
     return chosen.flatmap(
         lambda names: st.fixed_dictionaries(required | {name: values(shape.members[name], depth + 1) for name in names})
     )
-
-
-def pruned(value: Any) -> Any:
-    """`value` without what the wire does not carry: empty lists and structures."""
-    if isinstance(value, dict):
-        items = {key: pruned(item) for key, item in value.items()}
-        return {key: item for key, item in items.items() if item not in ({}, [])}
-    if isinstance(value, list):
-        return [item for item in map(pruned, value) if item not in ({}, [])]
-    return value
 
 
 class Wire:

@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.browser import Visit, chromium, visiting
-from tests.server_process import ROOT, ServerProcess, serving
+from tests.builders.browser import Visit, chromium, visiting
+from tests.builders.server_process import ROOT, ServerProcess, serving
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
 expect = playwright.expect

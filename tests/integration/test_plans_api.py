@@ -16,8 +16,8 @@ from rubberband.api.runs import Runs
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
-from tests.fake_runs import FakeRuns, words
-from tests.service_client import Client, served
+from tests.builders.fake_runs import FakeRuns, words
+from tests.builders.service_client import Client, served
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from rubberband.executor.virtual import Faults, VirtualBackend
 from rubberband.offer import Offer
 from rubberband.planner.goodput.throughput import step_s
 from rubberband.profile import Profile
-from tests.adaptive_backend import AdaptiveBackend
+from tests.builders.adaptive_backend import AdaptiveBackend
 from tests.integration.conversation import nothing_left
 
 PROFILE = Profile(seconds_per_iteration={1: 4.0, 2: 2.5, 4: 1.5}, trial_startup_s=3.0)

@@ -11,30 +11,13 @@ from pathlib import Path
 import pytest
 import ray
 
-from rubberband.cloud.local import LocalProvider
 from rubberband.cloud.local.instance import load
-from rubberband.executor.checkpoints import open_store
 from rubberband.executor.events import InstanceLost, InstanceReady, ReleaseInstance, TrialReported
-from rubberband.executor.ray.backend import RayBackend
-from rubberband.executor.training.entrypoint import Entrypoint
-from tests.integration.conversation import Conversation, eventually, nothing_left, processes_of
+from tests.integration.conversation import Conversation, eventually, make_backend, nothing_left, processes_of
 
 pytestmark = pytest.mark.ray
 
 ROOT = Path(__file__).parents[2]
-
-
-def make_backend(directory: Path) -> RayBackend:
-    """A backend of one-slot instances below `directory`."""
-    return RayBackend(
-        LocalProvider("resume", directory, 1, lease_s=60.0),
-        entrypoint=Entrypoint.parse("ray_trials:Counter", [str(Path(__file__).parent)]),
-        configurations=[{"sleep_s": 0.02}],
-        seeds=[0],
-        metric="loss",
-        store=open_store(str(directory / "checkpoints")),
-        gpus_per_instance=1,
-    )
 
 
 def _killed_driver(directory: Path) -> None:

@@ -15,7 +15,7 @@ from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport, SegmentStarted
-from tests import segments
+from tests.builders import segments
 from tests.integration.segment_worker import Worker, run_gang, run_unequal
 
 REGRESSION = Entrypoint.parse("segment_trials:Regression", [Path(__file__).parent])

@@ -22,7 +22,7 @@ from rubberband.api.serving import only_server
 from rubberband.api.settings import Settings
 from rubberband.cli import app
 from rubberband.errors import InputError, JournalError
-from tests.server_process import ServerProcess, serving
+from tests.builders.server_process import ServerProcess, serving
 
 OPEN = ("--rate", "0")
 

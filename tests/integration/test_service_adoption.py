@@ -18,9 +18,9 @@ import pytest
 from rubberband.client.client import Client
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.hosting import is_hosted, read_mark
+from tests.builders.server_process import ServerProcess, serving
+from tests.builders.service_runs import count_of, experiment, template, until
 from tests.integration.listener import Listener
-from tests.server_process import ServerProcess, serving
-from tests.unit.service_runs import count_of, experiment, template, until
 
 HERE = Path(__file__).parent
 SERVER = (str(HERE / "guarded_server.py"),)

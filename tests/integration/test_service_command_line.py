@@ -16,8 +16,8 @@ from rubberband.cli import app
 from rubberband.client.aio import AsyncClient
 from rubberband.client.client import Client
 from rubberband.errors import InfeasibleError, InputError, NameTakenError, RubberbandError
-from tests.server_process import serving
-from tests.unit.service_runs import experiment
+from tests.builders.server_process import serving
+from tests.builders.service_runs import experiment
 
 Command = Callable[..., Result]
 

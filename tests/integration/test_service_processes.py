@@ -22,7 +22,7 @@ from rubberband.api.store.sql import open_store
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.hosting import holding, is_hosted, read_ending, read_mark
 from rubberband.experiment import Experiment
-from tests.unit.service_runs import DONE, House, experiment, extend, extension, until
+from tests.builders.service_runs import DONE, House, experiment, extend, extension, until
 
 SLOW = (sys.executable, "-P", str(Path(__file__).parent / "slow_hosted.py"))
 HOSTED = (sys.executable, "-P", "-m", "rubberband.hosted")

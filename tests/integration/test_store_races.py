@@ -25,9 +25,9 @@ from rubberband.executor.codec import encode_event
 from rubberband.executor.events import Event
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.journal import Journal
-from tests.databases import database
-from tests.unit.service_runs import until
-from tests.unit.test_journal import EVENTS, JOB
+from tests.builders.databases import database
+from tests.builders.jobs import EVENTS, JOB
+from tests.builders.service_runs import until
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120.0

@@ -14,8 +14,8 @@ import pytest
 
 from rubberband.api.security.tokens import Tokens
 from rubberband.api.store.sql import open_store
-from tests.fake_runs import words
-from tests.server_process import serving
+from tests.builders.fake_runs import words
+from tests.builders.server_process import serving
 
 HERE = Path(__file__).parent
 

@@ -13,8 +13,8 @@ from rubberband.cloud.aws.resolving import in_one_line, resolve, what_to_install
 from rubberband.cloud.aws.user_data import boot_times
 from rubberband.cloud.aws_fake import FakeCall, Fault
 from rubberband.errors import RubberbandError
+from tests.builders.aws_account import Account
 from tests.property.crash_world import Killed
-from tests.unit.aws_account import Account
 
 TYPE = "g5.xlarge"
 INSTALLS_S = 40.0

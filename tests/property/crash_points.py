@@ -32,6 +32,7 @@ from rubberband.executor.events import Event
 from rubberband.executor.invariants import validate
 from rubberband.executor.journal import MemoryJournal
 from rubberband.executor.state import Phase
+from tests.builders.aws_account import START_AT
 from tests.property.crash_cases import (
     BOOT_S,
     CAP_USD,
@@ -46,7 +47,6 @@ from tests.property.crash_cases import (
 )
 from tests.property.crash_cloud import CloudBackend
 from tests.property.crash_world import BOOT_LEASE_S, Killed, World, name_of
-from tests.unit.aws_account import START_AT
 
 ENDS = ("done", "budget", "failed")
 """How a run ends whose driver always came back."""

@@ -19,7 +19,7 @@ from rubberband.cloud.cluster import Head
 from rubberband.cloud.start_limits import start_limits
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor.state import Job
-from tests.unit.aws_account import START_AT, Account
+from tests.builders.aws_account import START_AT, Account
 
 LEASE_S = 600.0
 STEP_S = 5.0

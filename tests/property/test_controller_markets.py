@@ -15,8 +15,8 @@ from rubberband.executor.state import Job
 from rubberband.offer import Spot
 from rubberband.plan import Plan
 from rubberband.planner.model import predict
-from tests.property.strategies import jobs
-from tests.unit.virtual_runs import run_virtual
+from tests.builders.strategies import jobs
+from tests.builders.virtual_runs import run_virtual
 
 CENT, MILLISECOND = 0.005, 0.0005
 

@@ -15,9 +15,9 @@ from rubberband.executor.invariants import validate
 from rubberband.executor.journal import MemoryJournal
 from rubberband.executor.state import Job, Phase, State
 from rubberband.executor.virtual import VirtualBackend
-from tests.property.planned_jobs import planned_jobs
-from tests.property.test_virtual_runs import jct_s
-from tests.unit.timed_requests import TimedInbox, extend
+from tests.builders.planned_jobs import planned_jobs
+from tests.builders.timed_requests import TimedInbox, extend
+from tests.builders.virtual_runs import jct_s
 
 
 class Watch:

@@ -12,7 +12,7 @@ from rubberband.executor.forecast import Forecast, forecast
 from rubberband.executor.journal import Journal
 from rubberband.executor.state import Job
 from rubberband.executor.virtual import VirtualBackend
-from tests.property.strategies import jobs
+from tests.builders.strategies import jobs
 
 
 @given(jobs())

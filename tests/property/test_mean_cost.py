@@ -14,7 +14,7 @@ from rubberband.offer import Spot
 from rubberband.plan import Plan
 from rubberband.planner.mean_cost import MeanCost
 from rubberband.planner.model import predict
-from tests.property.strategies import jobs
+from tests.builders.strategies import jobs
 
 
 @given(jobs(), st.data())

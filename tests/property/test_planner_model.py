@@ -8,12 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from rubberband.offer import Offer, gang_sizes, slots
-from rubberband.plan import Plan, Stage, StagePlan
 from rubberband.planner.model import predict
-from rubberband.profile import Profile
+from tests.builders.strategies import carried_out
 
 
 @dataclass
@@ -79,38 +76,6 @@ class Simulation:
             self.now_s, _, (instances, each) = heapq.heappop(running)
             for instance in instances:
                 instance.free_gpus += each
-
-
-SECONDS = st.sampled_from([0.0, 1.0, 7.5, 15.0, 40.0]) | st.floats(0.0, 100.0)
-
-
-@st.composite
-def carried_out(draw):
-    """A job, a plan that can be carried out, a profile and an offer."""
-    gpus = draw(st.sampled_from([1, 2, 3, 4, 8]))
-    offer = Offer(
-        instance_type="test",
-        gpus=gpus,
-        price_usd_per_hour=draw(st.floats(0.0, 40.0)),
-        max_instances=12,
-        provision_delay_s=draw(SECONDS),
-        init_delay_s=draw(SECONDS),
-        billing=draw(st.sampled_from(["per_instance", "per_function"])),
-        minimum_billed_s=draw(st.sampled_from([0.0, 60.0, 200.0])),
-        data_usd_per_instance=draw(st.sampled_from([0.0, 0.7])),
-        head_price_usd_per_hour=draw(st.sampled_from([0.0, 0.4])),
-    )
-    table = draw(st.dictionaries(st.sampled_from([2, 3, 4, 8, 16]), st.floats(0.5, 100.0), max_size=3)) | {
-        1: draw(st.floats(0.5, 100.0))
-    }
-    profile = Profile(seconds_per_iteration=table, trial_startup_s=draw(SECONDS))
-    stages, choices = [], []
-    for _ in range(draw(st.integers(1, 5))):
-        stages.append(Stage(trials=draw(st.integers(1, 20)), iterations=draw(st.integers(1, 6))))
-        size = draw(st.sampled_from(gang_sizes(gpus, 1, 3 * gpus)))
-        fitting = [count for count in range(1, 13) if slots(count, gpus, size)]
-        choices.append(StagePlan(instances=draw(st.sampled_from(fitting)), gpus_per_trial=size))
-    return stages, Plan(stages=tuple(choices)), profile, offer
 
 
 def check_against_simulation(case):

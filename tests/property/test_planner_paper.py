@@ -20,9 +20,9 @@ from rubberband.planner.search import plan
 from rubberband.planner.table import gangs_of
 from rubberband.profile import Profile
 from rubberband.scheduler import sha
-from tests.property import strategies
+from tests.builders import strategies
+from tests.builders.strategies import carried_out
 from tests.property.enumeration import limited_jobs
-from tests.property.test_planner_model import carried_out
 
 
 def check_against_algorithm_1(stages, chosen, profile, offer):

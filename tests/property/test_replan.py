@@ -16,10 +16,10 @@ from rubberband.executor.forecast import forecast
 from rubberband.executor.journal import Journal
 from rubberband.executor.state import Job, Phase, State
 from rubberband.executor.virtual import Faults, VirtualBackend
+from tests.builders.planned_jobs import planned_jobs
+from tests.builders.strategies import faults
+from tests.builders.virtual_runs import jct_s, run_until_killed, run_virtual
 from tests.property.first_sync import FirstSync
-from tests.property.planned_jobs import planned_jobs
-from tests.property.test_virtual_runs import faults, jct_s, run_until_killed
-from tests.unit.virtual_runs import run_virtual
 
 none = st.none()
 slacks = st.one_of(none, st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0]))

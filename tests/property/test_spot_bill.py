@@ -18,9 +18,9 @@ from rubberband.cloud.provider import InstanceStatus
 from rubberband.executor.accounting import instance_cost_usd, purse
 from rubberband.executor.state import InstanceRecord, Job, State, TrialState
 from rubberband.executor.state import InstanceStatus as Standing
+from tests.builders.aws_account import START_AT
 from tests.fake_ec2 import World
 from tests.property.crash_cases import job_of
-from tests.unit.aws_account import START_AT
 
 ON_DEMAND_USD = 1.006
 WALKS = st.lists(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rubberband.executor.controller import Controller
 from rubberband.executor.events import Slot
 from rubberband.executor.state import TrialStatus
-from tests.unit.test_journal import JOB
+from tests.builders.jobs import JOB
 
 STATUSES = list(TrialStatus)
 

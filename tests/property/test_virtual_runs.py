@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 
 import pytest
@@ -11,20 +10,14 @@ from hypothesis import strategies as st
 
 from rubberband.executor.accounting import bill_usd, paid_time
 from rubberband.executor.controller import Controller
-from rubberband.executor.driver import drive, replay
-from rubberband.executor.events import FailureKind
+from rubberband.executor.driver import replay
 from rubberband.executor.journal import Journal
-from rubberband.executor.state import Job, Phase, State, TrialStatus
+from rubberband.executor.state import Job, Phase, TrialStatus
 from rubberband.executor.virtual import Faults, VirtualBackend
-from tests.property.strategies import jobs
-from tests.unit.virtual_runs import run_virtual
+from tests.builders.strategies import faults, jobs
+from tests.builders.virtual_runs import jct_s, run_until_killed, run_virtual
 
 CENT, MILLISECOND = 0.005, 0.0005
-
-
-def jct_s(state: State) -> float:
-    assert state.stages[-1].ended_at is not None
-    return state.stages[-1].ended_at - state.started_at
 
 
 @given(jobs())
@@ -56,19 +49,6 @@ def test_the_paid_time_adds_up_to_the_bill(job: Job) -> None:
     launched = len(controller.state.instances) * offer.data_usd_per_instance
     head_usd = offer.head_cost_usd(jct_s(controller.state))
     assert bill_usd(job, controller.state, controller.state.now) == pytest.approx(compute_usd + launched + head_usd)
-
-
-kinds: st.SearchStrategy[FailureKind] = st.sampled_from(["raised", "hung", "died", "not_a_number", "checkpoint"])
-
-
-@st.composite
-def faults(draw: st.DrawFn) -> Faults:
-    names = st.integers(1, 12).map(lambda number: f"i-{number:03d}")
-    return Faults(
-        refused=draw(st.sets(names, max_size=4)),
-        lost_after_s=draw(st.dictionaries(names, st.floats(0.0, 500.0), max_size=4)),
-        failures=draw(st.dictionaries(st.tuples(st.integers(0, 11), st.integers(1, 3)), kinds, max_size=6)),
-    )
 
 
 @given(jobs(), faults(), st.one_of(st.none(), st.floats(0.0, 3.0)), st.one_of(st.none(), st.integers(0, 40)))
@@ -108,19 +88,3 @@ def test_a_driver_killed_after_any_event_resumes_and_trains_no_acknowledged_iter
         assert again.state == after.state
     finally:
         journal.close()
-
-
-class Killed(Exception):
-    """Stands for kill -9."""
-
-
-def run_until_killed(controller: Controller, backend: VirtualBackend, journal: Journal, num_events: int) -> None:
-    left = [num_events]
-
-    def kill(*_: object) -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            raise Killed
-
-    with contextlib.suppress(Killed):
-        drive(controller, backend, journal, observers=[kill])

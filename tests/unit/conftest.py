@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.service_runs import House, template
+from tests.builders.service_runs import House, template
 
 
 @pytest.fixture(scope="module")

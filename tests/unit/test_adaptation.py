@@ -19,7 +19,7 @@ from rubberband.executor.training.gradient_noise import NoiseReading
 from rubberband.executor.training.lr_scaling import make_lr_scaling
 from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler
 from rubberband.executor.training.segment import BatchReport
-from tests import segments
+from tests.builders import segments
 
 SEGMENT = replace(segments.SEGMENT, batch=AdaptiveBatch(interval=10))
 LIMITS = BatchLimits(initial=32, max=1024)

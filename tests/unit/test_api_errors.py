@@ -12,7 +12,7 @@ import pytest
 from rubberband.api.problems import KINDS, MOST_TOLD
 from rubberband.api.routes.problems import EXPLANATIONS
 from rubberband.errors import JournalError
-from tests.fake_runs import FakeService, fake_service, words
+from tests.builders.fake_runs import FakeService, fake_service, words
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from rubberband.api.security.authentication import Doorkeeper
 from rubberband.api.security.tokens import Bearer, Cookie, Tokens
 from rubberband.api.service import Service
 from rubberband.api.store.records import Entry, ExperimentState, Principal, Submission
-from tests.fake_runs import FakeService, fake_service
+from tests.builders.fake_runs import FakeService, fake_service
 
 
 @pytest.fixture

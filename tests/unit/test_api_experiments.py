@@ -13,7 +13,7 @@ import yaml
 
 from rubberband.api.run_logs import LogLine
 from rubberband.api.store.records import ExperimentState, Summary
-from tests.fake_runs import FakeService, fake_service, virtual_result, words
+from tests.builders.fake_runs import FakeService, fake_service, virtual_result, words
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from rubberband.api.security.tokens import Tokens
 from rubberband.api.store.records import TokenRecord
 from rubberband.api.store.schema import KEYS
 from rubberband.api.store.sql import SqlStore
-from tests.fake_runs import FakeService, fake_service, words
+from tests.builders.fake_runs import FakeService, fake_service, words
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rubberband.api.measures import MAX_ENDED
 from rubberband.api.store.records import ExperimentState, Summary
 from rubberband.errors import JournalError
-from tests.fake_runs import FakeService, fake_service, virtual_result
+from tests.builders.fake_runs import FakeService, fake_service, virtual_result
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from rubberband.api.documenting import EXPERIMENT_EXAMPLE, EXPERIMENT_YAML
 from rubberband.api.experiment_body import read_experiment
 from rubberband.api.problems import KINDS, MEDIA_TYPE
-from tests.fake_runs import FakeService, fake_service, virtual_result
+from tests.builders.fake_runs import FakeService, fake_service, virtual_result
 
 FROZEN = Path(__file__).with_name("openapi.json")
 Operation = tuple[str, str, dict[str, Any]]

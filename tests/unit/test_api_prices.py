@@ -10,7 +10,7 @@ import pytest
 from rubberband.api.routes import prices
 from rubberband.cloud.instance_types import catalogue
 from rubberband.cloud.prices import LiveTable
-from tests.fake_runs import FakeService, fake_service
+from tests.builders.fake_runs import FakeService, fake_service
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from rubberband.cloud.aws import console
 from rubberband.cloud.aws_fake import Fault
 from rubberband.cloud.aws_fake.faults import FakeError
-from tests.unit.aws_account import Account
+from tests.builders.aws_account import Account
 
 SETUP = """
 rubberband: 18:14:22 i-001 boots

@@ -15,7 +15,7 @@ import pytest
 from rubberband.cloud.aws.constraints import canonical, constraints
 from rubberband.cloud.aws.resolving import what_to_install
 from rubberband.resources import Aws
-from tests.unit.aws_account import Account
+from tests.builders.aws_account import Account
 
 
 class Package:

@@ -15,9 +15,9 @@ from rubberband.cloud.aws_fake import FakeCall, Fault
 from rubberband.cloud.aws_fake.faults import FakeError
 from rubberband.errors import InputError
 from rubberband.executor.state import Job
+from tests.builders.aws_account import Account, offer
 from tests.fake_ec2 import World, asked, machines_of
 from tests.property.crash_cases import job_of
-from tests.unit.aws_account import Account, offer
 
 NAMES = ("a", "b", "c", "d")
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")

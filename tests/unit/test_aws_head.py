@@ -25,7 +25,7 @@ from rubberband.cloud.aws_fake.faults import FakeCall, FakeDisconnect, FakeError
 from rubberband.cloud.aws_fake.instance import Instance
 from rubberband.errors import InputError, ProviderError
 from rubberband.resources import Resources
-from tests.unit.aws_account import Account
+from tests.builders.aws_account import Account
 
 EXPERIMENT = """
 name: digits

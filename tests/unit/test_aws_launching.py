@@ -18,8 +18,8 @@ from rubberband.cloud.aws.intents import Intents, runs_in
 from rubberband.cloud.aws.pricing import spot_prices
 from rubberband.cloud.aws_fake import FakeCall, Fault
 from rubberband.errors import ProviderError
+from tests.builders.power_cut import PowerCut
 from tests.fake_ec2 import ONE_GPU, World, asked, machines_of, once
-from tests.power_cut import PowerCut
 
 FALLBACK = (*ONE_GPU, Ware(instance_type="g5.2xlarge", on_demand_usd_per_hour=1.212, spot_usd_per_hour=0.5))
 

@@ -20,8 +20,7 @@ from rubberband.cloud.aws.token import read_token, token_parameter
 from rubberband.cloud.aws_fake.client import operation_names
 from rubberband.cloud.aws_fake.policy import statements
 from rubberband.errors import InputError
-from tests.unit.aws_account import Account, offer
-from tests.unit.test_aws_preflight import started
+from tests.builders.aws_account import Account, offer, started
 
 PREFLIGHT = [
     "ec2:AuthorizeSecurityGroupIngress",

@@ -17,7 +17,7 @@ from rubberband.cloud.aws_fake.faults import FakeCall, FakeError
 from rubberband.errors import InputError
 from rubberband.files import load_experiment
 from rubberband.offer import Offer
-from tests.unit.aws_account import Account, offer
+from tests.builders.aws_account import Account, offer, started
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -172,20 +172,6 @@ def test_whether_instances_may_be_ended_is_known_once_there_is_one(account: Acco
     started(account)
     assert not any("TerminateInstances" in note for note in looked_at(account))
     assert all(one.lives() for one in account.fake.instances)
-
-
-def started(account: Account) -> None:
-    """An instance of the owner runs."""
-    tags = [{"Key": "rubberband:owner", "Value": "rubberband"}]
-    account.fake.session("admin").client("ec2").run_instances(
-        ImageId=next(name for name, image in account.fake.world.images.items() if image.architecture == "x86_64"),
-        InstanceType="m7i.large",
-        MinCount=1,
-        MaxCount=1,
-        SubnetId=account.place.subnet,
-        TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
-    )
-    account.sleep(60.0)
 
 
 def test_an_aws_that_breaks_is_one_line(account: Account) -> None:

@@ -27,7 +27,7 @@ from rubberband.cloud.aws_fake import Fault
 from rubberband.cloud.aws_fake.faults import FakeCall, FakeError
 from rubberband.errors import InputError
 from rubberband.resources import Aws
-from tests.unit.aws_account import Account
+from tests.builders.aws_account import Account
 
 ROOT = Path(__file__).parents[2]
 

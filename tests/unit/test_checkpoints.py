@@ -15,7 +15,7 @@ from moto.server import ThreadedMotoServer
 from rubberband.cloud.aws.s3 import S3Folder, _client, _open
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError, StoreAwayError
 from rubberband.executor.checkpoints import MARK, CheckpointStore, make_store, open_store, reopen_store
-from tests.power_cut import PowerCut
+from tests.builders.power_cut import PowerCut
 
 Opener = Callable[[Path], CheckpointStore]
 

@@ -11,8 +11,8 @@ from rubberband import cli
 from rubberband.commands.show import aligned
 from rubberband.units import parse_duration
 from rubberband.views.words import rounded
-from tests.journalled_runs import recorded
-from tests.unit.experiment_words import EXAMPLE
+from tests.builders.experiment_words import EXAMPLE
+from tests.builders.journalled_runs import recorded
 
 DEADLINE = "constraints.deadline=30m"
 

@@ -14,7 +14,7 @@ import pytest
 
 from rubberband import cli
 from rubberband.cloud.aws_fake import FakeAws
-from tests.unit.experiment_words import EXAMPLE
+from tests.builders.experiment_words import EXAMPLE
 
 AWS = [
     *("-s", "resources={provider: aws, instance_type: g5.xlarge, checkpoints: s3://bucket/x}"),

@@ -19,7 +19,7 @@ from rubberband.client.client import Client
 from rubberband.client.submission import self_contained
 from rubberband.commands.remote import open_client
 from rubberband.errors import InfeasibleError, InputError, NameTakenError, ProfileMissingError, ServiceError
-from tests.unit.experiment_words import words
+from tests.builders.experiment_words import words
 
 Handler = Callable[[httpx.Request], httpx.Response]
 

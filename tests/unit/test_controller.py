@@ -27,8 +27,8 @@ from rubberband.executor.events import (
 from rubberband.executor.state import TrialStatus
 from rubberband.plan import Plan, StagePlan
 from rubberband.profile import Profile
-from tests.unit.stories import Story, begun, checkpoint, kinds
-from tests.unit.test_journal import JOB
+from tests.builders.jobs import JOB
+from tests.builders.stories import Story, begun, checkpoint, kinds
 
 
 def test_it_launches_what_the_plan_asks_and_starts_trials_only_when_all_is_ready() -> None:

@@ -24,9 +24,9 @@ from rubberband.plan import Stage
 from rubberband.views.narration import Narrator
 from rubberband.views.report_html import render_html
 from rubberband.views.report_text import render
-from tests.unit.stories import Story, begun, checkpoint, kinds
-from tests.unit.test_journal import JOB
-from tests.unit.virtual_runs import run_virtual
+from tests.builders.jobs import JOB
+from tests.builders.stories import Story, begun, checkpoint, kinds
+from tests.builders.virtual_runs import run_virtual
 
 SETUP = {"configurations": [{}] * 4}
 

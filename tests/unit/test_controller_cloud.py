@@ -30,23 +30,9 @@ from rubberband.executor.measured import measured
 from rubberband.executor.replanning import held
 from rubberband.executor.result import Result, summarise
 from rubberband.executor.state import InstanceStatus
-from rubberband.offer import Spot
-from rubberband.plan import Plan, StagePlan
-from rubberband.planner.model import predict
-from tests.unit.stories import Story, begun, kinds
-from tests.unit.test_journal import JOB, PROFILE, STAGES
-
-OFFER = dataclasses.replace(
-    JOB.offer, spot=Spot(price_usd_per_hour=1.2, interruptions_per_hour=0.05), minimum_billed_s=60.0
-)
-"""3.6 USD an hour (a tenth of a cent a second) on demand, a third of that on spot."""
-PLAN = Plan(
-    stages=(
-        StagePlan(instances=2, gpus_per_trial=1, market="spot"),
-        StagePlan(instances=1, gpus_per_trial=1, market="on_demand"),
-    )
-)
-SPOT = dataclasses.replace(JOB, offer=OFFER, plan=PLAN, prediction=predict(STAGES, PLAN, PROFILE, OFFER))
+from rubberband.plan import Plan
+from tests.builders.jobs import JOB, SPOT, SPOT_OFFER, SPOT_PLAN, STAGES
+from tests.builders.stories import Story, begun, kinds
 
 
 def result(story: Story) -> Result:
@@ -176,7 +162,7 @@ def test_an_instance_that_leaves_before_it_is_of_use_is_given_back_and_replaced(
 
 
 def test_live_and_leaving_instances_are_no_more_than_may_be_held() -> None:
-    offer = dataclasses.replace(OFFER, max_instances=2)
+    offer = dataclasses.replace(SPOT_OFFER, max_instances=2)
     story = begun(dataclasses.replace(SPOT, offer=offer))
     assert story.tell(InstanceInterrupted, instance="i-001") == []
     assert LaunchInstance(instance="i-003", market="spot") in story.tell(
@@ -246,7 +232,7 @@ def test_what_is_being_given_back_is_still_reserved_for() -> None:
 
 @pytest.mark.parametrize("market", ["spot", "on_demand"])
 def test_the_stop_comes_before_the_leases_end_and_both_before_the_cap(market: str) -> None:
-    stages = tuple(dataclasses.replace(choice, market=market) for choice in PLAN.stages)
+    stages = tuple(dataclasses.replace(choice, market=market) for choice in SPOT_PLAN.stages)
     patient = dataclasses.replace(SPOT, plan=Plan(stages=stages), iteration_timeout_s=1e6)
     job = dataclasses.replace(patient, max_cost_usd=2.0, release_margin_s=30.0)
     story = begun(job)

@@ -8,7 +8,6 @@ import pytest
 
 from rubberband.executor.accounting import purse
 from rubberband.executor.events import (
-    Command,
     DriverResumed,
     InstanceLost,
     InstanceReady,
@@ -20,19 +19,7 @@ from rubberband.executor.events import (
     Started,
 )
 from rubberband.executor.state import InstanceStatus
-from tests.unit.stories import Story, begun, kinds
-from tests.unit.test_controller_cloud import SPOT
-
-LEASE_S = 600.0
-LEASED = dataclasses.replace(SPOT, lease_s=LEASE_S)
-"""An instance costs 0.6 USD at most in the time of a lease; the second stage replaces two by one on another market."""
-
-
-def at_its_sync(max_cost_usd: float) -> tuple[Story, list[Command]]:
-    story = begun(dataclasses.replace(LEASED, max_cost_usd=max_cost_usd))
-    for trial in range(3):
-        story.report(trial, trial / 10)
-    return story, story.report(3, 0.9)
+from tests.builders.stories import LEASE_S, LEASED, Story, at_its_sync, begun, kinds
 
 
 def test_a_launch_waits_for_a_release_where_max_cost_does_not_cover_both() -> None:

@@ -20,8 +20,8 @@ from rubberband.executor.events import (
     Tick,
 )
 from rubberband.executor.state import Job, Phase
-from tests.unit.stories import Story, begun, kinds
-from tests.unit.test_journal import JOB
+from tests.builders.jobs import JOB
+from tests.builders.stories import Story, begun, kinds
 
 CAPPED = dataclasses.replace(JOB, deadline_s=60.0, max_cost_usd=0.15, release_margin_s=3.0)
 """Two instances of 0.001 USD a second each, billed for a minute at least."""

@@ -27,8 +27,8 @@ from rubberband.executor.state import Job, Phase
 from rubberband.plan import Plan, StagePlan
 from rubberband.planner.model import predict
 from rubberband.profile import Profile
-from tests.unit.stories import Story, begun, kinds
-from tests.unit.test_journal import JOB
+from tests.builders.jobs import JOB
+from tests.builders.stories import Story, begun, kinds
 
 REPLANNED = dataclasses.replace(JOB, replan=True, max_gpus_per_trial=1)
 

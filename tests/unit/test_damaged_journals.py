@@ -27,8 +27,8 @@ from rubberband.executor.journal import Journal, _events
 from rubberband.executor.reading import read
 from rubberband.executor.salvage import salvage
 from rubberband.tuning import run_experiment
-from tests.service_client import served
-from tests.unit.service_runs import DONE, count_of, experiment, until
+from tests.builders.service_client import served
+from tests.builders.service_runs import DONE, count_of, experiment, until
 
 UNREADABLE = ExperimentState.UNREADABLE
 

@@ -11,7 +11,7 @@ from rubberband.api.dashboard.submitted import facts
 from rubberband.api.experiment_body import read_experiment
 from rubberband.api.store.records import ExperimentState, Submission
 from rubberband.experiment import Experiment
-from tests.journalled_runs import words
+from tests.builders.journalled_runs import words
 
 AT = 1_800_000_000.0
 """2027-01-15T08:00:00Z"""

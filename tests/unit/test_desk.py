@@ -20,9 +20,9 @@ from rubberband.executor.state import Job
 from rubberband.executor.virtual import VirtualBackend
 from rubberband.planner.model import predict
 from rubberband.profile import Profile
-from tests.unit.test_journal import JOB
-from tests.unit.test_session import Killed, dying_after, setup
-from tests.unit.timed_requests import TimedInbox, cancel, extend
+from tests.builders.jobs import JOB
+from tests.builders.sessions import Killed, dying_after, setup
+from tests.builders.timed_requests import TimedInbox, cancel, extend
 
 SLOW = Profile(seconds_per_iteration={1: 100.0, 2: 60.0})
 FREE = dataclasses.replace(JOB, profile=SLOW, prediction=predict(JOB.stages, JOB.plan, SLOW, JOB.offer))

@@ -20,7 +20,7 @@ from rubberband.executor.events import (
     Tick,
 )
 from rubberband.executor.journal import MemoryJournal
-from tests.unit.test_journal import JOB
+from tests.builders.jobs import JOB
 
 FINISH = Finish(outcome="done", reason="")
 

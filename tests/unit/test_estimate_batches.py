@@ -26,7 +26,7 @@ from rubberband.profile import Profile
 from rubberband.resources import Resources
 from rubberband.tuning import run_experiment
 from rubberband.views.estimate_tables import headlines, option_table, tables
-from tests.unit.experiment_words import words
+from tests.builders.experiment_words import words
 
 STAGES = [Stage(trials=8, iterations=2), Stage(trials=2, iterations=20)]
 GOODPUT: dict[str, Any] = {

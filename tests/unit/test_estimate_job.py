@@ -10,7 +10,7 @@ from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.experiment import Experiment
 from rubberband.tuning import plan_job, run_experiment
-from tests.unit.experiment_words import MINIMAL
+from tests.builders.experiment_words import MINIMAL
 
 PROFILES = {
     "p3.2xlarge": {"seconds_per_iteration": {1: 60.0}},

@@ -12,7 +12,7 @@ import pytest
 from rubberband import cli
 from rubberband.units import parse_duration
 from rubberband.views import report_html
-from tests.unit.experiment_words import EXAMPLE
+from tests.builders.experiment_words import EXAMPLE
 
 NOISE = ["-s", "profile.trial_cv=0.1", "-s", "constraints.deadline=32m"]
 SPOT = ["-s", "resources.market=spot", "-s", "resources.spot.price_per_hour=3.7", "-s", "constraints.deadline=1h"]

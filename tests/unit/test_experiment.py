@@ -16,7 +16,7 @@ from rubberband.experiment import Experiment
 from rubberband.files import load_profile, save_profile
 from rubberband.plan import Stage
 from rubberband.profile import Profile
-from tests.unit.experiment_words import words
+from tests.builders.experiment_words import words
 
 GOODPUT: dict[str, Any] = {
     "throughput": {"alpha_grad_s": 0.02, "beta_grad_s": 0.001, "alpha_local_s": 0.004, "gamma": 2.0},

@@ -13,8 +13,8 @@ from rubberband.api.problems import INVALID, MALFORMED, MEDIA, REFUSED, TOO_LARG
 from rubberband.api.settings import Limits, Settings
 from rubberband.experiment import Experiment
 from rubberband.files import MAX_BYTES, dump_experiment, parse_experiment
-from tests.property.test_files_properties import experiments, yaml_like
-from tests.unit.experiment_words import EXAMPLE, words
+from tests.builders.experiment_strategies import experiments, yaml_like
+from tests.builders.experiment_words import EXAMPLE, words
 
 OPEN = Settings(home=Path("/nowhere"), entrypoints=("examples.digits:DigitsTrial", "mine:*"), checkpoints=("s3://b/p",))
 

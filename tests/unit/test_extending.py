@@ -21,9 +21,9 @@ from rubberband.offer import Offer
 from rubberband.plan import Constraints
 from rubberband.planner.search import plan
 from rubberband.profile import Profile
-from tests.unit.stories import Story, begun
-from tests.unit.test_journal import JOB, STAGES
-from tests.unit.timed_requests import TimedInbox, extend
+from tests.builders.jobs import JOB, STAGES
+from tests.builders.stories import Story, begun
+from tests.builders.timed_requests import TimedInbox, extend
 
 PROFILE = Profile(seconds_per_iteration={1: 100.0, 2: 60.0}, trial_startup_s=2.0)
 OFFER = Offer(

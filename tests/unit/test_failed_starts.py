@@ -33,11 +33,10 @@ from rubberband.executor.virtual import Faults
 from rubberband.views.report_html import render_html
 from rubberband.views.report_text import render
 from rubberband.views.status import headline
-from tests.journalled_runs import recorded, words
-from tests.unit.stories import Story, begun, kinds
-from tests.unit.test_journal import JOB
-from tests.unit.test_launch_attempts import a_job
-from tests.unit.virtual_runs import run_virtual
+from tests.builders.jobs import JOB, launching_job
+from tests.builders.journalled_runs import recorded, words
+from tests.builders.stories import Story, begun, kinds
+from tests.builders.virtual_runs import run_virtual
 
 CAREFUL = dataclasses.replace(JOB, start_attempts=3, launch_attempts=10)
 NEVER_READY = (Fate(ends_after_s=50.0), Fate(init_s=1e9), Fate(provision_s=60.0, stillborn_after_s=20.0))
@@ -197,7 +196,7 @@ def test_whatever_happens_few_are_bought_that_never_get_ready(
     fate: Fate, instances: int, max_cost_usd: float | None, lucky: int
 ) -> None:
     """At most three in a row, and those on their way; all are given back, and what was spent is told."""
-    job = a_job(max_cost_usd=max_cost_usd)
+    job = launching_job(max_cost_usd=max_cost_usd)
     plan = dataclasses.replace(
         job.plan, stages=tuple(dataclasses.replace(stage, instances=instances) for stage in job.plan.stages)
     )

@@ -18,8 +18,8 @@ from rubberband.plan import Market, Plan
 from rubberband.views.narration import Narrator
 from rubberband.views.report_html import render_html
 from rubberband.views.tables import purchases
+from tests.builders.virtual_runs import run_virtual
 from tests.property.crash_cases import job_of
-from tests.unit.virtual_runs import run_virtual
 
 JOB = dataclasses.replace(job_of("spot", "roomy"), release_margin_s=0.0)
 

@@ -19,7 +19,7 @@ from rubberband.files import (
     save_profile,
 )
 from rubberband.profile import Profile
-from tests.unit.experiment_words import EXAMPLE, words
+from tests.builders.experiment_words import EXAMPLE, words
 
 SCHEMA = Path(rubberband.__file__).with_name("experiment.schema.json")
 

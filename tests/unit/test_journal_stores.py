@@ -21,9 +21,9 @@ from rubberband.executor.folder import ExperimentFolder, folders, open_folder
 from rubberband.executor.journal import Journal, journalled
 from rubberband.executor.reading import JournalReader, read
 from rubberband.home import default_store
-from tests.unit.test_journal import EVENTS, JOB
-from tests.unit.test_session import Killed, dying_after, setup
-from tests.unit.virtual_runs import run_virtual
+from tests.builders.jobs import EVENTS, JOB
+from tests.builders.sessions import Killed, dying_after, setup
+from tests.builders.virtual_runs import run_virtual
 
 PATIENCE_S = 60.0
 

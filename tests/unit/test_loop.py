@@ -20,7 +20,7 @@ from rubberband.executor.training.data import EvalLoader, fetch
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport, SegmentStarted
-from tests import segments
+from tests.builders import segments
 
 SEGMENT = segments.SEGMENT
 

@@ -20,8 +20,8 @@ from rubberband.plan import Constraints, Stage
 from rubberband.planner.goodput import planning
 from rubberband.planner.search import plan
 from rubberband.profile import Profile
-from tests.unit.test_journal import JOB
-from tests.unit.virtual_runs import run_virtual
+from tests.builders.jobs import JOB
+from tests.builders.virtual_runs import run_virtual
 
 OFFER = Offer(
     instance_type="test", gpus=4, price_usd_per_hour=3.6, max_instances=4, provision_delay_s=60.0, init_delay_s=30.0

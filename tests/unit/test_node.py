@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rubberband.cloud import node
-from tests.metadata_service import metadata_service
+from tests.builders.metadata_service import metadata_service
 
 
 @pytest.fixture

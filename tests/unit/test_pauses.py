@@ -20,8 +20,8 @@ from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.views.narration import Narrator
 from rubberband.views.report_html import render_html
 from rubberband.views.report_text import render
-from tests.unit.stories import Story, begun
-from tests.unit.test_journal import JOB
+from tests.builders.jobs import JOB
+from tests.builders.stories import Story, begun
 
 PAUSE_S = 120.0
 SETUP = {"configurations": [{}] * 4}

@@ -17,8 +17,8 @@ from rubberband.offer import Offer, Spot
 from rubberband.plan import StagePlan
 from rubberband.planning import plan_job
 from rubberband.profile import Profile
-from tests.unit.test_tuning import PROFILE, experiment
-from tests.unit.virtual_runs import run_virtual
+from tests.builders.experiments import PROFILE, experiment
+from tests.builders.virtual_runs import run_virtual
 
 FREE = {"provision_delay": "20s", "init_delay": "10s", "minimum_billed": "60s"}
 

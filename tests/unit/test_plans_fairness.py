@@ -12,7 +12,7 @@ from rubberband.api import planner_pool
 from rubberband.api.plans import PlanAnswer, Plans, Preview
 from rubberband.api.settings import Limits
 from rubberband.api.turns import Turns
-from tests.unit.test_plans_processes import of, preview, served
+from tests.builders.plan_services import of, preview, served
 
 
 def hard(name: str) -> Preview:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,36 +12,12 @@ import pytest
 
 from rubberband.api import planner_pool
 from rubberband.api.experiment_body import read_experiment
-from rubberband.api.plans import Plans, Preview, fingerprint
+from rubberband.api.plans import Plans, Preview
 from rubberband.api.problems import INVALID, MALFORMED, MEDIA, TOO_LONG, UNAVAILABLE, Kind, Problem
-from rubberband.api.settings import Limits, Settings
-from rubberband.api.store.sql import open_store
+from rubberband.api.settings import Limits
 from rubberband.experiment import Experiment
-from tests.unit.experiment_words import words
-
-
-def served(home: Path, act: Callable[[Plans], Awaitable[None]], **settings: Any) -> None:
-    """Act on the plans of a service in `home`."""
-
-    async def run() -> None:
-        store = open_store(None, home)
-        plans = Plans(Settings(home=home, **settings), store)
-        await plans.start()
-        try:
-            await act(plans)
-        finally:
-            await plans.close()
-            store.close()
-
-    asyncio.run(run())
-
-
-def preview(**changes: Any) -> Preview:
-    return Preview(body=json.dumps(words(**changes)).encode())
-
-
-def of(asked: Preview) -> bytes:
-    return fingerprint(asked.body)
+from tests.builders.experiment_words import words
+from tests.builders.plan_services import of, preview, served
 
 
 def test_a_question_is_planned_once(tmp_path: Path) -> None:

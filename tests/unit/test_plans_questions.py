@@ -14,7 +14,7 @@ from rubberband.api.planner_process import Question, planned, question_of, serve
 from rubberband.api.problems import PROFILE_MISSING, REFUSED, Problem
 from rubberband.estimating import Terms, answer
 from rubberband.experiment import Experiment
-from tests.unit.experiment_words import words
+from tests.builders.experiment_words import words
 
 NOWHERE = Path("/nowhere")
 

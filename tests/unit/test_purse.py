@@ -13,11 +13,9 @@ from rubberband.executor.events import CancelRequested, DriverResumed, Event, In
 from rubberband.executor.state import InstanceStatus
 from rubberband.executor.virtual import Faults
 from rubberband.offer import Billing
-from tests.unit.stories import Story
-from tests.unit.test_controller_cloud import SPOT
-from tests.unit.test_controller_leases import LEASED, at_its_sync
-from tests.unit.test_journal import JOB
-from tests.unit.virtual_runs import run_virtual
+from tests.builders.jobs import JOB, SPOT
+from tests.builders.stories import LEASED, Story, at_its_sync
+from tests.builders.virtual_runs import run_virtual
 
 OFFER = dataclasses.replace(JOB.offer, data_usd_per_instance=0.01, head_price_usd_per_hour=0.36)
 CAPPED = dataclasses.replace(JOB, offer=OFFER, max_cost_usd=2.0)

@@ -9,8 +9,8 @@ import pytest
 
 from rubberband.executor.ranking import best_trial, rank
 from rubberband.executor.state import Report, TrialState, TrialStatus
-from tests.unit.stories import begun
-from tests.unit.test_journal import JOB
+from tests.builders.jobs import JOB
+from tests.builders.stories import begun
 
 
 def reported(trial: int, value: float | None) -> TrialState:

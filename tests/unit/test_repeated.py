@@ -19,8 +19,8 @@ from rubberband.executor.result import Result, summarise
 from rubberband.executor.rules import SHORTEST_HANG_S
 from rubberband.views.narration import Narrator
 from rubberband.views.report_text import render
-from tests.unit.stories import Story, begun, checkpoint
-from tests.unit.test_journal import JOB
+from tests.builders.jobs import JOB
+from tests.builders.stories import Story, begun, checkpoint
 
 SETUP = {"configurations": [{}] * 4}
 

@@ -16,7 +16,7 @@ from rubberband.errors import JournalError
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.hosting import read_order
 from rubberband.executor.inbox import Inbox
-from tests.unit.service_runs import DONE, House, count_of, experiment, extend, extension, template, until
+from tests.builders.service_runs import DONE, House, count_of, experiment, extend, extension, template, until
 
 QUEUED, STARTING, RUNNING = ExperimentState.QUEUED, ExperimentState.STARTING, ExperimentState.RUNNING
 INTERRUPTED, REFUSED, CANCELLED = ExperimentState.INTERRUPTED, ExperimentState.REFUSED, ExperimentState.CANCELLED

@@ -21,7 +21,7 @@ from rubberband.executor.hosting import Order
 from rubberband.executor.inbox import DriverRequest, Inbox
 from rubberband.experiment import Experiment
 from rubberband.tuning import run_experiment
-from tests.unit.service_runs import DONE, House, count_of, cut_off, experiment, extend, template
+from tests.builders.service_runs import DONE, House, count_of, cut_off, experiment, extend, template
 
 QUEUED, RUNNING, INTERRUPTED = ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.INTERRUPTED
 

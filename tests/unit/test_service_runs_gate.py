@@ -16,7 +16,7 @@ from rubberband.api.store.records import ExperimentState
 from rubberband.api.taking_in import Stamp, stamp_of
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.inbox import DriverRequest, Inbox
-from tests.unit.service_runs import DONE, House, count_of, cut_off, experiment, template, until
+from tests.builders.service_runs import DONE, House, count_of, cut_off, experiment, template, until
 
 QUEUED, RUNNING, INTERRUPTED = ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.INTERRUPTED
 STARTING, REFUSED = ExperimentState.STARTING, ExperimentState.REFUSED

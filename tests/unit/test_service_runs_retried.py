@@ -9,7 +9,7 @@ from rubberband.api.settings import Limits, Settings
 from rubberband.api.store.records import ExperimentState
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.inbox import Inbox
-from tests.unit.service_runs import DONE, House, cut_off, experiment, extend, template
+from tests.builders.service_runs import DONE, House, cut_off, experiment, extend, template
 
 QUEUED, RUNNING, INTERRUPTED = ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.INTERRUPTED
 CANCELLED = ExperimentState.CANCELLED

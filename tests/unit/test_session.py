@@ -9,8 +9,7 @@ import fcntl
 import os
 import resource
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -20,17 +19,16 @@ from rubberband.adaptive import AdaptiveBatch, BatchLimits, BatchPoint, GoodputP
 from rubberband.errors import EntrypointError, InputError, JournalError, NameTakenError, StoreAwayError
 from rubberband.executor import session
 from rubberband.executor.controller import Controller
-from rubberband.executor.driver import Observer
 from rubberband.executor.events import Event, FailureKind
 from rubberband.executor.folder import ExperimentFolder, folders
 from rubberband.executor.journal import Journal, sqlite_url
 from rubberband.executor.reading import read
 from rubberband.executor.session import Setup
-from rubberband.executor.state import Job
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual import Faults, VirtualBackend
 from rubberband.plan import Plan
-from tests.unit.test_journal import JOB
+from tests.builders.jobs import JOB
+from tests.builders.sessions import Killed, dying_after, setup
 
 MODEL = GoodputProfile(
     throughput=Throughput(alpha_grad_s=0.02, beta_grad_s=0.001),
@@ -41,39 +39,11 @@ MODEL = GoodputProfile(
 )
 
 
-def setup(**changes: object) -> Setup:
-    plain: dict[str, object] = {
-        "provider": "virtual",
-        "configurations": [{"x": trial} for trial in range(4)],
-        "seeds": [0, 1, 2, 3],
-        "entrypoint": None,
-        "checkpoints": "",
-        "lease_s": 60.0,
-        "experiment": {},
-    }
-    return Setup(**{**plain, **changes})  # type: ignore[arg-type]
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> ExperimentFolder:
     made = ExperimentFolder(home=tmp_path / "a home", name="test")
     session.create(made, JOB, setup(checkpoints=str(made.checkpoints)))
     return made
-
-
-class Killed(Exception):
-    """Stands for kill -9."""
-
-
-def dying_after(num_events: int) -> Callable[[Job, Callable[[], float], ExitStack], Sequence[Observer]]:
-    left = [num_events]
-
-    def observe(_event: Event, _controller: Controller) -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            raise Killed
-
-    return lambda *_: [observe]
 
 
 def test_before_anything_happened_nothing_was_spent(folder: ExperimentFolder) -> None:

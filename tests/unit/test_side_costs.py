@@ -26,9 +26,9 @@ from rubberband.planner.estimate import Case, estimate_plan
 from rubberband.resources import Resources
 from rubberband.views.estimate_stages import covers
 from rubberband.views.spending import spending
+from tests.builders.aws_account import Account
 from tests.property.crash_cases import STAGES, job_of, undisturbed
 from tests.property.crash_points import Story
-from tests.unit.aws_account import Account
 
 LINES = {"root volumes": "volume", "public IPv4 addresses": "address"}
 

@@ -13,7 +13,7 @@ from rubberband.executor.starts import Starts, starts
 from rubberband.executor.state import Allocation, InstanceRecord, InstanceStatus, Job, State
 from rubberband.offer import Offer
 from rubberband.profile import Profile
-from tests.unit.test_journal import JOB
+from tests.builders.jobs import JOB
 
 PROFILE = Profile(seconds_per_iteration={1: 10.0}, trial_startup_s=0.2)
 OFFER = Offer(instance_type="test", gpus=4, price_usd_per_hour=3.6, max_instances=4, init_delay_s=30.0)

@@ -18,7 +18,7 @@ from rubberband.cloud.local import instance
 from rubberband.cloud.local.instance import STARTED, Record, load, release_marker, save
 from rubberband.cloud.steady import steady_clock, time_of
 from rubberband.executor.reading import read
-from tests.journalled_runs import recorded
+from tests.builders.journalled_runs import recorded
 
 HALF_AN_HOUR_S = 1800.0
 

@@ -16,7 +16,7 @@ from rubberband.api.store.sql import SqlStore, open_store
 from rubberband.api.taking_in import Newcomers, taken_in
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.whole_journal import read_whole
-from tests.unit.service_runs import DONE, House, count_of, cut_off, template, until
+from tests.builders.service_runs import DONE, House, count_of, cut_off, template, until
 
 DAY_S = 24 * 3600.0
 INTERRUPTED, UNREADABLE = ExperimentState.INTERRUPTED, ExperimentState.UNREADABLE

@@ -23,7 +23,7 @@ from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.failures import MOST_DETAILS
 from rubberband.executor.training.run import run_segment, warm_up
 from rubberband.executor.training.segment import SegmentFailure, SegmentRepeated, SegmentReport, SegmentStarted
-from tests import segments
+from tests.builders import segments
 
 SEGMENT = replace(segments.SEGMENT, until_iterations=3)
 

@@ -22,38 +22,11 @@ from rubberband.executor.virtual import Faults, VirtualBackend
 from rubberband.experiment import Experiment
 from rubberband.measuring import MeasuredProfile, Spent, make_setup, measure_profile
 from rubberband.offer import Offer
-from rubberband.profile import Profile
 from rubberband.profile_file import load_profile
 from rubberband.tuning import announce_device, cloud_terms, plan_job, run_experiment
-from tests.adaptive_backend import AdaptiveBackend
-from tests.unit.aws_account import Account
-
-PROFILE = Profile(seconds_per_iteration={1: 4.0, 2: 2.5}, trial_startup_s=3.0)
-
-
-def experiment(constraints: dict[str, Any] | None = None, **resources: Any) -> Experiment:
-    """Eight trials; an instance of two GPUs costs 1 USD per 100 s, and is there after no time."""
-    return Experiment(
-        name="test",
-        entrypoint="nosuch:Trial",
-        search={
-            "space": {"x": {"type": "uniform", "lower": 0, "upper": 1}},
-            "scheduler": {"type": "stages", "stages": [{"trials": 8, "iterations": 4}]},
-            "metric": "loss",
-            "mode": "min",
-        },
-        constraints=constraints or {},
-        resources={
-            "provider": "local",
-            "gpus_per_instance": 2,
-            "gpus_per_trial": {"min": 1, "max": 2},
-            "price_per_hour": 36,
-            "max_instances": 2,
-            "minimum_billed": "0s",
-            **resources,
-        },
-    )
-
+from tests.builders.adaptive_backend import AdaptiveBackend
+from tests.builders.aws_account import Account
+from tests.builders.experiments import PROFILE, experiment
 
 MODEL = GoodputProfile(
     throughput=Throughput(alpha_grad_s=0.02, beta_grad_s=0.001, alpha_local_s=0.01, gamma=2.0),

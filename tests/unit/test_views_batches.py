@@ -27,8 +27,8 @@ from rubberband.views.progress import observe
 from rubberband.views.report_html import render_html, script_json
 from rubberband.views.report_text import MOST_TRIALS, render
 from rubberband.views.tables import headlines
-from tests.unit.adaptive_runs import MODEL, adaptive_backend, adaptive_result, an_adaptive_job
-from tests.unit.test_views_tables import EVERY_RESULT, a_result
+from tests.builders.adaptive_runs import MODEL, adaptive_backend, adaptive_result, an_adaptive_job
+from tests.builders.results import EVERY_RESULT, a_result
 
 ROWS = ["GPUs", "batch size", "efficiency (%)", "noise scale", "samples/s"]
 

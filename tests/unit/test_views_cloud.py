@@ -17,8 +17,8 @@ from rubberband.views.live import summary
 from rubberband.views.report_html import render_html
 from rubberband.views.report_text import render
 from rubberband.views.tables import incidents, purchases
-from tests.unit.test_views_live import pictures, told
-from tests.unit.test_views_tables import a_job, a_result
+from tests.builders.results import a_job, a_result
+from tests.builders.watching import pictures, told
 
 
 def spot_job() -> Job:

@@ -17,8 +17,8 @@ from rubberband.views.learning_chart import MOST_POINTS, learning_curves
 from rubberband.views.parallel_coordinates import MOST_TRIALS, parallel_coordinates
 from rubberband.views.spend_chart import spend
 from rubberband.views.spending import shares, spending, trial_costs_usd, trial_growth
-from tests.unit.test_views_tables import EVERY_RESULT, FAULTS, a_job, a_result, cut_short
-from tests.unit.virtual_runs import run_virtual
+from tests.builders.results import EVERY_RESULT, FAULTS, a_job, a_result, cut_short
+from tests.builders.virtual_runs import run_virtual
 
 CHARTS = {
     "allocation": allocation,

@@ -12,8 +12,8 @@ from rubberband.api.dashboard.experiment_words import actions, badge, cards, hap
 from rubberband.api.store.records import ExperimentState, Submission, Summary
 from rubberband.executor.result import ExtensionResult, Result
 from rubberband.views.words import duration
-from tests.unit.adaptive_runs import adaptive_result
-from tests.unit.test_views_tables import EVERY_RESULT, a_job, a_result, cut_short
+from tests.builders.adaptive_runs import adaptive_result
+from tests.builders.results import EVERY_RESULT, a_job, a_result, cut_short
 
 RUNNING, DONE = ExperimentState.RUNNING, ExperimentState.DONE
 

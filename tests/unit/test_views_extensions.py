@@ -15,8 +15,8 @@ from rubberband.executor.virtual import VirtualBackend
 from rubberband.views.live import open_view
 from rubberband.views.report_html import render_html
 from rubberband.views.report_text import render
-from tests.unit.test_views_tables import a_job, configurations
-from tests.unit.timed_requests import TimedInbox, extend
+from tests.builders.results import a_job, configurations
+from tests.builders.timed_requests import TimedInbox, extend
 
 REQUESTS = (extend(60.0, deadline_s=1800.0, max_cost_usd=2.5), extend(80.0, "r-2", deadline_s=2400.0))
 TOLD = "extended: deadline 30m instead of 20m, max_cost 2.50 USD instead of 1.00 USD"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from html.parser import HTMLParser
@@ -10,16 +9,12 @@ from typing import Any
 
 import pytest
 
-from rubberband.executor.result import Result
-from rubberband.executor.virtual import Faults
 from rubberband.views import report_html
 from rubberband.views.allocation_chart import allocation
 from rubberband.views.charts import gpus_per_instance
 from rubberband.views.learning_chart import learning_curves
 from rubberband.views.report_html import render_html, script_json
-from tests.unit.test_views_tables import EVERY_RESULT, a_job, a_result, cut_short
-
-ATTACK = "</script><script>alert(1)</script>"
+from tests.builders.results import EVERY_RESULT, a_job, a_result, cut_short, hostile
 
 
 class Page(HTMLParser):
@@ -81,16 +76,6 @@ def test_the_page_asks_nothing_of_the_network(monkeypatch: pytest.MonkeyPatch) -
     own = re.sub(r"<script>/\*.*?</script>", "", text, count=1, flags=re.DOTALL)
     assert "@import" not in own
     assert "default-src 'none'" in own
-
-
-def hostile() -> Result:
-    job = dataclasses.replace(a_job(), name=f"x{ATTACK}", metric=f"m{ATTACK}")
-    result = a_result(job, Faults(failures={(3, 1): "not_a_number"}), **{f"k{ATTACK}": ATTACK, "quote": "\"'&<!--"})
-    trials = tuple(
-        dataclasses.replace(trial, failure=f"raised: {ATTACK}") if trial.failure else trial for trial in result.trials
-    )
-    instances = (dataclasses.replace(result.instances[0], reason=ATTACK), *result.instances[1:])
-    return dataclasses.replace(result, trials=trials, instances=instances, outcome="failed", reason=ATTACK)
 
 
 def test_nothing_of_the_user_s_becomes_markup() -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import itertools
 import re
-from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
 from rich.console import Console
 
 from rubberband.executor.controller import Controller
-from rubberband.executor.driver import Observer, drive
+from rubberband.executor.driver import drive
 from rubberband.executor.events import DriverResumed, Event, TrialReported
 from rubberband.executor.journal import Journal
 from rubberband.executor.state import Job, Phase, State
@@ -21,7 +20,8 @@ from rubberband.views import live
 from rubberband.views.live import TerminalView, open_view, stage_table, summary
 from rubberband.views.narration import Narrator
 from rubberband.views.progress import Progress, observe
-from tests.unit.test_views_tables import FAULTS, a_job
+from tests.builders.results import FAULTS, a_job
+from tests.builders.watching import pictures, told, watch
 
 WHOLE_RUN = """\
 0s  digits: 12 trials in 3 stages, planned 1m57s and 0.0202 USD; deadline 20m; max_cost 1.00 USD
@@ -45,27 +45,6 @@ forecast 1m57s, 0.0202 USD
 1m57s  i-003 released; 0 instances held
 1m57s  done: best score=0.875 (trial 0, 7 iterations); 1m57s, 0.0202 USD
 """
-
-
-def watch(
-    job: Job,
-    observers: Sequence[Observer],
-    faults: Faults | None = None,
-    cancelled: Callable[[], bool] = lambda: False,
-) -> None:
-    backend = VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, faults=faults)
-    journal = Journal("sqlite://", job.name, create=True)
-    try:
-        drive(Controller(job), backend, journal, observers=observers, cancelled=cancelled)
-    finally:
-        journal.close()
-
-
-def told(job: Job | None = None, faults: Faults | None = None, cancelled: Callable[[], bool] = lambda: False) -> str:
-    stream, job = io.StringIO(), job or a_job()
-    with open_view(job, lambda: 0.0, stream, is_terminal=False) as view:
-        watch(job, [view], faults, cancelled)
-    return "".join(line.strip() + "\n" for line in stream.getvalue().splitlines())
 
 
 def test_a_whole_run_in_plain_lines() -> None:
@@ -178,12 +157,6 @@ def test_an_event_of_an_unknown_past_is_told_too() -> None:
     event = DriverResumed(occurred_at=5.0, live=(), ended=())
     controller.handle(event)
     assert Narrator(job).lines(event, controller)[0].startswith("digits: 12 trials in 3 stages")
-
-
-def pictures(job: Job, faults: Faults | None = None) -> list[tuple[float, Progress]]:
-    taken: list[tuple[float, Progress]] = []
-    watch(job, [lambda event, controller: taken.append((event.occurred_at, observe(job, controller.state)))], faults)
-    return taken
 
 
 def drawn(progress: Progress, now: float, width: int = 80) -> str:

@@ -19,7 +19,7 @@ from rubberband.plan import Plan, Stage, StagePlan
 from rubberband.planner.model import predict
 from rubberband.planner.sampling import sample
 from rubberband.profile import Profile
-from tests.unit.virtual_runs import run_virtual
+from tests.builders.virtual_runs import run_virtual
 
 OFFER = Offer(
     instance_type="test",

@@ -5,7 +5,9 @@ from __future__ import annotations
 from hypothesis import assume
 from hypothesis import strategies as st
 
+from rubberband.executor.events import FailureKind
 from rubberband.executor.state import Job
+from rubberband.executor.virtual import Faults
 from rubberband.offer import Offer, gang_sizes, slots
 from rubberband.plan import Plan, Stage, StagePlan
 from rubberband.planner.model import predict
@@ -69,4 +71,49 @@ def jobs(draw: st.DrawFn) -> Job:
         mode="max",
         replan=False,
         start_attempts=draw(st.sampled_from([None, 3])),
+    )
+
+
+SECONDS = st.sampled_from([0.0, 1.0, 7.5, 15.0, 40.0]) | st.floats(0.0, 100.0)
+
+
+@st.composite
+def carried_out(draw):
+    """A job, a plan that can be carried out, a profile and an offer."""
+    gpus = draw(st.sampled_from([1, 2, 3, 4, 8]))
+    offer = Offer(
+        instance_type="test",
+        gpus=gpus,
+        price_usd_per_hour=draw(st.floats(0.0, 40.0)),
+        max_instances=12,
+        provision_delay_s=draw(SECONDS),
+        init_delay_s=draw(SECONDS),
+        billing=draw(st.sampled_from(["per_instance", "per_function"])),
+        minimum_billed_s=draw(st.sampled_from([0.0, 60.0, 200.0])),
+        data_usd_per_instance=draw(st.sampled_from([0.0, 0.7])),
+        head_price_usd_per_hour=draw(st.sampled_from([0.0, 0.4])),
+    )
+    table = draw(st.dictionaries(st.sampled_from([2, 3, 4, 8, 16]), st.floats(0.5, 100.0), max_size=3)) | {
+        1: draw(st.floats(0.5, 100.0))
+    }
+    profile = Profile(seconds_per_iteration=table, trial_startup_s=draw(SECONDS))
+    stages, choices = [], []
+    for _ in range(draw(st.integers(1, 5))):
+        stages.append(Stage(trials=draw(st.integers(1, 20)), iterations=draw(st.integers(1, 6))))
+        size = draw(st.sampled_from(gang_sizes(gpus, 1, 3 * gpus)))
+        fitting = [count for count in range(1, 13) if slots(count, gpus, size)]
+        choices.append(StagePlan(instances=draw(st.sampled_from(fitting)), gpus_per_trial=size))
+    return stages, Plan(stages=tuple(choices)), profile, offer
+
+
+failures: st.SearchStrategy[FailureKind] = st.sampled_from(["raised", "hung", "died", "not_a_number", "checkpoint"])
+
+
+@st.composite
+def faults(draw: st.DrawFn) -> Faults:
+    names = st.integers(1, 12).map(lambda number: f"i-{number:03d}")
+    return Faults(
+        refused=draw(st.sets(names, max_size=4)),
+        lost_after_s=draw(st.dictionaries(names, st.floats(0.0, 500.0), max_size=4)),
+        failures=draw(st.dictionaries(st.tuples(st.integers(0, 11), st.integers(1, 3)), failures, max_size=6)),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from rubberband.executor.controller import Controller
 from rubberband.executor.events import (
     CheckpointRef,
@@ -14,7 +16,7 @@ from rubberband.executor.events import (
 )
 from rubberband.executor.invariants import validate
 from rubberband.executor.state import Job
-from tests.unit.test_journal import JOB
+from tests.builders.jobs import JOB, SPOT
 
 
 def checkpoint(trial: int, iterations: int) -> CheckpointRef:
@@ -67,3 +69,17 @@ def begun(job: Job = JOB) -> Story:
     story.tell(Started)
     story.ready("i-001", "i-002")
     return story
+
+
+LEASE_S = 600.0
+
+
+LEASED = dataclasses.replace(SPOT, lease_s=LEASE_S)
+"""An instance costs 0.6 USD at most in the time of a lease; the second stage replaces two by one on another market."""
+
+
+def at_its_sync(max_cost_usd: float) -> tuple[Story, list[Command]]:
+    story = begun(dataclasses.replace(LEASED, max_cost_usd=max_cost_usd))
+    for trial in range(3):
+        story.report(trial, trial / 10)
+    return story, story.report(3, 0.9)

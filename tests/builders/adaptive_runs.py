@@ -11,8 +11,8 @@ from rubberband.executor.result import Result, summarise
 from rubberband.executor.state import Job
 from rubberband.executor.virtual import Faults, VirtualBackend
 from rubberband.planner.goodput.choice import choose
-from tests.unit.test_views_tables import a_job, configurations
-from tests.unit.virtual_runs import run_virtual
+from tests.builders.results import a_job, configurations
+from tests.builders.virtual_runs import run_virtual
 
 MODEL = GoodputProfile(
     throughput=Throughput(

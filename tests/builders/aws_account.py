@@ -65,3 +65,17 @@ class Account:
 def offer(instance_type: str = "g5.xlarge", gpus: int = 1) -> Offer:
     """An offer of a type."""
     return Offer(instance_type=instance_type, gpus=gpus, price_usd_per_hour=1.006, max_instances=4)
+
+
+def started(account: Account) -> None:
+    """An instance of the owner runs."""
+    tags = [{"Key": "rubberband:owner", "Value": "rubberband"}]
+    account.fake.session("admin").client("ec2").run_instances(
+        ImageId=next(name for name, image in account.fake.world.images.items() if image.architecture == "x86_64"),
+        InstanceType="m7i.large",
+        MinCount=1,
+        MaxCount=1,
+        SubnetId=account.place.subnet,
+        TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
+    )
+    account.sleep(60.0)

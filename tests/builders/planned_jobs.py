@@ -13,7 +13,7 @@ from rubberband.offer import Offer
 from rubberband.plan import Constraints, Stage
 from rubberband.planner.search import plan
 from rubberband.profile import Profile
-from tests.property.strategies import offers, profiles, stage_lists
+from tests.builders.strategies import offers, profiles, stage_lists
 
 LIMITS = Constraints(max_gpus_per_trial=8)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 
@@ -9,8 +10,8 @@ from rubberband.executor.controller import Controller
 from rubberband.executor.driver import Observer, drive
 from rubberband.executor.events import Event, Finish
 from rubberband.executor.invariants import validate
-from rubberband.executor.journal import EventLog, MemoryJournal
-from rubberband.executor.state import Job
+from rubberband.executor.journal import EventLog, Journal, MemoryJournal
+from rubberband.executor.state import Job, State
 from rubberband.executor.virtual import Faults, VirtualBackend
 
 
@@ -34,3 +35,24 @@ def run_virtual(
     watching = [check, *observers]
     finish = drive(controller, backend, log, observers=watching, cancelled=lambda: next(rounds) == cancel_after)
     return controller, backend, finish
+
+
+def jct_s(state: State) -> float:
+    assert state.stages[-1].ended_at is not None
+    return state.stages[-1].ended_at - state.started_at
+
+
+class Killed(Exception):
+    """Stands for kill -9."""
+
+
+def run_until_killed(controller: Controller, backend: VirtualBackend, journal: Journal, num_events: int) -> None:
+    left = [num_events]
+
+    def kill(*_: object) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Killed
+
+    with contextlib.suppress(Killed):
+        drive(controller, backend, journal, observers=[kill])

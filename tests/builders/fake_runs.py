@@ -29,9 +29,9 @@ from rubberband.executor.extending import Extension, Outlook
 from rubberband.executor.result import Result, summarise
 from rubberband.experiment import Experiment
 from rubberband.plan import Plan, StagePlan
-from tests.service_client import Client, served
-from tests.unit.test_journal import JOB
-from tests.unit.virtual_runs import run_virtual
+from tests.builders.jobs import JOB
+from tests.builders.service_client import Client, served
+from tests.builders.virtual_runs import run_virtual
 
 
 @dataclass(kw_only=True)
