@@ -5,7 +5,7 @@ Those that are active and the latest that ended have labels of their own, so tha
 
 from __future__ import annotations
 
-from collections import Counter
+import collections
 from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.core import GaugeMetricFamily
@@ -57,7 +57,7 @@ class ExperimentMeasures(Collector):
 
     def _states(self) -> GaugeMetricFamily:
         family = GaugeMetricFamily("rubberband_experiments", "Experiments in each state.", labels=["state"])
-        counts: Counter[str] = Counter(self._store.count_states())
+        counts: collections.Counter[str] = collections.Counter(self._store.count_states())
         for state in ExperimentState:
             family.add_metric([state.value], counts[state])
         return family
@@ -68,7 +68,11 @@ class ExperimentMeasures(Collector):
             if one.state is not ExperimentState.RUNNING:
                 continue
             result = self._result(one.name)
-            counts = Counter(trial.status for trial in result.trials) if result is not None else Counter()
+            counts = (
+                collections.Counter(trial.status for trial in result.trials)
+                if result is not None
+                else collections.Counter()
+            )
             for status in TrialStatus:
                 family.add_metric([one.name, status.value], counts[status.value])
         return family

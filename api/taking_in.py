@@ -14,7 +14,7 @@ from rubberband.api.store.protocol import Store
 from rubberband.api.store.records import ExperimentState, Submission, TakenIn
 from rubberband.api.summaries import Sight, entries, offset_s, outcome_of, standing, summary_of
 from rubberband.executor.folder import ExperimentFolder, folders
-from rubberband.executor.whole_journal import WholeJournal, read_whole
+from rubberband.executor.whole_journal import WholeJournal, read_at_once
 
 log = logging.getLogger("rubberband.api.runs")
 
@@ -74,7 +74,7 @@ class Newcomers:
 
     def _read(self, folder: ExperimentFolder) -> TakenIn | None:
         try:
-            return taken_in(read_whole(folder), at=time.time(), events_s=self._store.keeping.events_s)
+            return taken_in(read_at_once(folder), at=time.time(), events_s=self._store.keeping.events_s)
         except Exception:
             log.debug("the journal of %s cannot be read at once", folder.name, exc_info=True)
             return None

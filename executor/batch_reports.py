@@ -10,7 +10,8 @@ from statistics import fmean, median
 
 from rubberband.adaptive import BatchLimits, BatchPoint, BatchUse, GoodputProfile
 from rubberband.executor.events import TrialReported
-from rubberband.planner.goodput.fit import fit, relative_errors
+from rubberband.planner.goodput.fit import fit as fit_throughput
+from rubberband.planner.goodput.fit import relative_errors
 
 _FEWEST_STEPS = 2
 """A single step may be the first of its size, in which memory and kernels are set up."""
@@ -86,7 +87,7 @@ class BatchReports:
         points = self.points()
         if not points:
             return None
-        limits, fitted = self._middle_limits(), fit(points)
+        limits, fitted = self._middle_limits(), fit_throughput(points)
         return GoodputProfile(
             throughput=fitted,
             noise_scale=median(self._noise_scales.values()) if self._noise_scales else float(limits.initial),

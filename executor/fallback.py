@@ -51,7 +51,7 @@ def affordable_on_demand(job: Job, state: State, wanted: int) -> int:
     return next((count for count in range(wanted, 0, -1) if _missing_usd(job, state, count) <= 0.0), 0)
 
 
-def stays(job: Job, state: State) -> bool:
+def stays_on_demand(job: Job, state: State) -> bool:
     """Whether what was bought on demand instead of spot is kept for the stage that begins."""
     return (
         state.chosen().market == "spot" and is_dry(state) and _missing_usd(job, state, state.chosen().instances) <= 0.0

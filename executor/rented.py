@@ -237,7 +237,7 @@ def release_surplus(job: Job, state: State) -> list[Command]:
     As long as there is no spot capacity, what was bought on demand instead stays.
     """
     chosen = state.chosen()
-    stays = fallback.stays(job, state)
+    stays = fallback.stays_on_demand(job, state)
     ours = [r for r in state.live() if r.market == chosen.market or (stays and r.instead_of_spot)]
     others = [record for record in state.live() if record not in ours]
     unbilled_first = sorted(ours, key=lambda record: (record.running_at is not None, record.market == chosen.market))

@@ -31,7 +31,7 @@ class WholeJournal:
     controller: Controller
 
 
-def read_whole(folder: ExperimentFolder) -> WholeJournal:
+def read_at_once(folder: ExperimentFolder) -> WholeJournal:
     """The journal of an experiment as it is now. Raises JournalError or InputError if it cannot be read."""
     if folder.store is None:
         return _read_file(folder.journal, folder.name)

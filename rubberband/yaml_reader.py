@@ -14,7 +14,7 @@ import yaml
 from yaml.events import AliasEvent, NodeEvent
 
 from rubberband.units import shown
-from rubberband.words import Path
+from rubberband.words import Path as FieldPath
 
 MAX_DEPTH = 32
 """Deepest nesting of mappings and lists."""
@@ -87,12 +87,12 @@ for _tag, (_pattern, _first) in _CORE.items():
     Dumper.add_implicit_resolver(_tag, _compiled, _first)
 
 
-def read_yaml(text: str) -> tuple[Any, dict[Path, int]]:
+def read_yaml(text: str) -> tuple[Any, dict[FieldPath, int]]:
     """The value of a text, and the line (from 1) of every key and list item. An empty text is None.
 
     Raises YamlError.
     """
-    lines: dict[Path, int] = {}
+    lines: dict[FieldPath, int] = {}
     loader = None
     try:
         loader = _Loader(text)
@@ -119,7 +119,7 @@ def shown_reason(reason: str) -> str:
     return f"{line if line.isprintable() else ascii(line)}; check quotes, brackets and indentation"
 
 
-def _value(node: yaml.Node, path: Path, lines: dict[Path, int]) -> Any:
+def _value(node: yaml.Node, path: FieldPath, lines: dict[FieldPath, int]) -> Any:
     if isinstance(node, yaml.MappingNode):
         return _mapping(node, path, lines)
     if isinstance(node, yaml.SequenceNode):
@@ -131,7 +131,7 @@ def _value(node: yaml.Node, path: Path, lines: dict[Path, int]) -> Any:
     return _scalar(node)
 
 
-def _mapping(node: yaml.MappingNode, path: Path, lines: dict[Path, int]) -> dict[str | int, Any]:
+def _mapping(node: yaml.MappingNode, path: FieldPath, lines: dict[FieldPath, int]) -> dict[str | int, Any]:
     mapping: dict[str | int, Any] = {}
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1

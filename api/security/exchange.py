@@ -31,7 +31,7 @@ _DEFAULTS: tuple[tuple[bytes, bytes], ...] = (
 _HTTPS_ONLY = (b"strict-transport-security", b"max-age=31536000")
 _ID = re.compile(r"[0-9A-Za-z._-]{1,64}", re.ASCII)
 
-log = logging.getLogger("rubberband.access")
+access_log = logging.getLogger("rubberband.access")
 
 
 class Exchange:
@@ -77,9 +77,9 @@ class Exchange:
     def tell(self, who: str, address: str) -> None:
         """Write the line of the log. The query is left out: it may hold what was pasted."""
         level = logging.DEBUG if self._target.startswith(("/static/", "/healthz", "/readyz")) else logging.INFO
-        if log.isEnabledFor(level):
+        if access_log.isEnabledFor(level):
             took_ms = (time.monotonic() - self._began_at) * 1e3
-            log.log(
+            access_log.log(
                 level,
                 "%s %s %s %d %.1fms %s %s",
                 address or "-",

@@ -10,7 +10,7 @@ import hashlib
 from botocore.exceptions import ClientError
 
 from rubberband.cloud.aws.errors import code_of, explain, lacks_rights
-from rubberband.cloud.aws.machines import Session
+from rubberband.cloud.aws.machines import Session as AwsSession
 from rubberband.errors import InputError
 
 
@@ -25,7 +25,7 @@ def place_in(checkpoints: str, name: str) -> tuple[str, str]:
     return bucket, "/".join(part for part in (prefix.strip("/"), name) if part)
 
 
-def put(session: Session | None, checkpoints: str, name: str, content: bytes, *, unless_there: bool = False) -> str:
+def put(session: AwsSession | None, checkpoints: str, name: str, content: bytes, *, unless_there: bool = False) -> str:
     """Put `content` below the store's address; its own s3:// address. Raises InputError, with the remedy.
 
     Without a session nothing is put there.
@@ -56,7 +56,7 @@ def trouble(error: ClientError, bucket: str) -> str:
     return explain(error)
 
 
-def _holds(session: Session, bucket: str, key: str, content: bytes) -> bool:
+def _holds(session: AwsSession, bucket: str, key: str, content: bytes) -> bool:
     """Whether the object is `content`, as far as S3 tells: its ETag is the MD5, except where a key of KMS encrypts."""
     try:
         there = session.client("s3").head_object(Bucket=bucket, Key=key)

@@ -18,7 +18,7 @@ _OLD_KIND = "UnsupportedOperation"
 """What EC2 answers where a type cannot tell its latest output, but only that of a while ago."""
 
 
-def why(session: Session, machine: Mapping[str, Any], *, lease_over: bool) -> str:
+def why_ended(session: Session, machine: Mapping[str, Any], *, lease_over: bool) -> str:
     """Why it ended without us, in words; as `states.why` has it, where the console does not tell more."""
     asks = states.ended_by_itself(machine) and not lease_over
     words = last_words(output(session, machine["InstanceId"])) if asks else ""

@@ -186,7 +186,7 @@ class Fleet:
         intent = self.intents.get(name)
         ours = None if intent is None or not states.ended_by_a_call(machine) else intent.ending
         lease_over = ended_at >= self._latest_until - self.look_s
-        reason = console.why(self.session, machine, lease_over=lease_over) if ours is None else ours
+        reason = console.why_ended(self.session, machine, lease_over=lease_over) if ours is None else ours
         self._finish(name, ended_at, reason, preempted=states.taken_back(machine))
 
     def latest_end(self, name: str) -> float:

@@ -71,8 +71,8 @@ def test_the_driver_reads_the_console_of_what_powered_itself_off() -> None:
     account = Account()
     machine = machine_of(account)
     account.fake.world.console = lambda _: SETUP
-    assert "`setup: pip install nothing`" in console.why(account.session, machine, lease_over=False)
-    assert console.why(account.session, machine, lease_over=True) == "lease expired"
+    assert "`setup: pip install nothing`" in console.why_ended(account.session, machine, lease_over=False)
+    assert console.why_ended(account.session, machine, lease_over=True) == "lease expired"
 
 
 @pytest.mark.parametrize("code", ["UnauthorizedOperation", "InternalError", "UnsupportedOperation"])
@@ -82,7 +82,7 @@ def test_where_the_console_cannot_be_read_the_command_that_shows_it_is_told(code
     account.fake.fault = lambda call: (
         Fault(error=FakeError(code, "no", 400)) if call.operation == "GetConsoleOutput" else None
     )
-    why = console.why(account.session, machine, lease_over=False)
+    why = console.why_ended(account.session, machine, lease_over=False)
     assert f"get-console-output --latest --instance-id {machine['InstanceId']}" in why
 
 
@@ -93,7 +93,7 @@ def test_a_type_that_cannot_tell_the_latest_tells_what_it_has() -> None:
     account.fake.fault = lambda call: (
         Fault(error=FakeError("UnsupportedOperation", "no", 400)) if call.params.get("Latest") else None
     )
-    assert "No matching distribution" in console.why(account.session, machine, lease_over=False)
+    assert "No matching distribution" in console.why_ended(account.session, machine, lease_over=False)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from rubberband.api.store.records import ExperimentState
 from rubberband.api.store.sql import SqlStore, open_store
 from rubberband.api.taking_in import Newcomers, taken_in
 from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.whole_journal import read_whole
+from rubberband.executor.whole_journal import read_at_once
 from tests.builders.service_runs import DONE, House, count_of, cut_off, template, until
 
 DAY_S = 24 * 3600.0
@@ -55,7 +55,7 @@ def test_what_is_read_at_once_is_kept_as_what_is_followed(journal: Path, tmp_pat
     folder = copied(journal, tmp_path, "one", events=events)
     store = open_store(None, tmp_path)
     followed = Follower(folder, store, lambda: None, clock=lambda: 5.0).first_row()
-    found = taken_in(read_whole(folder), at=5.0, events_s=30 * DAY_S)
+    found = taken_in(read_at_once(folder), at=5.0, events_s=30 * DAY_S)
     assert found.submission == followed
     assert [(one.seq, one.kind, one.occurred_at, one.data) for one in found.entries] == [
         (one.seq, one.kind, one.occurred_at, one.data) for one in store.feed()
@@ -134,7 +134,7 @@ def test_one_that_cannot_be_read_is_told_and_keeps_no_other_out(house: House, jo
 
 def test_one_that_is_known_by_now_is_left_as_it_is(house: House, journal: Path) -> None:
     folder = copied(journal, house.home, "one")
-    found = taken_in(read_whole(folder), at=time.time(), events_s=30 * DAY_S)
+    found = taken_in(read_at_once(folder), at=time.time(), events_s=30 * DAY_S)
     assert set(house.store.take_in([found])) == {"one"}
     before = house.store.feed()
     again = dataclasses.replace(found, submission=dataclasses.replace(found.submission, reason="another"))
@@ -147,7 +147,7 @@ def test_one_that_is_known_by_now_is_left_as_it_is(house: House, journal: Path) 
 def test_a_server_database_takes_them_in_as_well(store_url: str, journal: Path, tmp_path: Path) -> None:
     store = SqlStore(store_url)
     found = [
-        taken_in(read_whole(copied(journal, tmp_path, name, age_s=age_s)), at=time.time(), events_s=30 * DAY_S)
+        taken_in(read_at_once(copied(journal, tmp_path, name, age_s=age_s)), at=time.time(), events_s=30 * DAY_S)
         for name, age_s in (("old", 60 * DAY_S), ("new", DAY_S))
     ]
     assert set(store.take_in(found)) == {"old", "new"}
