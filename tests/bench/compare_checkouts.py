@@ -45,7 +45,7 @@ PROBE = Path(__file__).with_name("checkout_probe.py")
 REPOSITORY = Path(__file__).parents[2]
 SECTIONS = ("names", "flags", "service", "replays", "plans")
 VIRTUAL_RUNS = 4
-MOST_LINES = 40
+MOST_LINES, WIDEST = 40, 300
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _TEXT_KEYS = ("description", "help", "short_help", "summary", "title")
 _SCREENS = ("help page", "stdout")
@@ -126,7 +126,8 @@ def _lines(answers: Mapping[str, Any], key: str, *, allow_text: bool) -> list[st
     if key not in answers:
         return []
     value = figures_of(answers[key]) if allow_text else answers[key]
-    return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False).splitlines()
+    text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False)
+    return text.replace("\\n", "\n").splitlines()  # so that a screen is compared line by line
 
 
 def figures_of(value: Any) -> Any:
@@ -159,7 +160,7 @@ def compare(section: str, old: Side, new: Side, *, allow_text: bool) -> bool:
         print(f"{section}: same ({took})", flush=True)
         return True
     print(f"{section}: {sum(line.startswith('--- old: ') for line in lines)} differ ({took})")
-    print("\n".join(lines[:MOST_LINES]))
+    print("\n".join(line[:WIDEST] for line in lines[:MOST_LINES]))
     if len(lines) > MOST_LINES:
         print(f"... {len(lines) - MOST_LINES} more lines")
     sys.stdout.flush()
