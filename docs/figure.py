@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 960, 92, 20, 44, 74
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 100, 16, 44, 80
 ROW, GAP = 13, 12
 STAGE_COLOURS = ("#9fc5e8", "#6fa8dc", "#3d85c6", "#1c5d99", "#0b3a66")
 WINNER, STARTING, IDLE, INK, PAPER = "#e8710a", "#e8d9a8", "#e4e6ea", "#1f2933", "#ffffff"
@@ -36,7 +36,7 @@ class Figure:
         return "\n".join(
             [
                 f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" role="img" '
-                f'font-family="system-ui, sans-serif" font-size="12" fill="{INK}"><title>{escape(what)}</title>',
+                f'font-family="system-ui, sans-serif" font-size="13" fill="{INK}"><title>{escape(what)}</title>',
                 f'<rect width="{WIDTH}" height="{self.height}" rx="8" fill="{PAPER}"/>',
                 *self._held(),
                 *self._busy(),
@@ -76,15 +76,14 @@ class Figure:
 
     def _syncs(self) -> Iterator[str]:
         bottom = self._y(len(self.instances)) - GAP + 4
-        yield _text(LEFT - 10, TOP - 16, "trials", "end", "#6b7280")
+        yield _text(LEFT - 10, TOP - 16, "trials x GPUs", "end", "#6b7280")
         for stage in self.report["stages"]:
             if stage["stage"]:
                 x = self._x(stage["start_s"])
                 yield f'<path d="M{x} {TOP - 14}V{bottom}" stroke="{INK}" stroke-width="1.2" stroke-dasharray="3 3"/>'
                 yield _text(x, bottom + 14, "SYNC", "middle")
             trials, gpus = stage["trials"], stage["gpus_per_trial"]
-            text = f"{trials} x {gpus} GPU{'s' if gpus > 1 else ''}"
-            yield _text(self._x(self._middle_s(stage)), TOP - 16, text, "middle", INK)
+            yield _text(self._x(self._middle_s(stage)), TOP - 16, f"{trials} x {gpus}", "middle")
 
     def _middle_s(self, stage: Mapping[str, Any]) -> float:
         ends = [use["end_s"] for use in self.report["busy"] if use["stage"] == stage["stage"]]
@@ -93,13 +92,13 @@ class Figure:
 
     def _axis(self) -> Iterator[str]:
         for at_s in range(0, int(self.end_s) + 1, 10):
-            yield _text(self._x(at_s), self.height - BOTTOM + 34, f"{at_s} s", "middle", "#6b7280")
+            yield _text(self._x(at_s), self.height - BOTTOM + 36, f"{at_s} s", "middle", "#6b7280")
 
     def _legend(self) -> Iterator[str]:
         words = {
             STARTING: "instance starts",
-            STAGE_COLOURS[1]: "a trial trains (darker: later stages)",
-            WINNER: "the trial that wins",
+            STAGE_COLOURS[1]: "trial (darker: later stages)",
+            WINNER: "best trial",
             IDLE: "idle",
         }
         x, y = LEFT, self.height - 16

@@ -138,16 +138,16 @@ def _definition(name: str, definition: Schema, level: int = 2) -> Iterator[str]:
 
 
 def _table(definition: Schema) -> Iterator[str]:
-    yield "| key | type | default | meaning |\n|---|---|---|---|"
+    yield "| key | type | meaning |\n|---|---|---|"
     for key, value in definition["properties"].items():
-        default = "required" if key in definition.get("required", ()) else _default(value)
-        yield f"| `{key}` | {_type(value)} | {default} | {_words(value)} |"
+        ending = "**Required.**" if key in definition.get("required", ()) else _default(value)
+        yield f"| `{key}` | {_type(value)} | {_words(value)} {ending} |"
     yield ""
 
 
 def _default(value: Schema) -> str:
     default = value.get("default")
-    return "" if default is None else f"`{json.dumps(default)}`"
+    return f"Default: `{json.dumps(default)}`." if default or default in (0, False) else ""
 
 
 def _words(value: Schema) -> str:

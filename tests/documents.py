@@ -89,7 +89,7 @@ def agrees(expected: str, printed: str) -> bool:
     if not expected.strip():
         return True
     lines = [r"(?:.*\n)*?" if line.strip() == "..." else _line(line) for line in expected.splitlines()]
-    return re.fullmatch("".join(lines), printed) is not None
+    return re.fullmatch("".join(lines), printed.rstrip("\n") + "\n") is not None
 
 
 def _line(line: str) -> str:
@@ -130,7 +130,9 @@ class Reader:
         for command in commands(text):
             exits = 3 if "no plan" in command.expected else 0
             answer = self._rubberband(command.words, exits) or self.shell(command.words)
-            assert agrees(command.expected, answer), f"{block}: {command.words}\n{answer}\nis not\n{command.expected}"
+            assert agrees(command.expected, answer), (
+                f"{block}: {command.words}\n{answer[:4000]}\nis not {command.expected}"
+            )
             printed += answer
         return printed
 

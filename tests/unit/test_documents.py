@@ -143,12 +143,12 @@ def test_the_figure_shows_what_a_report_says(tmp_path: Path) -> None:
     reader.run(_commands(SET_UP[0], "rubberband report scaling -o json > report.json"))
     figure = ElementTree.fromstring(reader.shell(f"python {ROOT}/docs/figure.py < report.json"))
     words = [element.text for element in figure.findall(".//{*}text")]
-    assert [word for word in words if word and "GPU" in word] == [
-        "16 x 1 GPU",
-        "8 x 2 GPUs",
-        "4 x 2 GPUs",
-        "2 x 4 GPUs",
-        "1 x 8 GPUs",
+    assert [word for word in words if word and re.match(r"\d+ x", word)] == [
+        "16 x 1",
+        "8 x 2",
+        "4 x 2",
+        "2 x 4",
+        "1 x 8",
     ]
     assert words.count("released") == 2
     assert words.count("SYNC") == 4
