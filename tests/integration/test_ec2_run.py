@@ -101,10 +101,10 @@ def test_the_digits_as_they_are_in_the_examples(command_line: Ec2CommandLine) ->
     driver = command_line.start("run", "digits.yaml", *words(*ON_EC2))
     output, result = finished(command_line, driver)
     assert "deadline 4m" in output
-    assert (len(result.trials), result.interruptions) == (36, 0)
+    assert (len(result.trials), result.interruptions) == (64, 0)
     assert result.best is not None
-    assert result.best.iterations == 13
-    assert re.search(r"4 +on demand +g4dn.xlarge +us-east-1", output)
+    assert result.best.iterations == 85
+    assert re.search(r"[1-4] +on demand +g4dn.xlarge +us-east-1", output)
     assert {name_in(one.tags, one.launch_index).partition("-")[0] for one in command_line.aws.fake.instances} == {
         "profile",
         "i",
@@ -120,7 +120,7 @@ def test_a_spot_instance_is_taken_away_with_little_notice(command_line: Ec2Comma
     output, result = finished(command_line, driver)
     assert result.interruptions == 1
     assert result.redone_iterations <= 1
-    assert "PREEMPTED" in output
+    assert re.search(r"i-001 +PREEMPTED" if notice_s is None else r"i-001 +(interrupted|PREEMPTED)", output)
     assert len(command_line.lines_of_the_bill()) == 3
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -84,8 +84,10 @@ def _record(status: InstanceStatus) -> InstanceRecord:
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> None:
-    logging.getLogger("rubberband").setLevel(logging.ERROR)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @settings(max_examples=30, deadline=None)
