@@ -11,18 +11,19 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, cast
 
-from rubberband.api.conflicts import EXTENDED, KEY_GOOD_S, NOT_EXTENDED, conflict, told_as_problems
+from rubberband.api.conflicts import KEY_GOOD_S, told_as_problems, waits
 from rubberband.api.journals import Journals
-from rubberband.api.problems import CONFLICT, REFUSED, Problem
+from rubberband.api.problems import REFUSED, Problem
 from rubberband.api.rest_planning import RestAnswer, RestQuestion
 from rubberband.api.settings import Settings
 from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import ExperimentState, Submission
+from rubberband.api.store.records import Submission
 from rubberband.api.waiting import instant_of, with_limits
 from rubberband.api.watching import Watcher
 from rubberband.executor.extending import Extension
 from rubberband.executor.inbox import DriverRequest, Inbox
 from rubberband.plan import Policy
+from rubberband.states import ExperimentState
 from rubberband.units import format_usd
 
 
@@ -43,15 +44,12 @@ class Extensions:
         if request and (granted := self._granted(row, request)) is not None:
             return granted
         self._require_within(max_cost_usd)
-        if row.state not in EXTENDED:
-            raise conflict(row, NOT_EXTENDED)
+        self._journals.require(row, "extend")
         with told_as_problems():
             instant = self._instant(row, deadline)
-            if _waits(row):
+            if waits(row):
                 other = with_limits(row.words, cast("datetime | None", instant), max_cost_usd)
                 return _of_waiting(row, other)
-            if not self._journals.exists(name):
-                raise Problem(CONFLICT, f"experiment {name!r} has not begun; ask again once it runs")
             with self._journals.opened(name) as observed:
                 limits = observed.limits(deadline=instant, max_cost_usd=max_cost_usd)
             return RestQuestion(name=name, limits=limits, driven=row.state is ExperimentState.RUNNING)
@@ -67,15 +65,14 @@ class Extensions:
             row = self._journals.row(question.name)
             if isinstance(granted := self._granted(row, request), Extension):
                 return granted
-            if row.state not in EXTENDED:
-                raise conflict(row, NOT_EXTENDED)
+            self._journals.require(row, "extend")
             kept = self._kept(row, question, request) if question.words else self._asked(question, answer, request)
         self._watcher.kick(question.name)
         return replace(answer.extension, applied=True) if kept else None
 
     def _kept(self, row: Submission, question: RestQuestion, request: str) -> bool:
         """Change the words of what waits."""
-        if not _waits(row) or row.words != question.words:
+        if not waits(row) or row.words != question.words:
             return False
         queued = {ExperimentState.QUEUED}
         return self._store.change(question.name, at=time.time(), words=question.other, expected=queued, request=request)
@@ -115,10 +112,6 @@ class Extensions:
             raise Problem(
                 REFUSED, f"max_cost={format_usd(max_cost_usd)} is more than is allowed here ({format_usd(most_usd)})"
             )
-
-
-def _waits(row: Submission) -> bool:
-    return row.state is ExperimentState.QUEUED and bool(row.words) and not row.attempt
 
 
 def _of_waiting(row: Submission, other: dict[str, Any], *, is_granted: bool = False) -> RestQuestion:

@@ -10,13 +10,14 @@ from dataclasses import replace
 
 from rubberband.api.observing import Observed, at_work, sight_before
 from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import ExperimentState, Submission, Summary
+from rubberband.api.store.records import Submission, Summary
 from rubberband.api.summaries import Sight, Standing, entries, standing, summary_of
 from rubberband.errors import DamagedJournalError, JournalError, RubberbandError
 from rubberband.executor.events import Event
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.hosting import read_mark
 from rubberband.executor.salvage import explained, salvage
+from rubberband.states import ExperimentState
 
 log = logging.getLogger("rubberband.api.runs")
 

@@ -7,13 +7,13 @@ from contextlib import closing
 
 from pydantic import ValidationError
 
-from rubberband.api.conflicts import require_unmeasured
+from rubberband.api.conflicts import loses_profile
 from rubberband.api.experiment_body import require_allowed
 from rubberband.api.observing import Observed
 from rubberband.api.problems import REFUSED, Problem
 from rubberband.api.settings import Settings
 from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import ExperimentState, Submission
+from rubberband.api.store.records import Submission
 from rubberband.api.summaries import Standing
 from rubberband.errors import InputError, RubberbandError
 from rubberband.executor.folder import ExperimentFolder
@@ -21,6 +21,7 @@ from rubberband.executor.hosting import read_ending, read_mark
 from rubberband.executor.inbox import Inbox
 from rubberband.executor.purse import MONEY_SLACK_USD
 from rubberband.experiment import Experiment
+from rubberband.states import ExperimentState
 from rubberband.units import format_usd, parse_deadline
 
 GOES_ON = "its process was gone without a word (killed, or the machine was restarted); it goes on by itself"
@@ -109,9 +110,7 @@ def _goes_on(row: Submission, folder: ExperimentFolder, observed: Observed | Non
         return False
     if observed is not None:
         return not observed.is_ending and not _is_late(observed)
-    try:  # its profile was measured, or it was planned
-        require_unmeasured(row)
-    except Problem:
+    if loses_profile(row):
         return False
     deadline = row.words.get("constraints", {}).get("deadline")
     ends_at = None if deadline is None else parse_deadline(deadline)

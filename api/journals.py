@@ -8,15 +8,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rubberband.api.conflicts import told_as_problems
+from rubberband.api.conflicts import conflict, limited, loses_profile, told_as_problems, waits
 from rubberband.api.observing import Failure, Observed, at_work
 from rubberband.api.problems import NOT_FOUND, UNAVAILABLE, Problem, problem_of
 from rubberband.api.store.protocol import Store
 from rubberband.api.store.records import Submission
 from rubberband.api.watching import Watcher
 from rubberband.errors import DamagedJournalError, RubberbandError
+from rubberband.executor.inbox import Inbox
 from rubberband.executor.result import Result
 from rubberband.executor.salvage import explained, salvage
+from rubberband.states import Action, Fact, obstacle, possible
 from rubberband.units import shown
 
 KEPT_RESULTS = 16
@@ -74,6 +76,33 @@ class Journals:
         """Whether there is a journal. Raises Problem."""
         with told_as_problems():
             return self._watcher.folder(name).exists
+
+    def require(self, row: Submission, action: Action) -> None:
+        """Raise Problem CONFLICT, with what to do instead, unless the action is possible now."""
+        why = obstacle(row.state, action, lambda fact: self._holds(row, fact))
+        if why:
+            raise conflict(row, why)
+
+    def possible(self, row: Submission) -> frozenset[Action]:
+        """What may be done with it now. Raises Problem if that depends on a journal that cannot be read."""
+        return possible(row.state, lambda fact: self._holds(row, fact))
+
+    def _holds(self, row: Submission, fact: Fact) -> bool:
+        match fact:
+            case "here":
+                return not self.exists(row.name) or self._watcher.folder(row.name).is_here
+            case "limited":
+                return limited(row)
+            case "begun":
+                return self.exists(row.name) or (waits(row) and row.words.get("profile") is not None)
+            case "measured":
+                return not loses_profile(row) or self.exists(row.name)
+            case "open":
+                settled = self.settled(row)
+                if settled is not None and not Inbox(self._watcher.folder(row.name).inbox).pending():
+                    return settled.result.resumable
+                with self.opened(row.name) as observed:  # with the limits that are asked for meanwhile
+                    return observed.goes_on()
 
     @contextmanager
     def opened(self, name: str) -> Iterator[Observed]:

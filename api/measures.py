@@ -12,10 +12,11 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import OVER, ExperimentState, Submission
+from rubberband.api.store.records import Submission
 from rubberband.api.views_json import slack_s
 from rubberband.executor.result import Result
 from rubberband.executor.state import TrialStatus
+from rubberband.states import OVER, ExperimentState
 
 MAX_ENDED = 100
 """Experiments that are over and still have labels."""

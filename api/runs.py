@@ -8,27 +8,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from rubberband.api.conflicts import (
-    AT_WORK,
-    KEY_GOOD_S,
-    NOT_CANCELLED,
-    NOT_RESUMED,
-    RESUMED,
-    conflict,
-    require_unmeasured,
-    told_as_problems,
-)
+from rubberband.api.conflicts import KEY_GOOD_S, conflict, told_as_problems
 from rubberband.api.experiment_body import require_allowed
 from rubberband.api.extensions import Extensions
 from rubberband.api.gate import Gate, require_going_on
 from rubberband.api.journals import Journals
 from rubberband.api.observing import Failure, at_work
-from rubberband.api.problems import CONFLICT, NAME_TAKEN, NOT_FOUND, Problem
+from rubberband.api.problems import NAME_TAKEN, NOT_FOUND, Problem
 from rubberband.api.processes import HOSTED, Processes
 from rubberband.api.run_logs import LogLine, page, trial_files
 from rubberband.api.settings import Settings
 from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import ExperimentState, Submission
+from rubberband.api.store.records import Submission
 from rubberband.api.waiting import with_instant
 from rubberband.api.watching import Watcher
 from rubberband.executor.folder import ExperimentFolder
@@ -36,6 +27,7 @@ from rubberband.executor.inbox import DriverRequest, Inbox
 from rubberband.executor.result import Result
 from rubberband.experiment import Experiment
 from rubberband.plan import Policy
+from rubberband.states import AT_WORK, Action, ExperimentState
 
 
 class Runs:
@@ -142,7 +134,8 @@ class Runs:
             return row
         if row.state is ExperimentState.INTERRUPTED and self._settings.auto_resume:
             self._ask_to_end(name, id)  # it may be about to go on by itself; whoever resumes it withdraws this
-        raise conflict(row, NOT_CANCELLED)
+        self._journals.require(row, "cancel")
+        return row
 
     def _ask_to_end(self, name: str, id: str) -> None:
         inbox = Inbox(self._watcher.folder(name).inbox)
@@ -185,42 +178,33 @@ class Runs:
         row = self._row(name)
         if self._has_acted(request):
             return row
-        if row.state not in RESUMED:
-            raise conflict(row, NOT_RESUMED)
+        self._journals.require(row, "resume")
         folder = self._watcher.folder(name)
-        if row.state in (ExperimentState.BUDGET, ExperimentState.FAILED):
-            self._require_open(row)
         self._require_allowed(row, folder)
         with self._resuming:  # who comes second must not withdraw what was asked since of the one that goes on
-            now = self._row(name)
-            if now.state is not row.state:
-                raise conflict(now, NOT_RESUMED)
+            row = self._row(name)
+            self._journals.require(row, "resume")
             Inbox(folder.inbox).withdraw_cancels()
             queued = ExperimentState.QUEUED
             if not self._store.change(
                 name, at=time.time(), state=queued, reason="", expected={row.state}, request=request
             ):
-                raise conflict(self._row(name), NOT_RESUMED)
+                raise conflict(self._row(name), "it changed meanwhile; look again")
         self._watcher.kick(name)
         return self._row(name)
-
-    def _require_open(self, row: Submission) -> None:
-        """What its budget ended goes on once that is raised; what failed, if instances were all that it lacked."""
-        with self._journals.opened(row.name) as observed:
-            if not observed.goes_on():
-                raise conflict(row, NOT_RESUMED)
 
     def _require_allowed(self, row: Submission, folder: ExperimentFolder) -> None:
         """What was begun goes on here only where submissions may run, and for no more than they may cost now."""
         if row.words:
             require_allowed(Experiment.kept(row.words), self._settings, to_run=True)
         if not folder.exists:
-            require_unmeasured(row)
             return
-        if not folder.is_here:
-            raise Problem(CONFLICT, f"experiment {row.name!r} was begun in another home; go on with it where it is")
         with self._journals.opened(row.name) as observed:
             require_going_on(observed, self._settings)
+
+    def possible(self, row: Submission) -> frozenset[Action]:
+        """What may be done with it now. Raises Problem if that depends on a journal that cannot be read."""
+        return self._journals.possible(row)
 
     def result(self, name: str) -> Result | None:
         """What came of it so far; None while nothing is journalled. Raises Problem if there is none of the name."""

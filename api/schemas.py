@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rubberband.api.store.records import ExperimentState
+from rubberband.states import ExperimentState
 
 
 class Answer(BaseModel):

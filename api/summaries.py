@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rubberband.api.store.records import Entry, ExperimentState, Submission, Summary
+from rubberband.api.store.records import Entry, Submission, Summary
 from rubberband.executor import rules
 from rubberband.executor.accounting import bill_usd
 from rubberband.executor.codec import encode_event
@@ -20,6 +20,7 @@ from rubberband.executor.hosting import Ending, Mark
 from rubberband.executor.journal import Header
 from rubberband.executor.ranking import best_trial
 from rubberband.executor.state import Phase, State
+from rubberband.states import ExperimentState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from rubberband.api.observing import at_work
 from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import ExperimentState, Submission, TakenIn
+from rubberband.api.store.records import Submission, TakenIn
 from rubberband.api.summaries import Sight, entries, offset_s, outcome_of, standing, summary_of
 from rubberband.executor.folder import ExperimentFolder, folders
 from rubberband.executor.whole_journal import WholeJournal, read_at_once
+from rubberband.states import ExperimentState
 
 log = logging.getLogger("rubberband.api.runs")
 

@@ -12,8 +12,9 @@ from dataclasses import asdict, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from rubberband.api.store.records import ACTIVE, FeedEvent, Submission, Summary
+from rubberband.api.store.records import FeedEvent, Submission, Summary
 from rubberband.executor.result import Result, StageResult, TrialResult
+from rubberband.states import ACTIVE
 
 if TYPE_CHECKING:
     from rubberband.executor.extending import Extension, Outlook

@@ -76,12 +76,7 @@ def waiting_extension(words: Mapping[str, Any], other: Mapping[str, Any], policy
 def _estimate(words: Mapping[str, Any], policy: Policy, now: float) -> Estimate:
     experiment = Experiment.kept(words)
     profiles = experiment.loaded_profiles()
-    if profiles is None:
-        raise Problem(
-            CONFLICT,
-            f"experiment {experiment.name!r} waits and has no profile yet: what other limits bring is known once it "
-            "runs; wait until then",
-        )
+    assert profiles is not None, "what waits without a profile is not extended"
     return estimate(
         experiment.brackets(),
         cases(experiment, profiles, now),

@@ -16,11 +16,12 @@ from rubberband.api.gate import GOES_ON, Gate
 from rubberband.api.observing import Observed, at_work
 from rubberband.api.processes import NotStartedError, Processes
 from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import ExperimentState, Submission
+from rubberband.api.store.records import Submission
 from rubberband.api.taking_in import LONG_MOMENT_S, MOMENT_S, Newcomers, Stamp, stamp_of
 from rubberband.errors import JournalError
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.hosting import Order
+from rubberband.states import AT_WORK, ExperimentState
 from rubberband.views.words import printable
 
 log = logging.getLogger("rubberband.api.runs")
@@ -37,7 +38,6 @@ PRUNE_S = 60.0
 WELL_S = 60.0
 """A watcher that was not through with a round for so long is not well."""
 
-AT_WORK = frozenset({ExperimentState.STARTING, ExperimentState.RUNNING})
 IDLE = frozenset({ExperimentState.QUEUED, ExperimentState.UNREADABLE})
 """Known, and not followed in every round."""
 

@@ -20,10 +20,11 @@ from rubberband.api.names import Known
 from rubberband.api.problems import NOT_FOUND, Problem
 from rubberband.api.security.access import Reader
 from rubberband.api.service import Service, Serving
-from rubberband.api.store.records import ACTIVE, ExperimentState, Submission
+from rubberband.api.store.records import Submission
 from rubberband.errors import RubberbandError
 from rubberband.executor.forecast import Forecast
 from rubberband.executor.result import Result
+from rubberband.states import ACTIVE, Action, ExperimentState
 from rubberband.views.allocation_chart import ALLOCATION_NOTE, allocation
 from rubberband.views.batch_charts import BATCHES_NOTE, batches_over_time
 from rubberband.views.charts import Figure
@@ -113,6 +114,13 @@ def _result(service: Service, experiment: Submission) -> Result | None:
         raise
 
 
+def _possible(service: Service, experiment: Submission) -> frozenset[Action]:
+    try:
+        return service.runs.possible(experiment)
+    except Problem:  # its journal cannot be read just now
+        return frozenset()
+
+
 def figures(experiment: Submission, result: Result | None) -> dict[str, Figure]:
     """The charts that there are."""
     if result is None:
@@ -149,7 +157,7 @@ def _shown(service: Service, experiment: Submission, result: Result | None, aske
         "state": state,
         "is_active": experiment.state in ACTIVE,
         "sentence": words.sentence(experiment, result),
-        "actions": words.actions(experiment, result),
+        "actions": _possible(service, experiment),
         "charts": CHARTS,
         "address": f"/fragments/experiments/{experiment.name}",
         "facts": [] if begun else facts(experiment, time.time()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from rubberband.api.store.records import ACTIVE, ExperimentState, Submission, Summary
+from rubberband.api.store.records import Submission, Summary
 from rubberband.executor.result import (
     DecisionResult,
     ExtensionResult,
@@ -15,6 +15,7 @@ from rubberband.executor.result import (
     SetbackResult,
     StageResult,
 )
+from rubberband.states import ACTIVE, ExperimentState
 from rubberband.views.charts import stage_spans
 from rubberband.views.tables import headlines, tells_start_failures
 from rubberband.views.words import (
@@ -31,8 +32,6 @@ from rubberband.views.words import (
     went_back,
 )
 
-_RESUMABLE = frozenset({ExperimentState.INTERRUPTED, ExperimentState.CANCELLED, ExperimentState.BUDGET})
-_EXTENSIBLE = frozenset({ExperimentState.RUNNING, ExperimentState.INTERRUPTED, ExperimentState.BUDGET})
 _NOT_BEGUN = {
     ExperimentState.QUEUED: "It waits for its turn.",
     ExperimentState.STARTING: "Its process measures a profile, or plans.",
@@ -93,18 +92,6 @@ class Happening:
     told: str
     kind: str
     """sync, kept, changed, extended, resumed, setback or pause"""
-
-
-def actions(submission: Submission, result: Result | None) -> frozenset[str]:
-    """What may be done with it: cancel, resume, extend. What failed can be resumed where that was no trial's fault."""
-    state = submission.state
-    is_failed_blameless = state is ExperimentState.FAILED and result is not None and result.resumable
-    found = {"cancel"} if state in ACTIVE else set()
-    found |= {"resume"} if state in _RESUMABLE or is_failed_blameless else set()
-    summary = submission.summary
-    is_extensible = state in _EXTENSIBLE or is_failed_blameless
-    is_limited = summary.deadline_s is not None or summary.max_cost_usd is not None
-    return frozenset(found | ({"extend"} if is_extensible and summary.stages and is_limited else set()))
 
 
 def badge(submission: Submission, result: Result | None) -> tuple[str, str]:

@@ -40,9 +40,10 @@ from rubberband.api.problems import (
 from rubberband.api.schemas import ExperimentDetail, ExperimentPage, ExperimentView, ExtendBody, ExtensionView
 from rubberband.api.security.access import Reader, Submitter, caller_of
 from rubberband.api.service import Service, Serving
-from rubberband.api.store.records import ExperimentState, Principal, Submission
+from rubberband.api.store.records import Principal, Submission
 from rubberband.experiment import Experiment
 from rubberband.plan import Policy
+from rubberband.states import ExperimentState
 from rubberband.units import shown
 
 router = APIRouter(tags=["experiments"], prefix="/v1/experiments", dependencies=[Depends(only_documented)])

@@ -7,9 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 import sqlalchemy as sql
 
 from rubberband.api.settings import Keeping
-from rubberband.api.store.records import ACTIVE, Entry, FeedEvent
+from rubberband.api.store.records import Entry, FeedEvent
 from rubberband.api.store.schema import FEED, NUMBERS, PRUNED, SUBMISSIONS
 from rubberband.executor.database import Database
+from rubberband.states import ACTIVE
 
 MAX_ID = 2**63 - 1
 _PRUNED_AT_ONCE = 20

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 from rubberband.api.settings import Keeping
 from rubberband.api.store.records import (
     Entry,
-    ExperimentState,
     FeedEvent,
     KeptAnswer,
     Page,
@@ -23,6 +22,7 @@ from rubberband.api.store.records import (
     TakenIn,
     TokenRecord,
 )
+from rubberband.states import ExperimentState
 
 
 class Store(Protocol):

@@ -4,49 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Literal
+
+from rubberband.states import ExperimentState
 
 Scope = Literal["read", "submit", "admin"]
 """read: see everything and preview plans; submit: start, extend, resume and cancel as well; admin: tokens as well.
 Each includes those before it."""
 SCOPES: tuple[Scope, ...] = ("read", "submit", "admin")
-
-
-class ExperimentState(StrEnum):
-    """Where an experiment stands, as users see it."""
-
-    QUEUED = "queued"
-    """Accepted; it waits until fewer run than may."""
-    STARTING = "starting"
-    """Its process measures a profile, plans, or waits for its checkpoint store."""
-    RUNNING = "running"
-    INTERRUPTED = "interrupted"
-    """Its process is gone and it is not over: resume it."""
-    DONE = "done"
-    CANCELLED = "cancelled"
-    BUDGET = "budget"
-    """max_cost ended it; extend and resume it."""
-    FAILED = "failed"
-    REFUSED = "refused"
-    """It never began: no plan met the constraints, or something was amiss; nothing was spent but for profiling."""
-    UNREADABLE = "unreadable"
-    """Its journal cannot be read."""
-
-
-OVER: frozenset[ExperimentState] = frozenset(
-    {
-        ExperimentState.DONE,
-        ExperimentState.CANCELLED,
-        ExperimentState.BUDGET,
-        ExperimentState.FAILED,
-        ExperimentState.REFUSED,
-    }
-)
-"""States in which no process is at work and none is expected."""
-ACTIVE: frozenset[ExperimentState] = frozenset(
-    {ExperimentState.QUEUED, ExperimentState.STARTING, ExperimentState.RUNNING}
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

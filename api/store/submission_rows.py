@@ -13,9 +13,10 @@ import sqlalchemy as sql
 
 from rubberband.api.store.act_rows import ActRows
 from rubberband.api.store.feed_rows import FeedRows
-from rubberband.api.store.records import Entry, ExperimentState, Page, Submission, Summary, TakenIn
+from rubberband.api.store.records import Entry, Page, Submission, Summary, TakenIn
 from rubberband.api.store.schema import SUBMISSIONS
 from rubberband.errors import InputError
+from rubberband.states import ExperimentState
 
 _SUMMARY = frozenset(field.name for field in fields(Summary))
 _columns = SUBMISSIONS.c

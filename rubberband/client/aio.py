@@ -25,16 +25,15 @@ from rubberband.client.sending import RECONNECT_S, STREAM_TIMEOUT, Address, Plac
 from rubberband.client.streaming import Streams
 from rubberband.client.submission import Submittable
 from rubberband.client.words import (
-    OVER,
     EventView,
     ExperimentDetail,
     ExperimentView,
     ExtensionView,
     LogLine,
     LogPage,
-    State,
 )
 from rubberband.errors import ServiceError
+from rubberband.states import ACTIVE, State
 
 Answer = TypeVar("Answer")
 
@@ -163,7 +162,7 @@ class AsyncClient:
                 continue
             if not follow or last_look:
                 return
-            last_look = (await self.experiment(name))["state"] in OVER
+            last_look = (await self.experiment(name))["state"] not in ACTIVE
             if not last_look:
                 await self._sleep(every_s)
 
@@ -237,7 +236,7 @@ class AsyncClient:
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             found = await self.experiment(name)
-            if found["state"] in OVER:
+            if found["state"] not in ACTIVE:
                 return found
             if until is not None and time.monotonic() >= until:
                 raise ServiceError(f"{name} is still {found['state']} after {timeout_s:g} s; wait longer", status=None)

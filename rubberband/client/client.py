@@ -22,16 +22,15 @@ from rubberband.client.problems import raise_for, unreachable
 from rubberband.client.sending import RECONNECT_S, STREAM_TIMEOUT, Address, Place, reopened_in_s, wait_s
 from rubberband.client.submission import Submittable
 from rubberband.client.words import (
-    OVER,
     EventView,
     ExperimentDetail,
     ExperimentView,
     ExtensionView,
     LogLine,
     LogPage,
-    State,
 )
 from rubberband.errors import ServiceError
+from rubberband.states import ACTIVE, State
 
 Answer = TypeVar("Answer")
 
@@ -156,7 +155,7 @@ class Client:
                 continue
             if not follow or last_look:
                 return
-            last_look = self.experiment(name)["state"] in OVER
+            last_look = self.experiment(name)["state"] not in ACTIVE
             if not last_look:
                 self._sleep(every_s)
 
@@ -225,7 +224,7 @@ class Client:
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             found = self.experiment(name)
-            if found["state"] in OVER:
+            if found["state"] not in ACTIVE:
                 return found
             if until is not None and time.monotonic() >= until:
                 raise ServiceError(f"{name} is still {found['state']} after {timeout_s:g} s; wait longer", status=None)

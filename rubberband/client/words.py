@@ -4,21 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
 
-State = Literal[
-    "queued",
-    "starting",
-    "running",
-    "interrupted",
-    "done",
-    "cancelled",
-    "budget",
-    "failed",
-    "refused",
-    "unreadable",
-]
-"""Where an experiment stands. `budget`: max_cost ended it; `refused`: it never began."""
-OVER: frozenset[str] = frozenset({"done", "cancelled", "budget", "failed", "refused", "interrupted", "unreadable"})
-"""States that nothing but a resume changes."""
+from rubberband.states import State
 
 
 class SummaryView(TypedDict):

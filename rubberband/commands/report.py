@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rubberband.executor.result import Result
 
 _MOST_OF_BEST = 100
-_NOT_DONE = ("starting", "interrupted", "failed", "budget", "refused", "unreadable")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The experiment's name.", show_default=False)]
 
@@ -151,6 +150,7 @@ class Listed:
 def _listed(folder: ExperimentFolder) -> Listed:
     from rubberband.errors import RubberbandError
     from rubberband.executor.reading import read
+    from rubberband.states import EXPLAINED
     from rubberband.views.words import printable
 
     try:
@@ -169,11 +169,12 @@ def _listed(folder: ExperimentFolder) -> Listed:
         jct_s=result.actual_jct_s,
         cost_usd=result.actual_cost_usd,
         best="" if best is None else f"{result.metric}={best.metrics[result.metric]:.6g} (trial {best.trial})",
-        reason=printable(result.reason) if state in _NOT_DONE else "",
+        reason=printable(result.reason) if state in EXPLAINED else "",
     )
 
 
 def _listed_there(view: ExperimentView) -> Listed:
+    from rubberband.states import EXPLAINED
     from rubberband.views.words import printable
 
     summary = view["summary"]
@@ -186,7 +187,7 @@ def _listed_there(view: ExperimentView) -> Listed:
         jct_s=summary["jct_s"],
         cost_usd=summary["cost_usd"],
         best="" if best is None else f"{summary['metric']}={best:.6g} (trial {summary['best_trial']})",
-        reason=printable(view["reason"]) if view["state"] in _NOT_DONE else "",
+        reason=printable(view["reason"]) if view["state"] in EXPLAINED else "",
     )
 
 

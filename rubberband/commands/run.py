@@ -78,9 +78,11 @@ def resume(
         Inbox(folder.inbox).withdraw_cancels()
     with session.cancel_on_signals() as cancelled:
         result = session.run(folder, view=live_view, cancelled=cancelled)
-    if result.outcome == "failed" and not result.resumable:
-        told = "its trials failed by their own code; correct that, and run it under another name"
-        print(f"{name} cannot go on: {told}: -s name={name}-2", file=sys.stderr)
+    if result.outcome in ("failed", "budget"):
+        from rubberband.states import ExperimentState, obstacle
+
+        why = obstacle(ExperimentState(result.outcome), "resume", lambda _open: result.resumable)
+        print(f"{name} cannot go on: {why}" if why else f"`rubberband resume {name}` goes on with it", file=sys.stderr)
     _conclude(result)
 
 

@@ -11,13 +11,14 @@ from typing import Any
 
 from rubberband.api.observing import Observed, at_work
 from rubberband.api.run_logs import LogLine, page, trial_files
-from rubberband.api.store.records import ExperimentState, Submission
+from rubberband.api.store.records import Submission
 from rubberband.api.summaries import outcome_of
 from rubberband.api.views_json import experiment_detail, extension_view
 from rubberband.errors import InputError
 from rubberband.executor.folder import ExperimentFolder, open_folder
 from rubberband.executor.inbox import DriverRequest, Inbox
 from rubberband.executor.salvage import explaining
+from rubberband.states import Action, ExperimentState, Fact, obstacle
 
 PAGE_LINES = 10_000
 FOLLOW_EVERY_S = 0.5
@@ -48,8 +49,9 @@ class LocalExperiment:
 
     def extension(self, deadline: str | None, max_cost_usd: float | None, *, granted: bool) -> dict[str, Any]:
         """What other limits would change; asked of the driver if they are `granted`. Raises InputError."""
-        busy = at_work(self._folder)
-        self._observed.refresh(live=busy)
+        view, busy = self.look(), at_work(self._folder)
+        if why := self._obstacle(view, "extend"):
+            raise InputError(f"experiment {view['name']!r} is {view['state']}: {why}")
         limits = self._observed.limits(deadline=deadline, max_cost_usd=max_cost_usd)
         found = self._observed.extension(limits, driven=busy)
         if granted:
@@ -59,10 +61,21 @@ class LocalExperiment:
     def cancel(self) -> str:
         """Ask its driver for a clean end; what was done, in one line."""
         view = self.look()
-        if view["state"] != ExperimentState.RUNNING:
-            return f"{view['name']} does not run: it is {view['state']}"
+        if why := self._obstacle(view, "cancel"):
+            return f"{view['name']} is {view['state']}: {why}"
         self._ask("cancel")
         return f"{view['name']}: asked to end"
+
+    def _obstacle(self, view: dict[str, Any], action: Action) -> str:
+        """Why the action is not possible here; empty if it is."""
+
+        def holds(fact: Fact) -> bool:
+            if fact == "limited":
+                limits = self._observed.limits_in_force
+                return limits.deadline_s is not None or limits.max_cost_usd is not None
+            return fact != "open" or self._observed.goes_on()
+
+        return obstacle(view["state"], action, holds)
 
     def lines(self, trial: int | None, *, process: bool, follow: bool) -> Iterator[LogLine]:
         """What its trials (or one, or its process) printed, and why some failed; to `follow` is to wait for more.

@@ -110,4 +110,6 @@ def _told(look: Callable[[], View]) -> View:
 
 
 def _is_over(view: View) -> bool:
-    return view["state"] not in ("queued", "starting", "running")
+    from rubberband.states import ACTIVE
+
+    return view["state"] not in ACTIVE

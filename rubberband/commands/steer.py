@@ -27,9 +27,9 @@ def cancel(name: Name, server: ServerOption = None) -> None:
         return
     with client:
         found = client.cancel(name)
-    from rubberband.client.words import OVER
+    from rubberband.states import ACTIVE
 
-    told = "it is over" if found["state"] in OVER else "asked to end"
+    told = "asked to end" if found["state"] in ACTIVE else "it is over"
     print(f"{name}: {found['state']}; {told}", file=sys.stderr)
 
 

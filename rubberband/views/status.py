@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rubberband.states import EXPLAINED
 from rubberband.views.tables import Table
 from rubberband.views.words import counted, duration, number, printable, usd, usd_decimals
 
@@ -24,7 +25,6 @@ STATES = {
     "refused": "never began",
     "unreadable": "its journal cannot be read",
 }
-_CAUSE_FIRST = ("starting", "interrupted", "failed", "budget", "refused")
 _HEADED_FOR_ITS_END = ("starting", "running", "interrupted", "done")
 EXIT_CODES = {"done": 0, "cancelled": 130}
 """State -> that of the command that waited for it; 4 if it is done after its deadline, 1 for all else."""
@@ -44,7 +44,7 @@ def headline(view: Mapping[str, Any]) -> str:
     if state == "running" and summary["stages"]:
         told = f"runs, stage {summary['stage']} ({summary['stage'] + 1} of {summary['stages']})"
     reason = printable(view.get("reason") or "")
-    if state in _CAUSE_FIRST and reason:
+    if state in EXPLAINED and reason:
         return f"{view['name']}: {state}: {reason}" + (f"; {_EXTEND}" if state == "budget" else "")
     return f"{view['name']}: {told}" + (f" ({reason})" if reason and reason not in told else "")
 

@@ -23,12 +23,13 @@ from rubberband.api.runs import Runs
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import ACTIVE, ExperimentState, StoredPlan, Submission
+from rubberband.api.store.records import StoredPlan, Submission
 from rubberband.api.store.sql import open_store
 from rubberband.executor.extending import Extension, Outlook
 from rubberband.executor.result import Result, summarise
 from rubberband.experiment import Experiment
 from rubberband.plan import Plan, StagePlan
+from rubberband.states import ACTIVE, Action, ExperimentState, possible
 from tests.builders.jobs import JOB
 from tests.builders.service_client import Client, served
 from tests.builders.virtual_runs import run_virtual
@@ -79,6 +80,9 @@ class FakeRuns:
             raise Problem(CONFLICT, f"experiment {name!r} is at work; there is nothing to resume")
         self.store.change(name, at=time.time(), state=ExperimentState.QUEUED)
         return self._known(name)
+
+    def possible(self, row: Submission) -> frozenset[Action]:
+        return possible(row.state, lambda fact: True)
 
     @property
     def extensions(self) -> FakeRuns:

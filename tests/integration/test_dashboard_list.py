@@ -19,8 +19,9 @@ from rubberband.api.runs import Runs
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import ExperimentState, Submission, Summary
+from rubberband.api.store.records import Submission, Summary
 from rubberband.api.store.sql import open_store
+from rubberband.states import ExperimentState
 from tests.builders.browser import chromium, served, visiting
 from tests.builders.fake_runs import FakeRuns
 

@@ -17,10 +17,10 @@ from rubberband.api.rest_planning import RestQuestion
 from rubberband.api.runs import Runs
 from rubberband.api.service import Service
 from rubberband.api.settings import Limits, Settings
-from rubberband.api.store.records import ExperimentState
 from rubberband.executor import extending
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.inbox import Inbox
+from rubberband.states import ExperimentState
 from rubberband.tuning import run_experiment
 from tests.builders.plan_services import served as planning
 from tests.builders.service_client import Client, served

@@ -152,6 +152,6 @@ def test_without_a_service_the_commands_are_about_this_machine(
     assert "here" in command("ps", "--server", "local").stdout
     monkeypatch.delenv("RUBBERBAND_SERVER")
     assert "here: done" in command("status", "here").stdout
-    assert "does not run: it is done" in command("cancel", "here").output
+    assert "here is done: it is over" in command("cancel", "here").output
     gone = command("ps", "--server", "http://127.0.0.1:9")
     assert "does not answer" in str(gone.exception)

@@ -17,11 +17,11 @@ from rubberband.api.dashboard.experiment_words import sentence
 from rubberband.api.dashboard.listing import row as listed
 from rubberband.api.problems import Problem
 from rubberband.api.runs import Runs
-from rubberband.api.store.records import ExperimentState
 from rubberband.api.store.sql import open_store
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.hosting import holding, is_hosted, read_ending, read_mark
 from rubberband.experiment import Experiment
+from rubberband.states import ExperimentState
 from tests.builders.service_runs import DONE, House, experiment, extend, extension, until
 
 SLOW = (sys.executable, "-P", str(Path(__file__).parent / "slow_hosted.py"))

@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy as sql
 
 from rubberband.api.settings import Settings
-from rubberband.api.store.records import Entry, ExperimentState, Submission
+from rubberband.api.store.records import Entry, Submission
 from rubberband.api.store.schema import NUMBERS
 from rubberband.api.store.sql import SqlStore, open_store
 from rubberband.errors import InputError, JournalError
@@ -25,6 +25,7 @@ from rubberband.executor.codec import encode_event
 from rubberband.executor.events import Event
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.journal import Journal
+from rubberband.states import ExperimentState
 from tests.builders.databases import database
 from tests.builders.jobs import EVENTS, JOB
 from tests.builders.service_runs import until

@@ -10,8 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rubberband.api.measures import MAX_ENDED
-from rubberband.api.store.records import ExperimentState, Summary
+from rubberband.api.store.records import Summary
 from rubberband.errors import JournalError
+from rubberband.states import ExperimentState
 from tests.builders.fake_runs import FakeService, fake_service, virtual_result
 
 

@@ -17,7 +17,6 @@ from rubberband.api.plans import Plans
 from rubberband.api.runs import Runs
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
-from rubberband.api.store.records import ExperimentState
 from rubberband.api.store.sql import open_store
 from rubberband.cli import app
 from rubberband.errors import DamagedJournalError
@@ -26,6 +25,7 @@ from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.journal import Journal, _events
 from rubberband.executor.reading import read
 from rubberband.executor.salvage import salvage
+from rubberband.states import ExperimentState
 from rubberband.tuning import run_experiment
 from tests.builders.service_client import served
 from tests.builders.service_runs import DONE, count_of, experiment, until

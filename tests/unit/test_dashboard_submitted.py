@@ -9,8 +9,9 @@ import pytest
 from rubberband.api.dashboard.again import file_of
 from rubberband.api.dashboard.submitted import facts
 from rubberband.api.experiment_body import read_experiment
-from rubberband.api.store.records import ExperimentState, Submission
+from rubberband.api.store.records import Submission
 from rubberband.experiment import Experiment
+from rubberband.states import ExperimentState
 from tests.builders.journalled_runs import words
 
 AT = 1_800_000_000.0

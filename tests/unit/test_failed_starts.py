@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from rubberband.api.dashboard.experiment_words import sentence
 from rubberband.api.dashboard.listing import row
-from rubberband.api.store.records import ExperimentState, Submission, Summary
+from rubberband.api.store.records import Submission, Summary
 from rubberband.api.summaries import outcome_of
 from rubberband.cli import app
 from rubberband.cloud.virtual import Fate
@@ -30,6 +30,7 @@ from rubberband.executor.events import (
 )
 from rubberband.executor.result import Result, summarise
 from rubberband.executor.virtual import Faults
+from rubberband.states import ExperimentState
 from rubberband.views.report_html import render_html
 from rubberband.views.report_text import render
 from rubberband.views.status import headline

@@ -11,11 +11,11 @@ import pytest
 
 from rubberband.api.problems import Problem
 from rubberband.api.settings import Limits, Settings
-from rubberband.api.store.records import ExperimentState
 from rubberband.errors import JournalError
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.hosting import read_order
 from rubberband.executor.inbox import Inbox
+from rubberband.states import ExperimentState
 from tests.builders.service_runs import DONE, House, count_of, experiment, extend, extension, template, until
 
 QUEUED, STARTING, RUNNING = ExperimentState.QUEUED, ExperimentState.STARTING, ExperimentState.RUNNING

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 from rubberband.api.problems import Problem
 from rubberband.api.processes import Processes
 from rubberband.api.settings import Limits, Settings
-from rubberband.api.store.records import ExperimentState
 from rubberband.cli import app
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.hosting import Order
 from rubberband.executor.inbox import DriverRequest, Inbox
 from rubberband.experiment import Experiment
+from rubberband.states import ExperimentState
 from rubberband.tuning import run_experiment
 from tests.builders.service_runs import DONE, House, count_of, cut_off, experiment, extend, template
 

@@ -12,10 +12,10 @@ import pytest
 from rubberband.api import watching
 from rubberband.api.problems import Problem
 from rubberband.api.settings import Limits, Settings
-from rubberband.api.store.records import ExperimentState
 from rubberband.api.taking_in import Stamp, stamp_of
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.inbox import DriverRequest, Inbox
+from rubberband.states import ExperimentState
 from tests.builders.service_runs import DONE, House, count_of, cut_off, experiment, template, until
 
 QUEUED, RUNNING, INTERRUPTED = ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.INTERRUPTED

@@ -6,9 +6,9 @@ import pytest
 
 from rubberband.api.problems import Problem
 from rubberband.api.settings import Limits, Settings
-from rubberband.api.store.records import ExperimentState
 from rubberband.executor.folder import ExperimentFolder
 from rubberband.executor.inbox import Inbox
+from rubberband.states import ExperimentState
 from tests.builders.service_runs import DONE, House, cut_off, experiment, extend, template
 
 QUEUED, RUNNING, INTERRUPTED = ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.INTERRUPTED

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from rubberband.api.store.records import ExperimentState, Submission
+from rubberband.api.store.records import Submission
 from rubberband.api.summaries import Sight, Standing, standing
 from rubberband.executor.hosting import Ending, Mark
+from rubberband.states import ExperimentState
 
 QUEUED, STARTING, RUNNING = ExperimentState.QUEUED, ExperimentState.STARTING, ExperimentState.RUNNING
 INTERRUPTED, REFUSED, CANCELLED = ExperimentState.INTERRUPTED, ExperimentState.REFUSED, ExperimentState.CANCELLED

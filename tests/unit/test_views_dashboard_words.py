@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from rubberband.api.dashboard.experiment_trials import PAGE_SIZE, Asked, TrialPage, trial_page
-from rubberband.api.dashboard.experiment_words import actions, badge, cards, happenings, sentence, stage_rows
-from rubberband.api.store.records import ExperimentState, Submission, Summary
+from rubberband.api.dashboard.experiment_words import badge, cards, happenings, sentence, stage_rows
+from rubberband.api.store.records import Submission, Summary
 from rubberband.executor.result import ExtensionResult, Result
+from rubberband.states import ExperimentState
 from rubberband.views.words import duration
 from tests.builders.adaptive_runs import adaptive_result
 from tests.builders.results import EVERY_RESULT, a_job, a_result, cut_short
@@ -60,25 +61,10 @@ def test_without_limits_none_are_told() -> None:
 
 @pytest.mark.parametrize("state", list(ExperimentState))
 @pytest.mark.parametrize("begun", [True, False])
-def test_every_state_has_words_and_actions_that_fit(state: ExperimentState, begun: bool) -> None:
+def test_every_state_has_words(state: ExperimentState, begun: bool) -> None:
     known = submission(state, reason="why it is so", started_at=1000.0 if begun else None)
     result = a_result() if begun else None
     assert sentence(known, result)
-    allowed = actions(known, None)
-    assert ("cancel" in allowed) == (state.value in ("queued", "starting", "running"))
-    assert ("resume" in allowed) == (state.value in ("interrupted", "cancelled", "budget"))
-
-
-def test_what_failed_is_resumed_and_extended_where_that_was_no_trials_fault() -> None:
-    known = submission(ExperimentState.FAILED, deadline_s=300.0)
-    assert actions(known, dataclasses.replace(a_result(), resumable=True)) == {"resume", "extend"}
-    assert actions(known, dataclasses.replace(a_result(), resumable=False)) == set()
-
-
-def test_what_has_no_limits_is_not_extended() -> None:
-    assert "extend" not in actions(submission(), None)
-    assert "extend" in actions(submission(deadline_s=300.0), None)
-    assert "extend" in actions(submission(max_cost_usd=3.0), None)
 
 
 def test_a_reason_is_told_once() -> None:

@@ -1,0 +1,137 @@
+"""States of an experiment, and the table of what may be done with it in each.
+
+The service, its page, the client and the commands all read this table. It decides by the state and a few facts; what
+the operator allows (providers, code, amounts) is decided elsewhere. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Literal, NamedTuple, get_args
+
+
+class ExperimentState(StrEnum):
+    """Where an experiment stands, as users see it."""
+
+    QUEUED = "queued"
+    """Accepted; it waits until fewer run than may."""
+    STARTING = "starting"
+    """Its process measures a profile, plans, or waits for its checkpoint store."""
+    RUNNING = "running"
+    INTERRUPTED = "interrupted"
+    """Its process is gone and it is not over: resume it."""
+    DONE = "done"
+    CANCELLED = "cancelled"
+    BUDGET = "budget"
+    """max_cost ended it; extend and resume it."""
+    FAILED = "failed"
+    REFUSED = "refused"
+    """It never began: no plan met the constraints, or something was amiss; nothing was spent but for profiling."""
+    UNREADABLE = "unreadable"
+    """Its journal cannot be read."""
+
+
+State = Literal[
+    "queued",
+    "starting",
+    "running",
+    "interrupted",
+    "done",
+    "cancelled",
+    "budget",
+    "failed",
+    "refused",
+    "unreadable",
+]
+"""The same states as they are written in JSON. `budget`: max_cost ended it; `refused`: it never began."""
+
+AT_WORK = frozenset({ExperimentState.STARTING, ExperimentState.RUNNING})
+"""A process is at work on it."""
+ACTIVE = AT_WORK | {ExperimentState.QUEUED}
+"""It changes by itself; any other state changes only by a resume, at the service or by hand."""
+OVER = frozenset(ExperimentState) - ACTIVE - {ExperimentState.INTERRUPTED, ExperimentState.UNREADABLE}
+"""It has ended: no process is at work and none is expected."""
+
+EXPLAINED = frozenset(
+    {
+        ExperimentState.STARTING,
+        ExperimentState.INTERRUPTED,
+        ExperimentState.BUDGET,
+        ExperimentState.FAILED,
+        ExperimentState.REFUSED,
+        ExperimentState.UNREADABLE,
+    }
+)
+"""Where its reason says more than the state."""
+
+Action = Literal["cancel", "resume", "extend"]
+Fact = Literal["here", "measured", "begun", "limited", "open"]
+"""What a state does not tell.
+
+here: it did not begin in another home. measured: no profile was lost that would be paid for again. begun: its journal
+has begun, or it waits with a profile, so that the rest can be planned. limited: it has a deadline or a max_cost. open:
+a resume goes on with it, limits granted since included.
+"""
+
+
+class Condition(NamedTuple):
+    """What must hold for an action, and what to do instead where it does not."""
+
+    fact: Fact | None
+    """None: it never holds."""
+    remedy: str
+
+
+def _never(remedy: str) -> tuple[Condition]:
+    return (Condition(None, remedy),)
+
+
+_OVER = _never("it is over; submit it under another name to run it again")
+_REFUSED = _never("it never began; submit it again under another name")
+_UNREADABLE = _never("its journal cannot be read")
+_UNDER_WAY = _never("it is under way")
+_HERE = Condition("here", "it was begun in another home; resume it where it is")
+_MEASURED = Condition("measured", "it ended while its profile was measured; submit it again")
+_BEGUN = Condition("begun", "it has not begun, so that its rest cannot be planned; ask again once it runs")
+_LIMITED = Condition("limited", "it has neither a deadline nor a max_cost; there is nothing to extend")
+_RAISED = Condition("open", "raise max_cost first (extend), then resume it")
+_BLAMELESS = Condition("open", "its trials failed by their own code; correct that, and submit it under another name")
+
+_CONDITIONS: Mapping[ExperimentState, Mapping[Action, tuple[Condition, ...]]] = {
+    ExperimentState.QUEUED: {
+        "cancel": (),
+        "resume": _never("it starts automatically as soon as fewer run than may"),
+        "extend": (_BEGUN, _LIMITED),
+    },
+    ExperimentState.STARTING: {"cancel": (), "resume": _UNDER_WAY, "extend": (_BEGUN, _LIMITED)},
+    ExperimentState.RUNNING: {"cancel": (), "resume": _UNDER_WAY, "extend": (_BEGUN, _LIMITED)},
+    ExperimentState.INTERRUPTED: {
+        "cancel": _never("nothing of it runs; resume it and cancel it then, to have what is left ended at once"),
+        "resume": (_HERE, _MEASURED),
+        "extend": (_BEGUN, _LIMITED),
+    },
+    ExperimentState.DONE: {"cancel": _OVER, "resume": _OVER, "extend": _OVER},
+    # To cancel it again is answered as before (the same request may arrive twice), and is not offered.
+    ExperimentState.CANCELLED: {"cancel": _OVER, "resume": (_HERE, _MEASURED), "extend": (_BEGUN, _LIMITED)},
+    ExperimentState.BUDGET: {"cancel": _OVER, "resume": (_HERE, _RAISED), "extend": (_LIMITED,)},
+    ExperimentState.FAILED: {"cancel": _OVER, "resume": (_HERE, _BLAMELESS), "extend": (_BLAMELESS, _LIMITED)},
+    ExperimentState.REFUSED: {"cancel": _REFUSED, "resume": _REFUSED, "extend": _REFUSED},
+    ExperimentState.UNREADABLE: {"cancel": _UNREADABLE, "resume": _UNREADABLE, "extend": _UNREADABLE},
+}
+
+
+def obstacle(state: ExperimentState, action: Action, holds: Callable[[Fact], bool]) -> str:
+    """Return why the action is not possible and what to do instead; empty where it is possible.
+
+    `holds` is asked for a fact only where the answer depends on it.
+    """
+    for fact, remedy in _CONDITIONS[state][action]:
+        if fact is None or not holds(fact):
+            return remedy
+    return ""
+
+
+def possible(state: ExperimentState, holds: Callable[[Fact], bool]) -> frozenset[Action]:
+    """Return the actions that are possible now."""
+    return frozenset(action for action in get_args(Action) if not obstacle(state, action, holds))
