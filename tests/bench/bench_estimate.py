@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-RUN = "import sys, pathlib, tests.journalled_runs as runs; runs.recorded().put(pathlib.Path(sys.argv[1]))"
+RUN = "import sys, pathlib, tests.builders.journalled_runs as runs; runs.recorded().put(pathlib.Path(sys.argv[1]))"
 BASE = "import numpy, yaml, pydantic, typer"
 COMMANDS = (
     "--help",

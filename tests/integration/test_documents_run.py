@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.server_process import ServerProcess, serving
 from tests.documents import PAGES, ROOT, Block, Reader, blocks, commands
-from tests.server_process import ServerProcess, serving
 
 PLACES = {
     place: [page for page in PAGES if any(b.place == place for b in blocks(page))] for place in ("service", "ray")
