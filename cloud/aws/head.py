@@ -178,14 +178,18 @@ def launch_in_some_zone(
     profile: str,
     sleep: Callable[[float], None],
     role: Role = "head",
+    *,
+    before: Callable[[str], object] = lambda zone: None,
 ) -> str:
-    """Launch one instance, in the first zone that has it, once for the same request: its id.
+    """Launch one instance, in the first zone that has it, once for the same request in a zone: its id.
 
+    `before` is called with a zone before that is asked.
     Raises InputError for what does not fit, ProviderError where no zone has one.
     """
     key = {"head": "head_profile"}.get(role, "worker_profile")
     refusals = []
     for zone, subnet in subnets.items():
+        before(zone)
         try:
             return _with_a_token(session, {**request, "SubnetId": subnet}, sleep)
         except ClientError as error:

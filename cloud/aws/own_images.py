@@ -1,8 +1,8 @@
 """Images of one's own: the driver's exact environment, installed once, so that instances need not install it again.
 
 An image is found by a key: a digest of all that its environment follows from. EC2 has no client token for images, but a
-name is taken once, so the name has the key. Nothing is remembered here: a build that was cut off goes on from what EC2
-shows, and its builder ends itself, by its lease or when CreateImage has rebooted it.
+name is taken once, so the name has the key. A build that was cut off goes on from what EC2 shows, and from the zone in
+which it last asked for a builder; that ends itself, by its lease or when CreateImage has rebooted it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from botocore.exceptions import ClientError
 
 from rubberband.cloud.aws import wheel
 from rubberband.cloud.aws.bucket import is_bucket, place_in, put
-from rubberband.cloud.aws.calls import OWNER_TAG, ROLE_TAG, Choice, by_tags, launch_request, tags_of
+from rubberband.cloud.aws.calls import OWNER_TAG, ROLE_TAG, Choice, by_tags, launch_request, tags_in, tags_of
 from rubberband.cloud.aws.console import last_words, output
 from rubberband.cloud.aws.errors import FAILURES, code_of, verdict
 from rubberband.cloud.aws.fleet import VISIBILITY_S
@@ -49,12 +49,13 @@ _LOOKS = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnImage:
-    """An image of the owner's."""
+    """An image of the owner's, or a snapshot that is left of one."""
 
     image_id: str
+    """Or the snapshot's."""
     key: str
     state: str
-    """`pending`, `available`, `failed`, …"""
+    """`pending`, `available`, `failed`, …; `deleted`: only a snapshot is left."""
     created: str
     """As EC2 has it, such as 2026-11-22T19:00:00.000Z."""
     description: str
@@ -100,11 +101,37 @@ def own_images(session: Session, owner: str, key: str | None = None) -> list[Own
     return sorted(map(_own, shown), key=lambda image: (image.created, image.image_id), reverse=True)
 
 
+def listed_images(session: Session, owner: str) -> list[OwnImage]:
+    """All that is billed every month: the owner's images, and what deletions that were cut off left of others.
+
+    Raises botocore's errors.
+    """
+    found = own_images(session, owner)
+    snapshots = _snapshots(session, by_tags(owner=owner, role="image"))
+    return [*found, *(one for one in map(_rest, snapshots) if one.key not in {image.key for image in found})]
+
+
+def _snapshots(session: Session, tags: list[Any]) -> list[Any]:
+    return list(pages(session.client("ec2").describe_snapshots, "Snapshots", OwnerIds=["self"], Filters=tags))
+
+
+def _rest(snapshot: Any) -> OwnImage:
+    return OwnImage(
+        image_id=snapshot["SnapshotId"],
+        key=tags_in(snapshot).get(IMAGE_TAG, ""),
+        state="deleted",
+        created=snapshot["StartTime"].isoformat(),
+        description=snapshot.get("Description", ""),
+        volume_gb=int(snapshot["VolumeSize"]),
+        snapshots=(snapshot["SnapshotId"],),
+    )
+
+
 def _own(shown: Any) -> OwnImage:
     disks = [disk["Ebs"] for disk in shown.get("BlockDeviceMappings", ()) if "Ebs" in disk]
     return OwnImage(
         image_id=shown["ImageId"],
-        key=next((tag["Value"] for tag in shown.get("Tags", ()) if tag["Key"] == IMAGE_TAG), ""),
+        key=tags_in(shown).get(IMAGE_TAG, ""),
         state=shown.get("State", "available"),
         created=shown.get("CreationDate", ""),
         description=shown.get("Description", ""),
@@ -132,8 +159,7 @@ def delete_image(session: Session, owner: str, key: str) -> tuple[str, ...]:
     for image in own_images(session, owner, key):
         _unless_gone("InvalidAMIID", ec2.deregister_image, ImageId=image.image_id)
         deleted.append(image.image_id)
-    left = pages(ec2.describe_snapshots, "Snapshots", OwnerIds=["self"], Filters=by_tags(owner=owner, image=key))
-    for snapshot in [one["SnapshotId"] for one in left]:
+    for snapshot in [one["SnapshotId"] for one in _snapshots(session, by_tags(owner=owner, image=key))]:
         _unless_gone("InvalidSnapshot.NotFound", ec2.delete_snapshot, SnapshotId=snapshot)
         deleted.append(snapshot)
     return tuple(deleted)
@@ -164,7 +190,7 @@ class Build:
             )
         self._session, self._machines, self._type = session, machines, instance_type
         self._key, self._checkpoints, self._now = key, checkpoints, now
-        self._marker = f"images/{key}"
+        self._marker, self._zone = f"images/{key}", f"images/{key}.zone"
 
     def run(self) -> OwnImage:
         """The image, available. Raises InputError, ProviderError; botocore's errors."""
@@ -225,16 +251,23 @@ class Build:
         request = launch_request(self._machines, choice, token="", tags=self._tags(), user_data=user_data)
         for name in ("ClientToken", "SubnetId"):
             del request[name]
-        subnets, profile = self._machines.subnets, self._machines.instance_profile
-        return launch_in_some_zone(self._session, request, subnets, profile, self._now.sleep, "builder")
+        # A token buys once in its zone: after a cut-off, the zone that was asked last is asked first.
+        asked = self._read(self._zone)
+        subnets = dict(sorted(self._machines.subnets.items(), key=lambda each: each[0] != asked))
+        profile = self._machines.instance_profile
+        return launch_in_some_zone(
+            self._session, request, subnets, profile, self._now.sleep, "builder", before=self._note_zone
+        )
+
+    def _note_zone(self, zone: str) -> None:
+        put(self._session, self._checkpoints, self._zone, zone.encode())
 
     def _until_installed(self, builder: str) -> None:
         before, seen = self._now.clock() + LEASE_S + BOOT_S, False
         shown_by = self._now.clock() + VISIBILITY_S
-        bucket, key = place_in(self._checkpoints, self._marker)
         while self._now.clock() < before:
             with _next_look_instead():
-                if self._marked(bucket, key) == builder or self._image() is not None:
+                if self._read(self._marker) == builder or self._image() is not None:
                     return
                 lives = any(one["InstanceId"] == builder for one in self._builders())
                 if not lives and (seen or self._now.clock() > shown_by):
@@ -248,8 +281,9 @@ class Build:
             f"see `aws ec2 get-console-output --instance-id {builder} --region {self._session.region}`; build again"
         )
 
-    def _marked(self, bucket: str, key: str) -> str:
-        """The builder that says so; empty while none does."""
+    def _read(self, name: str) -> str:
+        """What was written in the bucket under this name; empty where nothing was."""
+        bucket, key = place_in(self._checkpoints, name)
         try:
             found: bytes = self._session.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
         except ClientError as error:

@@ -96,13 +96,13 @@ _USUAL_S = 600.0
 
 @image.command(name="list")
 def list_images(file: ChosenFile = None, region: RegionOption = None, owner: OwnerOption = None) -> None:
-    """List the images, and what they cost."""
+    """List the images, and what they cost; also what a deletion that was cut off left, which `delete` deletes."""
     session, chosen_owner = _opened(file, region, owner)
-    from rubberband.cloud.aws.own_images import own_images
+    from rubberband.cloud.aws.own_images import listed_images
     from rubberband.cloud.aws.resolving import in_one_line
 
     with in_one_line():
-        found = own_images(session, chosen_owner)
+        found = listed_images(session, chosen_owner)
     if not found:
         print(f"owner {chosen_owner} has no images in {session.region}")
     for one in found:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from rubberband.cloud.aws_fake import FakeCall, Fault
 from rubberband.cloud.side_costs import side_costs
@@ -21,6 +21,7 @@ from tests.property.crash_world import BOOT_LEASE_S, LEASE_S, TYPE
 
 Then = Literal["resume", "sweep", "down", "nobody"]
 Cap = Literal["roomy", "tight"]
+P = TypeVar("P")
 Hook = Callable[[FakeCall], Fault | None]
 
 WEATHERS: dict[str, Hook] = {
@@ -43,9 +44,17 @@ MARKETS: dict[str, tuple[Market, Market]] = {
     "on_demand": ("on_demand", "on_demand"),
     "spot": ("spot", "spot"),
     "mixed": ("spot", "on_demand"),
+    "hours": ("spot", "spot"),
 }
+"""The last one's job takes an hour and a half, so that the price of an instance changes while it runs."""
+ITERATION_S = {"hours": 1900.0}
+LOOKS_APART = 100
+"""Of a longer run, only one look in so many is a point, others with another seed."""
+SWING = 1.5
+"""Prices are between a tenth of the usual and the price on demand."""
 STAGES = (Stage(trials=3, iterations=1), Stage(trials=1, iterations=2))
 CAP_USD: dict[Cap, float] = {"roomy": 3.0, "tight": 0.15}
+CAP_OF_HOURS_USD: dict[Cap, float] = {"roomy": 9.0, "tight": 1.5}
 BOOT_S: dict[Cap, float] = {"roomy": 0.0, "tight": 45.0}
 """Where the cap is tight, machines take a while to boot: that is billed, and the lease is armed only afterwards."""
 
@@ -86,37 +95,36 @@ class Point:
     """Whether EC2 takes a spot instance away before the next one comes."""
     hung: bool
     """Whether the guests of all instances stop when the driver dies for good."""
+    cancelled: int
+    """The user cancels the run so many calls before the death, which finds it giving all back; -1: does not."""
+    prices: int
+    """The seed of the spot market."""
 
     def __str__(self) -> str:
-        return ",".join(f"{one.name}={getattr(self, one.name)}" for one in fields(self))
+        return words_of(self)
 
 
-def parse(text: str) -> Point:
-    """The point that `str` made this of."""
+def words_of(point: Any) -> str:
+    """What `parse` makes this point of."""
+    return ",".join(f"{one.name}={getattr(point, one.name)}" for one in fields(point))
+
+
+def parse(text: str, kind: type[P]) -> P:
+    """The point that `words_of` made this of."""
     words = dict(part.split("=", 1) for part in text.split(","))
-    kinds: dict[str, Callable[[str], Any]] = {
-        "kill_at": int,
-        "after": lambda word: word == "True",
-        "together": lambda word: word == "True",
-        "taken": lambda word: word == "True",
-        "one_zone": lambda word: word == "True",
-        "hung": lambda word: word == "True",
-        "offset": int,
-        "lasts": int,
-        "hidden_s": float,
-        "gap_s": float,
-        "again": int,
-    }
-    return Point(**{name: kinds.get(name, str)(word) for name, word in words.items()})
+    types = {"int": int, "float": float, "bool": lambda word: word == "True"}
+    return kind(**{one.name: types.get(str(one.type), str)(words[one.name]) for one in fields(kind)})
 
 
-def points_of(markets: str, calls: Mapping[str, int], seed: int) -> Iterator[Point]:
+def points_of(markets: str, calls: Mapping[str, Sequence[str]], seed: int) -> Iterator[Point]:
     """Every call x before or after x weather x visibility x what comes then; the rest is drawn for each.
 
-    `calls`: cap -> how many calls a run makes under it.
+    `calls`: cap -> what a run asks for under it.
     """
     source = Random(f"{seed} {markets}")
-    every = itertools.product(range(max(calls.values())), (False, True), WEATHERS, HIDDEN_S, AFTERWARDS)
+    longest = max(calls.values(), key=len)
+    at = range(len(longest)) if markets not in ITERATION_S else _some(longest, seed)
+    every = itertools.product(at, (False, True), WEATHERS, HIDDEN_S, AFTERWARDS)
     for kill_at, after, weather, hidden_s, then in every:
         yield Point(
             markets=markets,
@@ -129,13 +137,23 @@ def points_of(markets: str, calls: Mapping[str, int], seed: int) -> Iterator[Poi
             then=then,
             gap_s=source.choice(GAPS_S),
             head=source.choice(["stays", "dies"]),
-            cap=source.choice(["roomy", "roomy", "tight"]) if kill_at < calls["roomy"] else "tight",
+            cap=source.choice(["roomy", "roomy", "tight"]) if kill_at < len(calls["roomy"]) else "tight",
             again=source.choice([-1, -1, source.randrange(40)]),
             together=source.random() < 0.5,
             one_zone=source.random() < 0.25,
             taken=markets != "on_demand" and source.random() < 0.25,
             hung=then == "nobody" and source.random() < 0.5,
+            cancelled=source.choice([-1, -1, -1, source.randint(1, 6)]),
+            prices=source.randrange(1000),
         )
+
+
+def _some(calls: Sequence[str], seed: int) -> list[int]:
+    """Those from the purchase on, but not every look."""
+    bought_at = max(at for at, call in enumerate(calls) if call == "RunInstances")
+    return [
+        at for at in range(bought_at, len(calls)) if calls[at] != "DescribeInstances" or (at - seed) % LOOKS_APART == 0
+    ]
 
 
 def undisturbed(markets: str, cap: Cap) -> Point:
@@ -157,6 +175,8 @@ def undisturbed(markets: str, cap: Cap) -> Point:
         one_zone=False,
         taken=False,
         hung=False,
+        cancelled=-1,
+        prices=0,
     )
 
 
@@ -173,7 +193,7 @@ def job_of(markets: str, cap: Cap) -> Job:
         spot=Spot(price_usd_per_hour=0.42, interruptions_per_hour=0.1),
         side_costs=side_costs(Resources(), None, gpus=True, provision_delay_s=20.0),
     )
-    profile = Profile(seconds_per_iteration={1: 20.0}, trial_startup_s=2.0)
+    profile = Profile(seconds_per_iteration={1: ITERATION_S.get(markets, 20.0)}, trial_startup_s=2.0)
     chosen = [
         StagePlan(instances=instances, gpus_per_trial=1, market=market)
         for instances, market in zip((3, 1), MARKETS[markets], strict=True)
@@ -188,7 +208,7 @@ def job_of(markets: str, cap: Cap) -> Job:
         profile=profile,
         metric="score",
         mode="max",
-        max_cost_usd=CAP_USD[cap],
+        max_cost_usd=(CAP_OF_HOURS_USD if markets in ITERATION_S else CAP_USD)[cap],
         release_margin_s=30.0,
         replan=False,
         lease_s=LEASE_S,

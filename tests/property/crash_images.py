@@ -2,69 +2,129 @@
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Literal
 
+import pytest
+
+from rubberband.cloud.aws import resolving, wheel
+from rubberband.cloud.aws.fleet import VISIBILITY_S
 from rubberband.cloud.aws.images import type_facts
-from rubberband.cloud.aws.own_images import Build, OwnImage, Passing, image_key
+from rubberband.cloud.aws.own_images import (
+    BOOT_S,
+    LEASE_S,
+    Build,
+    OwnImage,
+    Passing,
+    delete_image,
+    image_key,
+    listed_images,
+)
 from rubberband.cloud.aws.resolving import in_one_line, resolve, what_to_install
-from rubberband.cloud.aws.user_data import boot_times
-from rubberband.cloud.aws_fake import FakeCall, Fault
+from rubberband.cloud.aws.user_data import Installation, boot_times
+from rubberband.cloud.aws_fake import FakeCall, Fault, images
 from rubberband.errors import RubberbandError
-from tests.builders.aws_account import Account
+from tests.builders.aws_account import START_AT, Account
+from tests.property.crash_cases import WEATHERS, parse, words_of
 from tests.property.crash_world import Killed
 
 TYPE = "g5.xlarge"
 INSTALLS_S = 40.0
 STEP_S = 5.0
-WEATHERS = {
-    "ok": None,
-    "throttled": Fault.throttled(),
-    "lost": Fault.timeout(took_effect=True),
-    "late": Fault.timeout(took_effect=False),
-}
+MOST_ATTEMPTS = 60
+Then = Literal["resume", "nobody", "delete"]
+AFTERWARDS: tuple[Then, ...] = ("resume", "nobody", "delete")
+HIDDEN_S = (0.0, 60.0, 290.0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImagePoint:
-    """One story: what happens at which call, counted from the first of the build."""
+    """One death of the driver of a build, the weather around it, and what comes afterwards."""
 
     kill_at: int
+    """Index of the call, from the first of the build."""
     after: bool = False
-    """Whether the call took effect."""
+    """Whether the call takes effect."""
     weather: str = "ok"
+    offset: int = 0
+    """The weather begins so many calls after the death, or before."""
+    lasts: int = 1
+    """Calls."""
     hidden_s: float = 0.0
     """Until EC2 shows what was launched."""
     gap_s: float = 0.0
     """From the death until the next driver."""
+    then: Then = "resume"
+    """Somebody builds again; comes never again; or deletes the image when it is built."""
+    again: int = -1
+    """The one that comes next is killed too, after so many calls; -1: it is not."""
+
+    def __str__(self) -> str:
+        return words_of(self)
+
+
+def image_points(seed: int = 0) -> Iterator[ImagePoint]:
+    """Every call of a build and a deletion x before or after x weather x visibility x what comes then."""
+    source = Random(f"{seed} images")
+    every = itertools.product(range(len(calls_of_a_build())), (False, True), WEATHERS, HIDDEN_S, AFTERWARDS)
+    for kill_at, after, weather, hidden_s, then in every:
+        yield ImagePoint(
+            kill_at=kill_at,
+            after=after,
+            weather=weather,
+            offset=source.choice([-1, -1, 1]),
+            lasts=source.choice([1, 1, 1, 3, 30]),
+            hidden_s=hidden_s,
+            gap_s=source.choice([0.0, 30.0, 900.0]),
+            then=then,
+            again=source.choice([-1, -1, source.randrange(40)]),
+        )
 
 
 class BuildWorld(Account):
     """An account, in which builders really install."""
 
     def __init__(self, folder: Path, point: ImagePoint) -> None:
-        super().__init__(reads=boot_times, visible_after_s=point.hidden_s)
-        self.folder, self.point, self.first = folder, point, 0
-        self.kills_left, self.met, self.dead = 1, 0, False
+        super().__init__(reads=boot_times, validates=False)
+        self.folder, self.point, self.first = folder, point, -1
+        self.kill_at, self.kills_after = point.kill_at, point.after
+        self.kills_left = (point.kill_at >= 0) + (point.again >= 0)
+        self.died_in: list[str] = []
+        self.dead = False
+        self.told: Callable[[str], None] = lambda line: None
         self.words = self.resources(aws={"install": "scikit-learn"})
         self.fake.fault = self._fault
 
     def _fault(self, call: FakeCall) -> Fault | None:
         if self.dead:  # no call of what is dead is made
             return Fault(error=Killed())
-        at = call.index - self.first
-        weather = WEATHERS[self.point.weather]
-        if not self.first or at != self.point.kill_at or call.service != "ec2":
+        if self.first < 0:
             return None
-        if weather is not None and not self.met:
-            self.met = 1
-            return weather
-        if weather is None and self.kills_left:
-            self.kills_left, self.dead = 0, True
-            return replace(Fault(), error=Killed(), took_effect=self.point.after)
-        return None
+        at, point = call.index - self.first, self.point
+        begins_at = point.kill_at + point.offset
+        met = WEATHERS[point.weather](call) if begins_at <= at < begins_at + point.lasts else None
+        if point.weather == "no-capacity" and call.params.get("ClientToken") in self.fake.world.launched_by_token:
+            met = None  # EC2 has what this token bought
+        fault = replace(met or Fault(), visible_after_s=point.hidden_s)
+        fault = replace(fault, stale_s=min(fault.stale_s, VISIBILITY_S - point.hidden_s))
+        if at == self.kill_at and self.kills_left:
+            self.kills_left, self.dead = self.kills_left - 1, True
+            self.kill_at, self.kills_after = at + 1 + point.again, not self.kills_after
+            self.died_in.append(call.operation)
+            takes_effect = not self.kills_after and (met is None or met.error is None or met.took_effect)
+            fault = replace(fault, error=Killed(), took_effect=takes_effect)
+        self.told(f"{self.now - START_AT:8.1f} {at:4} {call.service} {call.operation} {fault.error or ''}")
+        return fault
 
     def sleep(self, seconds: float) -> None:
         """Time passes; a builder that has run for a while says that it is done."""
@@ -92,57 +152,133 @@ class BuildWorld(Account):
             sleep=self.sleep,
             builds=True,
         )
-        self.first = self.first or len(self.fake.calls)
+        self.first = len(self.fake.calls) if self.first < 0 else self.first
         passing = Passing(clock=lambda: self.now, sleep=self.sleep, announce=lambda line: None)
         return Build(self.session, machines, TYPE, key, checkpoints, passing).run()
 
-    def own(self) -> list[str]:
-        """Ids of the images that were made."""
-        return [image.image_id for image in self.fake.world.images.values() if image.owner == "self"]
+    def delete(self) -> None:
+        """What the user does who needs it no more: delete whatever is listed."""
+        self.dead = False
+        for key in sorted({image.key for image in listed_images(self.session, self.words.aws.owner)}):
+            delete_image(self.session, self.words.aws.owner, key)
+
+    def own(self) -> list[images.Image]:
+        """The images that were made."""
+        return [image for image in self.fake.world.images.values() if image.owner == images.SELF]
+
+    def unlisted(self) -> Iterator[str]:
+        """What costs money every month, and `image list` does not show it."""
+        fault, self.fake.fault = self.fake.fault, None
+        listed = listed_images(self.session, self.words.aws.owner)
+        self.fake.fault = fault
+        known = {image.image_id for image in listed} | {one for image in listed for one in image.snapshots}
+        for one in {*(image.image_id for image in self.own()), *self.fake.world.snapshots} - known:
+            yield f"{one} is not listed"
 
 
-def tell(folder: Path, point: ImagePoint) -> Iterator[str]:
-    """What is wrong in the end; nothing if all is well."""
+@contextmanager
+def quick() -> Iterator[Path]:
+    """What is installed does not matter here, and to find it out takes a second; a folder for all stories."""
+    installed = Installation(python="3.11", requirements=("scikit-learn", "ray==2.9.0"))
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
+        patch.setenv("RUBBERBAND_HOME", f"{folder}/home")
+        for module in (resolving, sys.modules[__name__]):
+            patch.setattr(module, "what_to_install", lambda *_: installed)
+        patch.setattr(wheel, "needs", list)
+        patch.setattr(images, "PENDING_S", 30.0)
+        yield Path(folder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageOutcome:
+    """What came of a point."""
+
+    point: ImagePoint
+    ended: str
+    instances: int
+    """Builders."""
+    wrong: Sequence[str]
+    died_in: Sequence[str]
+
+
+def run_image_point(folder: Path, point: ImagePoint, told: Callable[[str], None] = lambda line: None) -> ImageOutcome:
+    """Tell a point's story and judge it. `folder`: as `quick` gives it."""
     world = BuildWorld(folder, point)
-    image: OwnImage | None = None
-    for _ in range(4):
+    world.told = told
+    wrong = []
+    ended = _attempts(world, world.build, wrong)
+    if ended == "done" and point.then == "delete":
+        ended = _attempts(world, world.delete, wrong).replace("done", "deleted")
+    world.sleep(3600.0)
+    wrong += judged(world, ended)
+    return ImageOutcome(
+        point=point, ended=ended, instances=len(world.fake.instances), wrong=wrong, died_in=world.died_in
+    )
+
+
+def _attempts(world: BuildWorld, attempt: Callable[[], object], wrong: list[str]) -> str:
+    for _ in range(MOST_ATTEMPTS):
         try:
             with in_one_line():
-                image = world.build()
+                attempt()
         except Killed:
-            world.sleep(point.gap_s)
-        except RubberbandError:
+            wrong += world.unlisted()
+            if world.point.then == "nobody":
+                return "left alone"
+            world.sleep(world.point.gap_s)
+        except RubberbandError as error:
+            world.told(f"told the user: {error}")
             world.sleep(60.0)
         else:
-            break
-    if image is None:
-        yield "no image in four attempts"
-    if len(world.own()) != 1 or len(world.fake.world.snapshots) != 1:
-        yield f"{len(world.own())} images, {len(world.fake.world.snapshots)} snapshots"
-    world.sleep(600.0)
-    if world.fake.living:
-        yield f"{len(world.fake.living)} builders live on"
-    builders = [one for one in world.fake.instances if one.tags.get("rubberband:role") == "builder"]
-    allowed = 1 if point.gap_s < INSTALLS_S else 2
-    if len(builders) > allowed:
-        yield f"{len(builders)} builders were launched"
+            return "done"
+    return "never done"
 
 
-def left_alone(folder: Path, point: ImagePoint) -> Iterator[str]:
-    """The same where nobody comes back: the builder ends itself, by its bound at the latest."""
-    world = BuildWorld(folder, point)
-    try:
-        world.build()
-    except Killed:
-        world.sleep(3600.0)
-    if world.fake.living:
-        yield "a builder lives on"
-    if any(line.billed_s > 3000.0 for line in world.fake.bill().lines):
+def judged(world: BuildWorld, ended: str) -> Iterator[str]:
+    """What is wrong in the end, an hour after the last driver; nothing if all is well."""
+    images_left, snapshots_left = len(world.own()), len(world.fake.world.snapshots)
+    if ended == "never done":
+        yield f"nothing came of {MOST_ATTEMPTS} attempts"
+    expected = {"done": (1, 1), "deleted": (0, 0)}.get(ended, (images_left, images_left))
+    if (images_left, snapshots_left) != expected or images_left > 1:
+        yield f"{images_left} images, {snapshots_left} snapshots"
+    yield from world.unlisted()
+    for builder in world.fake.living:
+        yield f"the builder {builder.instance_id} lives on"
+    if any(line.billed_s > BOOT_S + LEASE_S for line in world.fake.bill().lines):
         yield "a builder was billed for longer than its bound"
+    for one, other in itertools.pairwise(world.fake.instances):
+        if one.ended_at is None or other.launched_at < one.ended_at:
+            yield f"{other.instance_id} was bought while {one.instance_id} lived"
+        if any(image.created_at < other.launched_at for image in world.own()):
+            yield f"{other.instance_id} was bought though there was an image"
 
 
-def calls_of_a_build(folder: Path) -> int:
-    """How many there are, when nothing happens."""
-    world = BuildWorld(folder, ImagePoint(-1))
-    world.build()
-    return len(world.fake.calls) - world.first
+@lru_cache
+def calls_of_a_build() -> Sequence[str]:
+    """The calls of a build, and of deleting it, when nothing happens."""
+    with quick() as folder:
+        world = BuildWorld(folder, ImagePoint(kill_at=-1))
+        world.build()
+        world.delete()
+        return world.operations()[world.first :]
+
+
+def replay_command(point: ImagePoint) -> str:
+    """What replays a point."""
+    return f"python -m tests.property.crash_images --point '{point}'"
+
+
+def main() -> None:
+    """Tell the story of a point."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--point", required=True)
+    with quick() as folder:
+        outcome = run_image_point(folder, parse(parser.parse_args().point, ImagePoint), print)
+    print(f"{outcome.ended}: {outcome.instances} builders bought")
+    for what in outcome.wrong:
+        print(f"WRONG: {what}")
+
+
+if __name__ == "__main__":
+    main()

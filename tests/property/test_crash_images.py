@@ -2,54 +2,59 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from rubberband.cloud.aws import resolving, wheel
-from rubberband.cloud.aws.user_data import Installation
-from rubberband.cloud.aws_fake import images
-from tests.property import crash_images
-from tests.property.crash_images import WEATHERS, ImagePoint, calls_of_a_build, left_alone, tell
+from rubberband.cloud.aws import own_images
+from tests.property.crash_cases import WEATHERS, parse
+from tests.property.crash_images import (
+    ImagePoint,
+    calls_of_a_build,
+    image_points,
+    quick,
+    replay_command,
+    run_image_point,
+)
 
-
-@pytest.fixture(autouse=True)
-def _home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
-    # What is installed does not matter here, and to find it out takes a second.
-    installed = Installation(python="3.11", requirements=("scikit-learn", "ray==2.9.0"))
-    for module in (resolving, crash_images):
-        monkeypatch.setattr(module, "what_to_install", lambda *_: installed)
-    monkeypatch.setattr(wheel, "needs", list)
-    monkeypatch.setattr(images, "PENDING_S", 30.0)
+SOME = 250
 
 
 @pytest.fixture
-def calls(tmp_path: Path) -> int:
-    return calls_of_a_build(tmp_path)
+def folder() -> Iterator[Path]:
+    logging.disable(logging.ERROR)
+    with quick() as here:
+        yield here
+    logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("hidden_s", [0.0, 60.0])
-def test_killed_at_every_call(tmp_path: Path, calls: int, after: bool, hidden_s: float) -> None:
-    points = [
-        ImagePoint(at, after=after, hidden_s=hidden_s, gap_s=gap_s) for at in range(calls) for gap_s in (0.0, 900.0)
-    ]
-    found = {point: wrong for point in points if (wrong := list(tell(tmp_path, point)))}
-    assert not found
+def failures(folder: Path, points: list[ImagePoint]) -> list[str]:
+    """One line for each point that ends as it must not, with the command that replays it."""
+    found = [run_image_point(folder, point) for point in points]
+    return [f"{replay_command(one.point)}  # {'; '.join(one.wrong)}" for one in found if one.wrong]
 
 
-@pytest.mark.parametrize("weather", [name for name in WEATHERS if name != "ok"])
-def test_bad_weather_at_every_call(tmp_path: Path, calls: int, weather: str) -> None:
-    found = {at: wrong for at in range(calls) if (wrong := list(tell(tmp_path, ImagePoint(at, weather=weather))))}
-    assert not found
+def test_at_some_points(folder: Path) -> None:
+    every = list(image_points())
+    assert {point.weather for point in every} == set(WEATHERS)
+    assert all(parse(str(point), ImagePoint) == point for point in every[::100])
+    found = failures(folder, Random(0).sample(every, SOME))
+    assert not found, "\n".join(found)
 
 
-def test_a_builder_that_nobody_comes_back_for_ends_itself(tmp_path: Path, calls: int) -> None:
-    found = {
-        (at, after): wrong
-        for at in range(calls)
-        for after in (False, True)
-        if (wrong := list(left_alone(tmp_path, ImagePoint(at, after=after))))
-    }
-    assert not found
+def test_a_builder_that_was_bought_in_the_second_zone_is_not_bought_again_in_the_first(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its driver dies before it knows, and the first zone has capacity again before EC2 shows the builder."""
+    asked = calls_of_a_build().index("RunInstances")  # the second zone is written down, then asked
+    point = ImagePoint(kill_at=asked + 2, after=True, weather="no-capacity", offset=-2, hidden_s=290.0)
+    assert run_image_point(folder, point).died_in == ["RunInstances"]
+    assert failures(folder, [point]) == []
+    monkeypatch.setattr(own_images.Build, "_note_zone", lambda *_: None)
+    forgetful = replace(point, kill_at=asked, offset=-1)  # two notes less
+    assert run_image_point(folder, forgetful).died_in == ["RunInstances"]
+    assert "was bought while" in failures(folder, [forgetful])[0]

@@ -31,7 +31,7 @@ START = NodeStart(instances=("i-001",), head_address="10.0.0.1:1", gpus=1, lease
 def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> BuildWorld:
     monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
-    return BuildWorld(tmp_path, ImagePoint(-1))
+    return BuildWorld(tmp_path, ImagePoint(kill_at=-1))
 
 
 def user_data(world: BuildWorld) -> tuple[str, str]:
@@ -99,7 +99,7 @@ def test_an_image_is_deleted_with_its_snapshots_also_after_a_crash_between_the_t
 
 def test_an_image_that_is_being_made_is_not_booted(world: BuildWorld) -> None:
     world.build()
-    made = world.fake.world.images[world.own()[0]]
+    made = world.own()[0]
     world.fake.world.images[made.image_id] = replace(made, available_at=world.now + 60.0)
     installed = what_to_install(world.session, world.words.aws, world.words.checkpoints)
     facts = type_facts(world.session, TYPE)
@@ -167,6 +167,21 @@ def test_images_from_the_command_line(world: BuildWorld, monkeypatch: pytest.Mon
     assert "75 GB, up to 3.75 USD/month" in listed.output
     deleted = CliRunner().invoke(app, ["image", "delete", built.key, "--region", "us-east-1"])
     assert built.image_id in deleted.output
+    assert "has no images" in CliRunner().invoke(app, ["image", "list", "--region", "us-east-1"]).output
+
+
+def test_a_snapshot_that_a_deletion_left_is_listed_with_its_cost(
+    world: BuildWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = world.build()
+    (snapshot,) = built.snapshots
+    monkeypatch.setattr(extra, "open_aws", lambda region: world.session)
+    world.session.client("ec2").deregister_image(ImageId=built.image_id)
+    listed = CliRunner().invoke(app, ["image", "list", "--region", "us-east-1"])
+    assert f"{built.key}  {snapshot}  deleted" in listed.output
+    assert "75 GB, up to 3.75 USD/month" in listed.output
+    deleted = CliRunner().invoke(app, ["image", "delete", built.key, "--region", "us-east-1"])
+    assert f"deleted {snapshot}" in deleted.output
     assert "has no images" in CliRunner().invoke(app, ["image", "list", "--region", "us-east-1"]).output
 
 
