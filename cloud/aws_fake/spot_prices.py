@@ -7,6 +7,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from rubberband.cloud.aws_fake.machine_types import MachineType
 
@@ -36,8 +37,8 @@ class SpotMarket:
         if walk is not None:
             return walk[max(0, bisect_right(walk, at, key=lambda change: change[0]) - 1)][1]
         step = int((at - self._offset_s(machine, zone)) // self.step_s)
-        source = random.Random(f"{self.seed} {machine.name} {zone} {step}")
-        share = machine.spot_share * max(LOWEST, 1.0 + source.uniform(-self.swing, self.swing))
+        moved = _moved(f"{self.seed} {machine.name} {zone} {step}", self.swing)
+        share = machine.spot_share * max(LOWEST, 1.0 + moved)
         return round(machine.price_usd_per_hour * min(1.0, share), 6)
 
     def changes(self, machine: MachineType, zone: str, start: float, end: float) -> Iterator[float]:
@@ -68,7 +69,17 @@ class SpotMarket:
         return cost_usd
 
     def _offset_s(self, machine: MachineType, zone: str) -> float:
-        return random.Random(f"{self.seed} {machine.name} {zone}").randrange(math.ceil(self.step_s))
+        return _offset_s(f"{self.seed} {machine.name} {zone}", math.ceil(self.step_s))
+
+
+@lru_cache(maxsize=4096)
+def _moved(seed: str, swing: float) -> float:
+    return random.Random(seed).uniform(-swing, swing)
+
+
+@lru_cache(maxsize=4096)
+def _offset_s(seed: str, step_s: int) -> float:
+    return random.Random(seed).randrange(step_s)
 
 
 def _changes_of(walk: Sequence[tuple[float, float]], start: float, end: float) -> Iterator[float]:

@@ -1,4 +1,4 @@
-"""A driver on EC2 killed before and after every call of a run, in all weathers: how many points, what came of them.
+"""A driver on EC2 killed before and after every call of a run or of an image build, in all weathers: what came of it.
 
 Run: python -m tests.bench.bench_crash_points [POINTS | all] [SEED]
 """
@@ -10,34 +10,71 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from random import Random
 
-from tests.property.crash_points import ENDS, Outcome, calls_of_a_run, points, replay_command, run_point, sample
+from tests.property import crash_images
+from tests.property.crash_cases import Point
+from tests.property.crash_images import ImageOutcome, ImagePoint, image_points, quick, run_image_point
+from tests.property.crash_points import calls_of_a_run, points, replay_command, run_point
+from tests.property.crash_story import ENDS, Outcome
 
 POINTS = 10_000
+PROGRESS = 500
 
 
 def main() -> None:
-    logging.disable(logging.WARNING)
+    logging.disable(logging.ERROR)
     asked = sys.argv[1] if len(sys.argv) > 1 else str(POINTS)
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    every = list(points(seed))
-    chosen = every if asked == "all" else sample(int(asked), seed)
+    every = [*points(seed), *image_points(seed)]
+    count = len(every) if asked == "all" else min(int(asked), len(every))
     began, began_cpu = time.perf_counter(), time.process_time()
-    outcomes = [run_point(point) for point in chosen]
+    outcomes = outcomes_of(Random(seed).sample(every, count))
     took_s, cpu_s = time.perf_counter() - began, time.process_time() - began_cpu
     each_ms = 1e3 * cpu_s / len(outcomes)
     print(f"{len(outcomes)} points of {len(every)} (seed {seed}), {took_s:.0f} s, {each_ms:.1f} ms of CPU each")
-    report(outcomes)
-    broken = [outcome for outcome in outcomes if outcome.wrong]
-    print(f"{len(broken)} of {len(outcomes)} points went wrong")
-    for outcome in broken:
-        print(f"  {replay_command(outcome.point)}  # {'; '.join(outcome.wrong)}")
+    kinds(outcomes)
+    report([outcome for outcome in outcomes if isinstance(outcome, Outcome)])
+    print(f"{sum(bool(one.wrong) for one in outcomes)} of {len(outcomes)} points went wrong")
+
+
+def outcomes_of(chosen: Sequence[Point | ImagePoint]) -> list[Outcome | ImageOutcome]:
+    """What came of each; what went wrong is printed at once."""
+    outcomes: list[Outcome | ImageOutcome] = []
+    with quick() as folder:
+        for point in chosen:
+            image = isinstance(point, ImagePoint)
+            outcomes.append(run_image_point(folder, point) if image else run_point(point))
+            if wrong := outcomes[-1].wrong:
+                command = crash_images.replay_command(point) if image else replay_command(point)
+                print(f"  {command}  # {'; '.join(wrong)}", flush=True)
+            if len(outcomes) % PROGRESS == 0:
+                print(f"  {len(outcomes)} points", file=sys.stderr, flush=True)
+    return outcomes
+
+
+def kinds(outcomes: Sequence[Outcome | ImageOutcome]) -> None:
+    """How many there were of each kind of work, and what drivers and sweeps asked for when they died."""
+    of_kind: dict[str, list[Outcome | ImageOutcome]] = {}
+    for one in outcomes:
+        of_kind.setdefault(one.point.markets if isinstance(one, Outcome) else "images", []).append(one)
+    for kind, those in sorted(of_kind.items()):
+        died_in = Counter(call for one in those for call in one.died_in)
+        print(
+            f"  {kind}: {len(those)} points, {sum(bool(one.wrong) for one in those)} wrong, "
+            f"{sum(one.instances for one in those)} instances, {died_in.total()} deaths"
+        )
+        print("    ended: " + counted(Counter(one.ended for one in those)))
+        print("    died in: " + counted(died_in))
+
+
+def counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{what} {count}" for what, count in counts.most_common())
 
 
 def report(outcomes: Sequence[Outcome]) -> None:
-    """How many there were of each kind, and how far the ledger is from the bill."""
+    """What runs met, and how far the ledger is from the bill."""
     for what in (
-        "markets",
         "after",
         "weather",
         "lasts",
@@ -49,14 +86,17 @@ def report(outcomes: Sequence[Outcome]) -> None:
         "together",
         "one_zone",
         "taken",
+        "hung",
+        "cancelled",
     ):
         counts = Counter(getattr(outcome.point, what) for outcome in outcomes)
         print(f"  {what}: " + ", ".join(f"{value} {count}" for value, count in sorted(counts.items(), key=str)))
-    deaths = Counter(outcome.deaths for outcome in outcomes)
+    deaths = Counter(len(outcome.died_in) for outcome in outcomes)
     print("  deaths of drivers and sweeps: " + ", ".join(f"{count} x {n}" for count, n in sorted(deaths.items())))
-    lengths = {markets: calls_of_a_run(markets) for markets in {outcome.point.markets for outcome in outcomes}}
-    print(f"  calls of an undisturbed run: {lengths}")
-    print("  ended: " + ", ".join(f"{how} {count}" for how, count in Counter(o.ended for o in outcomes).most_common()))
+    for markets in sorted({outcome.point.markets for outcome in outcomes}):
+        lengths = {cap: len(calls) for cap, calls in calls_of_a_run(markets).items()}
+        print(f"  calls of an undisturbed run, {markets}: {lengths}")
+    print(f"  spot instances billed at the prices of several hours: {sum(o.repriced for o in outcomes)}")
     print(f"  drivers and sweeps: {sum(o.drivers for o in outcomes)}; instances: {sum(o.instances for o in outcomes)}")
     for what, gaps_s in (("within a lease", (0.0, 30.0)), ("after every lease", (900.0,))):
         found = [o for o in outcomes if o.ended in ENDS and o.point.gap_s in gaps_s and o.point.weather != "stale"]

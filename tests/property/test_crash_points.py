@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from rubberband.cloud.aws import calls, fleet, guards, sweeping
+from rubberband.cloud.aws import calls, fleet, guards, spot_hours, sweeping
 from rubberband.cloud.aws.intents import Intents
 from rubberband.executor.controller import Controller
-from tests.property.crash_cases import HIDDEN_S, WEATHERS, Point, Then, parse, undisturbed
+from tests.property.crash_cases import AFTERWARDS, HIDDEN_S, WEATHERS, Point, Then, parse, undisturbed
 from tests.property.crash_points import points, replay_command, run_point, sample
 
 SOME, FEW = 200, 40
@@ -51,7 +51,7 @@ def test_points_are_of_every_kind_and_one_is_what_its_words_say() -> None:
     every = list(points())
     assert len(every) > 10_000
     assert {point.weather for point in every} == set(WEATHERS)
-    assert all(parse(str(point)) == point for point in every[:: len(every) // 100])
+    assert all(parse(str(point), Point) == point for point in every[:: len(every) // 100])
 
 
 def test_a_point_is_one_story() -> None:
@@ -86,6 +86,25 @@ def test_a_driver_that_lets_leases_reach_beyond_the_budget_is_found_out(monkeypa
     monkeypatch.setattr(Controller, "hold_until", lambda _: math.inf)
     gone = [replace(undisturbed("on_demand", "tight"), kill_at=at, then="nobody") for at in (60, 65, 70)]
     assert any("are billed of max_cost" in line for line in failures(gone))
+
+
+def test_a_ledger_that_counts_every_hour_at_the_first_price_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    dear_later = [undisturbed("hours", "roomy")]
+    assert failures(dear_later) == []
+    found = spot_hours._with_more
+    monkeypatch.setattr(spot_hours, "_with_more", lambda *of: (hours := found(*of))[:1] * len(hours))
+    assert any("USD are billed, and the ledger says" in line for line in failures(dear_later))
+
+
+def test_a_release_under_way_when_the_driver_dies_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user cancels a run of three instances; its driver dies at the first, second or third order to end one."""
+    at = range(50, 70)
+    dead = [replace(undisturbed("on_demand", "roomy"), kill_at=k, cancelled=3, after=k % 2 == 0) for k in at]
+    releasing = [point for point in dead if run_point(point).died_in == ["TerminateInstances"]]
+    assert len(releasing) > 5
+    assert failures(replace(point, then=then) for point in releasing for then in AFTERWARDS) == []
+    monkeypatch.setattr(fleet.Fleet, "end_all", lambda *_: [])
+    assert any("lives on" in line for line in failures(replace(point, then="sweep") for point in releasing))
 
 
 def test_a_guest_that_hangs_when_its_driver_is_dead_is_ended_by_its_guard(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from rubberband.views.estimate_stages import covers
 from rubberband.views.spending import spending
 from tests.builders.aws_account import Account
 from tests.property.crash_cases import STAGES, job_of, undisturbed
-from tests.property.crash_points import Story
+from tests.property.crash_story import Story
 
 LINES = {"root volumes": "volume", "public IPv4 addresses": "address"}
 
@@ -53,6 +53,7 @@ def all_private(account: Account, **words: Any) -> None:
 def test_the_estimate_the_ledger_and_ec2_agree_line_by_line(tmp_path: Path, markets: str) -> None:
     point = undisturbed(markets, "roomy")
     story = Story(point=point, here=str(tmp_path))
+    story.world.fake.world.spot.swing = 0.2
     story.tell()
     assert story.ended == "done"
     controller = Controller(story.job)
