@@ -22,7 +22,7 @@ DOCUMENT = PAGE.read_text(encoding="utf-8")
 PATIENCE_S = 600.0
 """Of a block of commands, on a machine that does something else as well."""
 SMALLER = {"num_samples: 36": "num_samples: 4", "max_t: 13": "max_t: 4"}
-"""The search of the long test; in the example's size its `run` alone takes a minute more."""
+"""The search of the long test, which tries the commands, not the training."""
 BLOCKS = [(block.place, block.text) for block in blocks(PAGE) if block.place in ("laptop", "head")]
 
 
@@ -51,7 +51,7 @@ def change(folder: Path, words: Mapping[str, str]) -> None:
 
 
 def ran(commands: str, environment: Mapping[str, str], folder: Path) -> str:
-    """What commands print; after `PATIENCE_S` they are ended, with all that they started."""
+    """What commands print; after `PATIENCE_S` they are killed, and the test fails."""
     words = {**environment, "PATH": f"{Path(sys.executable).parent}:{environment['PATH']}", "PYTHONPATH": str(ROOT)}
     shell = subprocess.Popen(
         ["bash", "-euo", "pipefail", "-c", commands],
@@ -67,7 +67,7 @@ def ran(commands: str, environment: Mapping[str, str], folder: Path) -> str:
     finally:
         if shell.poll() is None:
             os.killpg(shell.pid, signal.SIGKILL)
-            shell.communicate()
+            shell.wait()
     assert shell.returncode == 0, f"{commands}\n{output}\n{errors}"
     return output
 
