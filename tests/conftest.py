@@ -14,3 +14,5 @@ settings.register_profile("random", settings.get_profile("fixed"), derandomize=F
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 os.environ.pop("RUBBERBAND_STORE", None)  # what tests run must not get among the journals of whoever runs them
+# Workers of the tests share the cores: PyTorch's threads would wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
