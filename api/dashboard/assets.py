@@ -7,15 +7,15 @@ import hashlib
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from importlib.util import find_spec
 from pathlib import Path
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from rubberband import views
 from rubberband.api.problems import NOT_FOUND, Problem
+from rubberband.views.report_html import PLOTLY
 
-PLOTLY = "plotly.js"
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 _FOREVER = "public, max-age=31536000, immutable"
 _ASK_AGAIN = "no-cache"
@@ -38,17 +38,14 @@ def names() -> frozenset[str]:
     """What there is; nothing else is ever opened."""
     here = resources.files(__package__).joinpath("static")
     own = {file.name for file in here.iterdir() if Path(file.name).suffix in _TYPES}
-    return frozenset(own | ({PLOTLY} if _plotly() is not None else set()))
+    return frozenset(own | {PLOTLY})
 
 
 @cache
 def asset(name: str) -> Asset:
     """One of `names()`."""
-    plotly = _plotly()
-    if name == PLOTLY and plotly is not None:
-        body = plotly.read_bytes()
-    else:
-        body = resources.files(__package__).joinpath("static", name).read_bytes()
+    place = resources.files(views) if name == PLOTLY else resources.files(__package__).joinpath("static")
+    body = place.joinpath(name).read_bytes()
     return Asset(
         body=body,
         zipped=gzip.compress(body, compresslevel=6, mtime=0),
@@ -59,26 +56,7 @@ def asset(name: str) -> Asset:
 
 def address(name: str) -> str:
     """Where a page finds a file; another content has another address, so that it may be kept for ever."""
-    return f"/static/{name}?v={_version(name)}"
-
-
-@cache
-def _version(name: str) -> str:
-    """Plotly's is its release's: its four megabytes are read when they are asked for."""
-    plotly = _plotly()
-    if name == PLOTLY and plotly is not None:
-        return str(plotly.stat().st_size)
-    return asset(name).version
-
-
-@cache
-def _plotly() -> Path | None:
-    """Plotly's script inside of its package, which need not be imported for it."""
-    spec = find_spec("plotly")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    path = Path(spec.submodule_search_locations[0]) / "package_data" / "plotly.min.js"
-    return path if path.is_file() else None
+    return f"/static/{name}?v={asset(name).version}"
 
 
 @router.get("/static/{name}")
@@ -88,7 +66,7 @@ def static(request: Request, name: str, v: str = "") -> Response:
         raise Problem(NOT_FOUND, "the dashboard has no such file")
     found = asset(name)
     headers = {
-        "Cache-Control": _FOREVER if v == _version(name) else _ASK_AGAIN,
+        "Cache-Control": _FOREVER if v == found.version else _ASK_AGAIN,
         "ETag": f'"{found.version}"',
         "Vary": "Accept-Encoding",
     }

@@ -79,6 +79,12 @@ def plan(request: Request, service: Serving, _reader: Reader, like: Like = "") -
     return render(request, "plan.html", text="" if known is None else file_of(known))
 
 
+@router.get("/docs")
+def docs(request: Request, _reader: Reader) -> Response:
+    """The REST API, as /openapi.json describes it."""
+    return render(request, "docs.html")
+
+
 @router.get("/login")
 def login(request: Request, next: Annotated[str, Query(max_length=2000)] = "/", problem: Show = "") -> Response:
     """The form that signs in; whoever is signed in already goes on."""

@@ -225,8 +225,8 @@ def show(compute: Callable[[], Report]) -> None:
     if path:
         try:
             write_page(path, report)
-        except (ImportError, OSError) as error:
-            raise SystemExit(f"--html {path}: {error}; choose a path that can be written, and install plotly") from None
+        except OSError as error:
+            raise SystemExit(f"--html {path}: {error}; choose a path that can be written") from None
         print(f"\nwritten: {path}")
 
 

@@ -1,4 +1,4 @@
-"""A report of the paper's experiments as one self-contained page. Needs plotly (rubberband-tune[ray] has it)."""
+"""A report of the paper's experiments as one self-contained page."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rubberband.views.report_html import PLOTLY, asset
 
 if TYPE_CHECKING:
     from common import Finding, Report, Table
@@ -28,9 +30,7 @@ li { margin-bottom: .5rem; }
 
 
 def write_page(path: str, report: Report) -> None:
-    """Write the report to `path`. Raises ImportError if plotly is not installed."""
-    from plotly.offline import get_plotlyjs
-
+    """Write the report to `path`."""
     figure = json.dumps(_styled(report.figure)).replace("</", "<\\/")
     parts = [
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{html.escape(report.title)}</title>",
@@ -41,7 +41,7 @@ def write_page(path: str, report: Report) -> None:
         *(_table(each) for each in report.tables),
         "<h2>Assumptions</h2><ul>",
         *(f"<li>{html.escape(each)}</li>" for each in report.assumptions),
-        f"</ul><script>{get_plotlyjs()}</script><script>const figure = {figure};",
+        f"</ul><script>{asset(PLOTLY)}</script><script>const figure = {figure};",
         "Plotly.newPlot('figure', figure.data, figure.layout, {responsive: true, displaylogo: false});</script></html>",
     ]
     Path(path).write_text("\n".join(parts), encoding="utf-8")

@@ -163,10 +163,10 @@ def show_estimate(asked: Asked, terms_of: Callable[[Experiment], Terms]) -> None
     )
     compared = _compare(found.estimate, before)
     if asked.html is not None:
-        from rubberband.commands.show import write_text
+        from rubberband.commands.show import write_page
         from rubberband.views.estimate_html import render_estimate
 
-        write_text(asked.html, render_estimate(found.estimate, *_document(found, compared, asked.compare_to)))
+        write_page(asked.html, render_estimate(found.estimate, *_document(found, compared, asked.compare_to)))
     if asked.output is Output.json:
         from rubberband.commands.show import print_json
 

@@ -48,10 +48,10 @@ def report(
     """
     result = _result(name, client_of(server))
     if html is not None:
-        from rubberband.commands.show import write_text
+        from rubberband.commands.show import write_page
         from rubberband.views.report_html import render_html
 
-        write_text(html, render_html(result))
+        write_page(html, render_html(result))
     if output is Output.json:
         from rubberband.commands.show import print_json
 

@@ -16,12 +16,13 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file. Raises InputError if it cannot be written."""
+def write_page(path: Path, text: str) -> None:
+    """Write a page, and say on stderr where it is. Raises InputError if it cannot be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"{path} cannot be written ({error.strerror}); give another path") from None
+    print(f"Wrote {path.absolute()} ({len(text.encode()) / 1e6:.1f} MB); open it in a browser", file=sys.stderr)
 
 
 def print_table(

@@ -23,7 +23,7 @@ _COSTS = "What the plan costs, over all samples."
 
 
 def render_estimate(answer: Estimate, lines: Sequence[str], tables: Sequence[Table]) -> str:
-    """The whole page, from the headlines and tables that a terminal shows. Raises InputError without plotly."""
+    """The whole page, from the headlines and tables that a terminal shows."""
     drawn = dict(figures(answer))
     stages, rest = (
         [table for table in tables if "Stages" in table.title],

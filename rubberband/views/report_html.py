@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from rubberband.distribution import install_hint
-from rubberband.errors import InputError
 from rubberband.executor.result import Result
 from rubberband.views.allocation_chart import ALLOCATION_NOTE, allocation
 from rubberband.views.batch_charts import BATCHES_NOTE, batches_over_time
@@ -37,11 +35,13 @@ from rubberband.views.tables import (
 )
 from rubberband.views.words import counted, difference, duration, number, printable, usd
 
+PLOTLY = "plotly-basic.min.js"
+"""plotly.js's basic bundle (lines and bars), as npm's plotly.js-basic-dist-min has it."""
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 
 
 def render_html(result: Result) -> str:
-    """The whole page. Raises InputError if plotly is not installed."""
+    """The whole page."""
     charts = {
         "curves": learning_curves(result),
         "parallel": parallel_coordinates(result),
@@ -86,8 +86,8 @@ _BATCHES_BY_MODEL = " Dashed: the best batch by the profile's model, at the medi
 
 
 def page(title: str, body: str, figures: Mapping[str, Any]) -> str:
-    """A whole page around `body`. Raises InputError if there are figures and plotly is not installed."""
-    script = f"<script>{_plotly()}</script>" if figures else ""
+    """A whole page around `body`, with the script that draws the figures if there are any."""
+    script = f"<script>{asset(PLOTLY)}</script>" if figures else ""
     data = f'<script type="application/json" id="figures">{script_json(figures)}</script>'
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -96,7 +96,7 @@ def page(title: str, body: str, figures: Mapping[str, Any]) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{CONTENT_POLICY}">
 <title>{html.escape(title)}</title>
-<style>{_asset("report.css")}</style>
+<style>{asset("report.css")}</style>
 {script}
 </head>
 <body>
@@ -104,21 +104,14 @@ def page(title: str, body: str, figures: Mapping[str, Any]) -> str:
 {body}
 </main>
 {data}
-<script>{_asset("report.js")}</script>
+<script>{asset("report.js")}</script>
 </body>
 </html>
 """
 
 
-def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise InputError(f"the page's charts need plotly; {install_hint('ray')}, or plotly itself") from None
-    return str(get_plotlyjs())
-
-
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A style or script of the pages."""
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
@@ -211,7 +204,9 @@ def table_section(table: Table, sortable: bool = False) -> str:
 
 
 def _cells(table: Table, row: tuple[str, ...]) -> str:
-    return "".join(f"<td{_kind(table, i)}>{html.escape(cell)}</td>" for i, cell in enumerate(row))
+    labelled = zip(table.header, row, strict=True)
+    cells = ((f' data-label="{html.escape(title)}"{_kind(table, i)}', cell) for i, (title, cell) in enumerate(labelled))
+    return "".join(f"<td{attributes}>{html.escape(cell)}</td>" for attributes, cell in cells)
 
 
 def _kind(table: Table, column: int) -> str:

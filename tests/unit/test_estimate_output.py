@@ -51,7 +51,7 @@ class Command:
 
 @pytest.fixture
 def command(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(report_html, "_plotly", lambda: "const Plotly = {};")
+    monkeypatch.setattr(report_html, "PLOTLY", "report.js")
     return Command(tmp_path, monkeypatch, capsys)
 
 
@@ -305,14 +305,6 @@ def test_the_allocation_ends_with_the_plan_and_at_nothing(command):
 def test_a_page_that_cannot_be_written_is_one_line(command):
     assert command("--html", str(command.folder / "none" / "x.html"), code=2) == ""
     assert "cannot be written" in command.error
-
-
-def test_without_plotly_the_page_names_the_remedy(command, monkeypatch):
-    monkeypatch.undo()
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    command.monkeypatch = monkeypatch
-    assert command("--html", str(command.folder / "x.html"), code=2) == ""
-    assert "pip install 'rubberband-tune[ray]'" in command.error
 
 
 def test_free_instances_leave_nothing_to_save(command):

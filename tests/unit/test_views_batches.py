@@ -35,7 +35,7 @@ ROWS = ["GPUs", "batch size", "efficiency (%)", "noise scale", "samples/s"]
 
 @pytest.fixture(autouse=True)
 def _small_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_html, "_plotly", lambda: "const Plotly = {};")
+    monkeypatch.setattr(report_html, "PLOTLY", "report.js")
 
 
 def over_time(result: Result) -> dict[str, Any]:

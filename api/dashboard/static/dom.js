@@ -29,3 +29,9 @@ export function table(caption, columns, rows) {
 export function show(element, yes = true) {
   element.toggleAttribute("hidden", !yes);
 }
+
+// What is wrong, shown where a reader sees it: scrolled to if it is out of view.
+export function show_wrong(element) {
+  show(element);
+  element.scrollIntoView({ block: "nearest" });
+}

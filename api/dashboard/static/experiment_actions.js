@@ -1,5 +1,5 @@
 // Cancel, resume and extend: each in a dialog, and what an extension changes is shown before it is asked for.
-import { make } from "./dom.js";
+import { make, show, show_wrong } from "./dom.js";
 import { say } from "./live.js";
 import { duration, usd } from "./plan_words.js";
 
@@ -114,9 +114,18 @@ async function busy(button, work) {
   }
 }
 
+// A problem stands after the field that it begins with (as `max_cost: …`), or else above the buttons.
 function complain(element, problem) {
   const line = element.querySelector("[data-problem]");
-  line.hidden = !problem;
-  line.textContent = problem ? (problem.detail ?? problem.title) : "";
-  if (problem) line.setAttribute("role", "alert");
+  for (const field of element.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
+  show(line, false);
+  if (!problem) return;
+  line.textContent = problem.detail ?? problem.title;
+  line.setAttribute("role", "alert");
+  const field = element.querySelector(`input[name="${/^(?:constraints\.)?(\w+)[:=]/.exec(line.textContent)?.[1]}"]`);
+  if (field) field.after(line);
+  else element.querySelector(".buttons").before(line);
+  show_wrong(line);
+  field?.setAttribute("aria-invalid", "true");
+  field?.focus();
 }

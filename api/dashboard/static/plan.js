@@ -1,5 +1,5 @@
 // The preview of a plan: the file, its limits, and the plan that follows them while the slider moves.
-import { byId, show } from "./dom.js";
+import { byId, show, show_wrong } from "./dom.js";
 import { Editor } from "./plan_editor.js";
 import { reach, sure_s } from "./plan_figures.js";
 import { Frontier } from "./plan_frontier.js";
@@ -80,7 +80,7 @@ function feasible(estimate) {
 function wrong(problem, slug, asked) {
   if (ours(problem, asked)) {
     byId("limit-wrong").replaceChildren(problem.detail);
-    show(byId("limit-wrong"));
+    show_wrong(byId("limit-wrong"));
     byId("result").classList.add("old");
     return void submitter.look(asked, "see what is wrong with its limits");
   }

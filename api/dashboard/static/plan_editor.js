@@ -1,5 +1,5 @@
 // The field with the experiment file: line numbers, the marked line, files that are dropped or opened.
-import { byId, make, show } from "./dom.js";
+import { byId, make, show, show_wrong } from "./dom.js";
 import { EXAMPLES } from "./plan_examples.js";
 
 const KEPT = "rubberband.plan.file";
@@ -54,7 +54,6 @@ export class Editor {
     const { line, detail } = placed(problem.detail ?? "", this.text);
     this.wrong.replaceChildren(make("p", {}, make("b", {}, line ? `Line ${line}: ` : `${problem.title}: `), detail));
     this.wrong.className = kind;
-    show(this.wrong);
     this.marked = line;
     if (kind === "problem") this.field.setAttribute("aria-invalid", "true");
     this.number();
@@ -62,6 +61,7 @@ export class Editor {
     if (line && (top < this.field.scrollTop || top > this.field.scrollTop + this.field.clientHeight)) {
       this.field.scrollTop = Math.max(0, top - this.field.clientHeight / 2);
     }
+    show_wrong(this.wrong);
   }
 
   clear() {

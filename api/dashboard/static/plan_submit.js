@@ -1,5 +1,5 @@
 // Starting what was previewed: whether that is allowed, what it will do, and the asking.
-import { byId, make, show } from "./dom.js";
+import { byId, make, show, show_wrong } from "./dom.js";
 import { preflight, submit } from "./plan_ask.js";
 import { duration, usd } from "./plan_words.js";
 
@@ -48,7 +48,7 @@ export class Submitter {
     this.chosen = { ...this.current() };
     const { answer } = this.chosen;
     this.key = fresh_key();
-    show(byId("confirm-wrong"), false);
+    this.forget();
     byId("start").disabled = false;
     byId("confirm-words").textContent = words(this.told, answer);
     byId("name").value = this.told.free_name;
@@ -61,6 +61,7 @@ export class Submitter {
 
   async start() {
     const button = byId("start");
+    this.forget();
     if (!byId("name").reportValidity()) return;
     button.disabled = true;
     button.textContent = "Starting…";
@@ -74,8 +75,24 @@ export class Submitter {
     }
     button.disabled = false;
     this.key = fresh_key();
-    byId("confirm-wrong").replaceChildren(make("p", {}, make("b", {}, `${made.body?.title ?? "Failed"}: `), made.body?.detail ?? ""));
-    show(byId("confirm-wrong"));
+    this.complain(made.body ?? {});
+  }
+
+  // A name that is taken is told beside the name, all else above the buttons.
+  complain({ type = "", title = "Failed", detail = "" }) {
+    const is_name = type.endsWith("/name-taken");
+    const line = byId("confirm-wrong");
+    line.replaceChildren(make("p", {}, make("b", {}, `${title}: `), detail));
+    (is_name ? byId("taken") : byId("confirm-facts")).after(line);
+    show_wrong(line);
+    if (!is_name) return;
+    byId("name").setAttribute("aria-invalid", "true");
+    byId("name").focus();
+  }
+
+  forget() {
+    show(byId("confirm-wrong"), false);
+    byId("name").removeAttribute("aria-invalid");
   }
 }
 
