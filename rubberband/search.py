@@ -25,7 +25,7 @@ from rubberband.domains import (
 )
 from rubberband.plan import Stage
 from rubberband.space import SamplerType, check, parse, sample, to_words
-from rubberband.words import Count, Words, supported, told
+from rubberband.words import Count, Words, told
 
 Constant = None | bool | int | float | str | list[Any]
 Domain = Annotated[
@@ -119,7 +119,7 @@ class WrittenStages(Words):
 class Sampler(Words):
     """How configurations are drawn from the space."""
 
-    type: Annotated[Literal["random", "grid", "optuna"], supported("random", "grid")] = "random"
+    type: Literal["random", "grid"] = "random"
     seed: Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)] = 0
 
 

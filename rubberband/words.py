@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import Annotated, Any
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -116,17 +115,6 @@ def told(check: Callable[..., Any]) -> Callable[[Any], Any]:
             raise fault(str(error)) from None
 
     return validate
-
-
-def supported(*values: str) -> AfterValidator:
-    """A validator that lets only `values` through and says that the others of the schema are yet to come."""
-
-    def check(value: str) -> str:
-        if value not in values:
-            raise fault(f"{value} is not supported yet; use {' or '.join(values)}")
-        return value
-
-    return AfterValidator(check)
 
 
 def word_error(error: ValidationError) -> WordError:

@@ -16,7 +16,7 @@ search:
     hidden: {type: choice, values: [32, 64]}
   scheduler: {type: sha, num_samples: 32, grace_period: 1, max_t: 50, reduction_factor: 3}
            # {type: hyperband, max_t: 81, reduction_factor: 3} | {type: stages, stages: [{trials: 32, iterations: 1}]}
-  sampler: {type: random, seed: 7}     # random | grid | optuna
+  sampler: {type: random, seed: 7}     # random | grid
   metric: accuracy
   mode: max
 constraints:

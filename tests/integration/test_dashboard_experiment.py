@@ -277,6 +277,8 @@ def test_actions_are_done_by_keyboard_and_an_extension_is_looked_at_first(browse
         deadline.press_sequentially("soon")
         page.keyboard.press("Enter")
         page.get_by_role("alert").filter(has_text="soon").wait_for()
+        beside = "document.querySelector('[data-problem]').previousElementSibling.id"
+        assert page.evaluate(beside) == "extend-deadline", "what is wrong stands after its field"
         deadline.fill("40m")
         assert apply.is_disabled()
         page.keyboard.press("Enter")
@@ -308,4 +310,5 @@ def test_a_phone_shows_all_of_it_in_its_width(browser: Any, home: Home) -> None:
         drawn(page, "parallel")
         page.get_by_text("epoch 2").wait_for()
         assert visit.overflow_px() == 0
+        assert page.evaluate("document.documentElement.scrollHeight") < 4000
         visit.shot("experiment-phone-dark")

@@ -243,19 +243,10 @@ def test_bad_input_is_one_line_with_the_key_path_and_the_remedy(change: dict[str
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"search__sampler": {"type": "optuna"}},
-            "search.sampler.type: optuna is not supported yet; use random or grid",
-        ),
-    ],
-)
-def test_what_is_to_come_is_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        Experiment(**words(**change))
-    assert str(caught.value).startswith(message)
+def test_a_sampler_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(InputError, match=r"search.sampler.type: 'optuna' is not one of random, grid") as caught:
+        Experiment(**words(search__sampler={"type": "optuna"}))
+    assert "yet" not in str(caught.value)
 
 
 def test_one_of_several_instance_types_is_that_type() -> None:
