@@ -14,7 +14,6 @@ from typing import Any
 import typer.main
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
-from typer._click import Context
 from typer.cli import get_docs_for_click
 
 from rubberband.cli import Promised, app
@@ -48,7 +47,7 @@ def commands() -> Iterator[str]:
     group: Any = typer.main.get_command(app)
     for name, promised in group.commands.items():
         command = promised.made() if isinstance(promised, Promised) else promised
-        context: Any = Context(command, info_name=name)
+        context = command.context_class(command, info_name=name)
         yield get_docs_for_click(obj=command, ctx=context, name=name, call_prefix="rubberband", indent=1)
     yield "## Exit codes\n"
     yield "| code | meaning |\n|---:|---|"
