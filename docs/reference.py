@@ -45,6 +45,10 @@ def commands() -> Iterator[str]:
     yield "# Commands\n"
     yield "Print the help of a command with `rubberband COMMAND --help`.\n"
     group: Any = typer.main.get_command(app)
+    yield "| command | |\n|---|---|"
+    for name, promised in group.commands.items():
+        yield f"| [`{name}`](#rubberband-{name}) | {promised.get_short_help_str(200)} |"
+    yield ""
     for name, promised in group.commands.items():
         command = promised.made() if isinstance(promised, Promised) else promised
         context = command.context_class(command, info_name=name)
