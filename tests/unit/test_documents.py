@@ -44,6 +44,14 @@ def test_readme_fits_two_screens() -> None:
     assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
 
 
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
+def test_links_to_files_lead_somewhere(path: Path) -> None:
+    """Those of the site are checked when it is built, where pages are; README's and those out of docs/ are not."""
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text(encoding="utf-8"))
+    local = [link for link in links if "://" not in link and not link.startswith("reference/")]
+    assert [link for link in local if not (path.parent / link).exists()] == []
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if any(b.page == page for b in ALL)], ids=lambda p: p.stem)
 def test_the_blocks_of(page: Path, tmp_path: Path) -> None:
     reader = Reader(tmp_path)
