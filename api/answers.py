@@ -14,7 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rubberband.api.dashboard.errors import problem_page, wants_page
+from rubberband.api.dashboard.frame import problem_page, wants_page
+from rubberband.api.models import plain, to_bytes
 from rubberband.api.problems import (
     INTERNAL,
     INVALID,
@@ -28,7 +29,6 @@ from rubberband.api.problems import (
     Problem,
     problem_of,
 )
-from rubberband.api.views_json import plain, to_bytes
 from rubberband.errors import RubberbandError
 from rubberband.units import shown
 

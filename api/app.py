@@ -12,11 +12,11 @@ from starlette.concurrency import run_in_threadpool
 import rubberband
 from rubberband.api.answers import Failures, Heads, answer_errors
 from rubberband.api.dashboard import pages
-from rubberband.api.documenting import DocumentedApp
+from rubberband.api.experiments.service import Runs
 from rubberband.api.feed import Feed
-from rubberband.api.measures import ExperimentMeasures
-from rubberband.api.measuring_requests import RequestMeasures
-from rubberband.api.plans import Plans
+from rubberband.api.metrics import ExperimentMeasures, RequestMeasures
+from rubberband.api.openapi import DocumentedApp
+from rubberband.api.plans.previews import Plans
 from rubberband.api.routes import (
     events,
     experiment_parts,
@@ -28,9 +28,8 @@ from rubberband.api.routes import (
     problems,
     tokens,
 )
-from rubberband.api.runs import Runs
-from rubberband.api.security import signing_in
-from rubberband.api.security.secured import secure
+from rubberband.api.security import authentication as signing_in
+from rubberband.api.security.middleware import secure
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.protocol import Store

@@ -7,9 +7,9 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from rubberband.api.experiments.service import Runs
 from rubberband.api.feed import Feed
-from rubberband.api.plans import Plans
-from rubberband.api.runs import Runs
+from rubberband.api.plans.previews import Plans
 from rubberband.api.settings import Settings
 from rubberband.api.store.protocol import Store
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import gc
+import ipaddress
 import logging
 import os
+import re
 import signal
 import socket
 import ssl
@@ -15,20 +18,219 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any, ClassVar, cast
 
+import h11
 import sqlalchemy as sql
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rubberband.api.app import create_app
 from rubberband.api.feed import Feed
-from rubberband.api.security.binding import url_of
-from rubberband.api.security.connections import HEADERS_BYTES, PatientProtocol
 from rubberband.api.security.tokens import is_live
 from rubberband.api.settings import Settings
 from rubberband.api.store.protocol import Store
 from rubberband.api.store.sql import open_store
 from rubberband.errors import InputError
-from rubberband.executor.database import Database, parse_url
+from rubberband.executor.journal.database import Database, parse_url
+from rubberband.units import shown
+
+# Where the service may listen, and by which names it answers: the rules that keep it from strangers. Pure.
+
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+ANY_NAME = "*"
+_NAME = re.compile(r"[0-9a-z]([0-9a-z.-]*[0-9a-z])?|\[[0-9a-f:.]+\]", re.ASCII)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it."""
+    address = _address(host)
+    return host.lower() == "localhost" if address is None else address.is_loopback
+
+
+def require_auth(host: str, auth: bool | None, proxies: Sequence[str] = ()) -> bool:
+    """Whether tokens are needed: beyond loopback always. Raises InputError where that was declined."""
+    if is_loopback(host) and not proxies:
+        return bool(auth)
+    if auth is False:
+        way = f"by the proxy {proxies[0]}" if proxies else f"at {host}"
+        raise InputError(
+            f"--no-auth: {way} other machines reach the service, where everybody could then spend your money; leave "
+            "--no-auth out, or listen on 127.0.0.1 without a proxy"
+        )
+    return True
+
+
+def served_names(host: str, names: Sequence[str]) -> tuple[str, ...]:
+    """The values of the Host header that are answered: `names`, what is listened on, and this machine's own.
+
+    Raises InputError for what is no name, and where every address is listened on and no name is given.
+    """
+    given = tuple(_checked(name) for name in names)
+    address = _address(host)
+    if address is not None and address.is_unspecified:
+        if not given:
+            raise InputError(
+                f"--host {host} listens on every address; say by which names the service is asked for: "
+                f"--host-name tuning.example.org (or --host-name '{ANY_NAME}', which lets any page on the web try)"
+            )
+        own: tuple[str, ...] = ()
+    else:
+        own = (host.lower() if address is None or address.version == 4 else f"[{address}]",)
+    return tuple(dict.fromkeys((*given, *own, *LOOPBACK_NAMES)))
+
+
+def url_of(host: str, port: int, *, https: bool) -> str:
+    """Where a browser on this machine finds it."""
+    address = _address(host)
+    if address is not None and address.is_unspecified:
+        host = "127.0.0.1" if address.version == 4 else "::1"
+    shown_host = f"[{host}]" if ":" in host else host
+    return f"{'https' if https else 'http'}://{shown_host}:{port}"
+
+
+def _checked(name: str) -> str:
+    lowered = name.strip().lower().removesuffix(".")
+    if lowered != ANY_NAME and not _NAME.fullmatch(lowered):
+        raise InputError(f"--host-name {shown(name)} is no host; write it without scheme and port: tuning.example.org")
+    return lowered
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+# HTTP connections that do not wait for ever: who does not send a request whole, or takes no answer, is cut off.
+#
+# Answers are sent in as few pieces as can be: each costs a call of the system.
+
+
+HEADERS_S = 10.0
+"""The headers of a request must be there by then; a body has its own time (rubberband.api.security.middleware)."""
+HEADERS_BYTES = 32 << 10
+"""Of all headers together; more is answered with 400."""
+UNREAD_S = 30.0
+"""A client that takes nothing of what is sent for so long holds memory for nothing, as a stream does that stands."""
+MOST_WAITING = 64
+"""Connections of one address that have not sent a request whole; with more, the oldest is cut off."""
+
+
+class _Gathering:
+    """A transport that sends what is written at one go together: uvicorn writes head and body of an answer apart."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._written: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        """Send it before the event loop turns again."""
+        if not data:
+            return
+        if not self._written:
+            self._loop.call_soon(self._flush)
+        self._written.append(data)
+
+    def close(self) -> None:
+        """Send what was written, and hang up."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        written, self._written = self._written, []
+        if written:
+            self._transport.write(b"".join(written))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class PatientProtocol(H11Protocol):
+    """uvicorn's protocol, with an end to the wait for headers, and for somebody to take what is sent."""
+
+    _late: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
+    _waiting: ClassVar[dict[str, dict[PatientProtocol, None]]] = {}
+    """Address -> its connections that owe a request, the oldest first."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request."""
+        super().connection_made(cast(asyncio.Transport, _Gathering(transport, self.loop)))
+        self._expect()
+
+    def data_received(self, data: bytes) -> None:
+        """Wait for the rest of a request's headers, from their first byte on; or of a body that nobody reads."""
+        super().data_received(data)
+        if not self._is_owed():
+            self._stop_waiting()
+        elif self._late is None:
+            self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no longer."""
+        self._stop_waiting()
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """More is to be sent than the client takes: whoever sends waits, and it is watched that it takes some."""
+        super().pause_writing()
+        self._watch(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """It has taken most of it."""
+        self._stop_watching()
+        super().resume_writing()
+
+    def _watch(self, owed: int) -> None:
+        self._stop_watching()
+        self._unread = self.loop.call_later(UNREAD_S, self._look, owed)
+
+    def _look(self, owed: int) -> None:
+        now_owed = self.transport.get_write_buffer_size()
+        if now_owed < owed:
+            self._watch(now_owed)
+        else:
+            self.transport.abort()
+
+    def _stop_watching(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _is_owed(self) -> bool:
+        answered = self.cycle is not None and self.cycle.response_complete
+        return self.conn.their_state is h11.IDLE or (answered and self.conn.their_state is h11.SEND_BODY)
+
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
+
+    def _expect(self) -> None:
+        self._late = self.loop.call_later(HEADERS_S, self._cut_off)
+        waiting = self._waiting.setdefault(self._address, {})
+        waiting[self] = None
+        if len(waiting) > MOST_WAITING:
+            next(iter(waiting))._cut_off()
+
+    def _stop_waiting(self) -> None:
+        if self._late is None:
+            return
+        self._late.cancel()
+        self._late = None
+        waiting = self._waiting.get(self._address, {})
+        waiting.pop(self, None)
+        if not waiting:
+            self._waiting.pop(self._address, None)
+
+    def _cut_off(self) -> None:
+        self._stop_waiting()
+        if not self.transport.is_closing():
+            self.transport.close()
+
 
 _SERVING = 0x52424253
 """The lock (in PostgreSQL) of the one server of a store."""

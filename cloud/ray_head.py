@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rubberband.cloud.cluster import Head, HeadError
 from rubberband.cloud.local import instance as guard
 from rubberband.cloud.local import ray_node
-from rubberband.cloud.local.guarding import Guards
+from rubberband.cloud.local.guarding import Guards, end_all, observe
 from rubberband.cloud.local.instance import Record
-from rubberband.cloud.local.records import end_all, observe
+from rubberband.cloud.provider import Head, HeadError
 from rubberband.cloud.steady import steady_clock
 from rubberband.errors import ProviderError
 

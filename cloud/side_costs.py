@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from rubberband.offer import SECONDS_PER_HOUR, SideCost
-from rubberband.resources import Resources
+from rubberband.spec.resources import Resources
+from rubberband.values.offer import SECONDS_PER_HOUR, SideCost
 
 VOLUME_LINE = "root volumes"
 ADDRESS_LINE = "public IPv4 addresses"

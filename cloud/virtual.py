@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from rubberband.cloud.provider import InstanceState, InstanceStatus
 from rubberband.errors import NoCapacityError, ProviderError
-from rubberband.offer import SECONDS_PER_HOUR, Offer
-from rubberband.plan import Market
+from rubberband.values.offer import SECONDS_PER_HOUR, Offer
+from rubberband.values.plan import Market
 
 LEASE_S = 600.0
 """For how long an instance lives on without its driver."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from rubberband.executor.events import Command, DriverResumed, Event
+from rubberband.executor.core.events import Command, DriverResumed, Event
 
 
 class Backend(Protocol):

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from rubberband.distribution import install_hint
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError, StoreAwayError
-from rubberband.executor.events import CheckpointRef
+from rubberband.executor.core.events import CheckpointRef
 
 if TYPE_CHECKING:
     from rubberband.cloud.aws.s3 import S3Folder

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 
 from rubberband.errors import StoreAwayError
 from rubberband.executor.backend import Backend
-from rubberband.executor.controller import Controller
-from rubberband.executor.desk import Desk
-from rubberband.executor.events import (
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import (
     Command,
     DriverResumed,
     DriverStopped,
@@ -25,10 +24,11 @@ from rubberband.executor.events import (
     Started,
     Tick,
 )
-from rubberband.executor.inbox import NoRequests, Requests
-from rubberband.executor.journal import EventLog
-from rubberband.executor.replanning import decide
-from rubberband.executor.state import GONE, Phase
+from rubberband.executor.core.replanning import decide
+from rubberband.executor.core.state import GONE, Phase
+from rubberband.executor.journal.inbox import NoRequests, Requests
+from rubberband.executor.journal.journal import EventLog
+from rubberband.executor.requests import Desk
 
 Observer = Callable[[Event, Controller], None]
 """Is shown every event after the controller has taken it in."""

@@ -4,7 +4,7 @@ The model is a random-effects one of logarithms: log(seconds per iteration) = nu
 of trials and residuals are normal, so that times are lognormal; the number of GPUs is a fixed effect. A trial need not
 be measured with every number of GPUs: its speed elsewhere tells what it would take. Pure: it only computes.
 
-`fit` makes a measured profile. A run estimates the speeds of its trials with `rubberband.executor.own_speeds`, which
+`fit` makes a measured profile. A run estimates the speeds of its trials with `executor.core.own_speeds`, which
 costs less and starts from the profile.
 """
 

@@ -1,29 +1,388 @@
-"""Measures an experiment's profile: its scaling function and its start-up times, on real (or virtual) instances.
-
-It speaks the backend's protocol and nothing else. Every slot is kept busy with a copy of the trial while it measures:
-a trial that trains alone on an instance looks faster than one that has neighbours, and in a stage it has neighbours.
-
-The same trials are measured with every number of GPUs. Each has another place on the instances at every number, so that
-what is slow about a place is not taken for the trial's own; with a single number, one is not told from the other. How
-fast instances are by themselves is not fitted: a plan would not count with it. What else than batch sizes is measured
-is so at the initial batch size.
-
-Trials that fail or hang are done without, so a few bad configurations do no harm. A limit that is reached, or a hang of
-all trials that train at once, ends the measurement with the points that there are.
-"""
+"""The conversation of profiling with a backend: instances are held, and trials trained on them and timed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from rubberband.errors import ProviderError, RubberbandError
+from rubberband.errors import Cancelled, ProviderError, RubberbandError
 from rubberband.executor.backend import Backend
-from rubberband.executor.events import WITHOUT_CHECKPOINT, Gang, Slot
-from rubberband.executor.profiling_points import Noise, Point, Starts, noise_of, profile_of
-from rubberband.executor.profiling_session import Limits, Session, Stopped
-from rubberband.offer import gang_sizes, slots
-from rubberband.profile import Profile
+from rubberband.executor.core.events import (
+    WITHOUT_CHECKPOINT,
+    CheckpointLost,
+    CheckpointRef,
+    DiscardCheckpoint,
+    Event,
+    Gang,
+    InstanceLost,
+    InstanceReady,
+    InstanceRefused,
+    InstanceReleased,
+    InstanceRunning,
+    LaunchInstance,
+    ReleaseInstance,
+    Slot,
+    StartTrial,
+    StopTrial,
+    TrialFailed,
+    TrialRepeated,
+    TrialReported,
+    TrialStarted,
+)
+from rubberband.executor.profiling_points import (
+    BatchReports,
+    InstanceStart,
+    Noise,
+    Point,
+    Starts,
+    Timed,
+    noise_of,
+    profile_of,
+)
+from rubberband.values.offer import gang_sizes, slots
+from rubberband.values.profile import Profile
+
+_RELEASE_S = 60.0
+ENOUGH_TRIALS = 16
+"""With so many, what trials differ by and their mean are known well enough."""
+BRIEFLY_S = 15.0
+"""For so long, more trials than fit side by side are measured unasked: an instance is billed for a minute anyway."""
+_PAUSE_S = 30.0
+"""A wait that took so much longer than asked was this machine's sleep, and nobody's silence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What measuring may take; it stops at the first that is reached."""
+
+    held_s: float = math.inf
+    """How long each instance may run."""
+    slack_s: float = 1.5
+    """Beyond `held_s`, until an instance that nobody gave back ends itself."""
+    held_by: str = "max_cost"
+    """What sets `held_s`, in the user's words."""
+    time_s: float = math.inf
+    """From the call, however long the instances take to come."""
+    time_by: str = "deadline"
+    ready_s: float = 900.0
+    """The longest wait for another sign of the instances before they are ready."""
+    first_s: float = 300.0
+    """For a trial's start-up, and for an iteration as long as none was seen."""
+    iteration_s: float | None = None
+    """The longest silence of a trial that trains. None: `first_s`, then ten times the slowest iteration that was seen,
+    but not less than `shortest_s`."""
+    shortest_s: float = 60.0
+
+    def silence_s(self, *, starting: bool, slowest_s: float | None) -> float:
+        """After how many seconds without a sign a trial is given up; `slowest_s`: the slowest iteration seen."""
+        if starting:
+            return max(self.first_s, self.iteration_s or 0.0)
+        if self.iteration_s is not None:
+            return self.iteration_s
+        return self.first_s if slowest_s is None else max(self.shortest_s, 10.0 * slowest_s)
+
+
+Purpose = Literal["warm up", "time", "sweep"]
+"""Of a segment: it does not count; it is timed; or it tries batch sizes."""
+
+
+class Stopped(Exception):
+    """Measuring goes no further; the message says why, and what to do about it."""
+
+
+class Session:
+    """A conversation with the backend, in which anything unexpected is an error."""
+
+    def __init__(self, backend: Backend, num_trials: int, limits: Limits, cancelled: Callable[[], bool]) -> None:
+        self._backend = backend
+        self._limits = limits
+        self._began_at = backend.now()
+        self._woke_at = -math.inf
+        self._slowest_s: float | None = None
+        self._cancelled = cancelled
+        self._trials = list(range(num_trials))
+        """Those that have not failed."""
+        self._running: dict[str, float] = {}
+        self._ended: dict[str, float] = {}
+        self._checkpoints: dict[int, CheckpointRef] = {}
+        self._held: set[str] = set()
+        self._timed: dict[int, Gang] = {}
+        """The trials of the latest point."""
+        self._attempt = 0
+        self._purpose: Purpose = "warm up"
+        self.batches = BatchReports()
+        self.failed_sweeps: list[str] = []
+        """Why trials gave up trying batch sizes, a line each."""
+        self.is_unsaved = False
+        """Whether the latest report came without a checkpoint, as those before it."""
+        self._warm_slots: set[Slot] = set()
+        """Those that a trial has trained on."""
+        self.instance_starts: tuple[InstanceStart, ...] = ()
+        self.cold_starts_s: list[float] = []
+        """How long trials took to start that were the first on one of their slots."""
+        self.stopped: Stopped | None = None
+        """Why the latest point has fewer trials than it should."""
+
+    @contextlib.contextmanager
+    def instances(self, names: Sequence[str]) -> Iterator[Sequence[str]]:
+        """Hold instances while in the block."""
+        asked_at = self._backend.now()
+        ready: dict[str, float] = {}
+        self._backend.hold_until(self._held_until())
+        try:
+            for name in names:
+                self._held.add(name)
+                self._backend.execute(LaunchInstance(instance=name))
+            heard_at = asked_at
+            while len(ready) < len(names):
+                if events := self._next(heard_at + self._limits.ready_s):
+                    heard_at = self._backend.now()
+                ready |= {event.instance: event.occurred_at for event in events if isinstance(event, InstanceReady)}
+                if self._silent(heard_at, self._limits.ready_s):
+                    raise RubberbandError(
+                        f"profiling waited {self._limits.ready_s:.0f} s for the instances to get ready; see their logs"
+                    )
+            self.instance_starts = tuple(
+                InstanceStart(
+                    provision_s=self._running[name] - asked_at,
+                    init_s=ready[name] - self._running[name],
+                )
+                for name in names
+            )
+            yield names
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        for checkpoint in self._checkpoints.values():
+            self._backend.execute(DiscardCheckpoint(checkpoint=checkpoint))
+        for name in sorted(self._held):
+            self._backend.execute(ReleaseInstance(instance=name))
+        deadline = self._backend.now() + _RELEASE_S
+        while self._held and self._backend.now() < deadline:  # what is not back by then, the backend's close gives back
+            for event in self._backend.next_events(deadline):
+                self._note(event)
+
+    def _note(self, event: Event) -> None:
+        match event:
+            case InstanceRunning():
+                self._running[event.instance] = event.running_at
+            case InstanceReleased() | InstanceLost():
+                if isinstance(event, InstanceReleased) and event.running_at is not None:
+                    self._running.setdefault(event.instance, event.running_at)
+                self._held.discard(event.instance)
+                self._ended[event.instance] = event.ended_at
+            case InstanceRefused():
+                self._held.discard(event.instance)
+
+    def held_s(self) -> tuple[float, ...]:
+        """How long each instance that ran was held, so far."""
+        now = self._backend.now()
+        return tuple(self._ended.get(name, now) - running_at for name, running_at in self._running.items())
+
+    def measure(self, gangs: Sequence[Gang], warm_up: int, iterations: int, least_trials: int | None = 0) -> Point:
+        """Train on all gangs at once: `warm_up` iterations that do not count, then `iterations` that do.
+
+        There are as many trials as gangs, or in turn `least_trials`, as far as there are so many; None: up to
+        `ENOUGH_TRIALS`, as far as that is a matter of seconds. A limit that is reached in between, or a hang, leaves
+        those that were measured before; `stopped` then says why.
+        """
+        wanted, waiting, timed = max(len(gangs), least_trials or 0), list(self._trials), list[Timed]()
+        tried, began_at = 0, self._backend.now()
+        while waiting and (tried < wanted or not timed):
+            round_at = self._backend.now()
+            round_of = waiting[: len(gangs) if tried >= wanted else min(len(gangs), wanted - tried)]
+            waiting, tried = waiting[len(round_of) :], tried + len(round_of)
+            try:
+                timed += self._measure_round(dict(zip(round_of, gangs, strict=False)), warm_up, iterations)
+            except Stopped as reason:
+                if not timed:
+                    raise
+                self.stopped = reason
+                break
+            now = self._backend.now()
+            if least_trials is None and 2.0 * now - round_at - began_at <= BRIEFLY_S:  # another round would end by then
+                wanted = min(ENOUGH_TRIALS, tried + len(gangs))
+        return Point(gpus=len(gangs[0]), copies=min(len(gangs), len(timed)), timed=tuple(timed))
+
+    def _measure_round(self, gangs: Mapping[int, Gang], warm_up: int, iterations: int) -> list[Timed]:
+        cold = {trial for trial, gang in gangs.items() if not self._warm_slots.issuperset(gang)}
+        warm = self._train(gangs, 0, warm_up, "warm up")
+        self._warm_slots.update(slot for trial in warm for slot in gangs[trial])
+        self.cold_starts_s += [_startup_s(instants) for trial, instants in warm.items() if trial in cold]
+        if not warm:
+            return []
+        self._timed = {trial: gangs[trial] for trial in warm}
+        timed = self._train(self._timed, warm_up, warm_up + iterations, "time")
+        self._timed = {trial: gangs[trial] for trial in timed}
+        return [
+            Timed(
+                trial=trial,
+                instances=tuple(dict.fromkeys(slot.instance for slot in gangs[trial])),
+                startup_s=_startup_s(instants),
+                iterations_s=tuple(after - before for before, after in itertools.pairwise(instants[1:])),
+            )
+            for trial, instants in timed.items()
+        ]
+
+    def sweep(self, done: int) -> None:
+        """Let the trials of the latest point, which have `done` iterations, try their batch sizes, all at once.
+
+        What fails or hangs in it is done without.
+        """
+        self._train(self._timed, done, done + 1, "sweep")
+
+    def _train(self, gangs: Mapping[int, Gang], start: int, until: int, purpose: Purpose) -> dict[int, list[float]]:
+        """One segment of every trial on its gang; the instants of those that did not fail.
+
+        An instant for the order to start, one for the first step, and one for the end of every iteration.
+        """
+        self._attempt += 1
+        self._purpose = purpose
+        for trial, gang in gangs.items():
+            self._backend.execute(
+                StartTrial(
+                    trial=trial,
+                    attempt=self._attempt,
+                    gang=gang,
+                    from_iterations=start,
+                    until_iterations=until,
+                    checkpoint=self._checkpoints.get(trial) if start else None,
+                    batch_mode="sweep" if purpose == "sweep" else "hold",
+                )
+            )
+        instants = {trial: [self._backend.now()] for trial in gangs}
+        while waiting := {trial: times for trial, times in instants.items() if len(times) < until - start + 2}:
+            wake_at = min(max(times[-1], self._woke_at) + self._patience_s(times) for times in waiting.values())
+            for event in self._next(wake_at):
+                self._take_in(event, instants)
+            for trial, times in waiting.items():
+                if trial in instants and self._silent(times[-1], self._patience_s(times)):
+                    self._give_up_silent(trial, times, instants)
+        return instants
+
+    def _patience_s(self, times: Sequence[float]) -> float:
+        patience_s = self._limits.silence_s(starting=len(times) == 1, slowest_s=self._slowest_s)
+        return max(patience_s, self._limits.first_s) if self._purpose == "sweep" else patience_s
+
+    def _silent(self, heard_at: float, patience_s: float) -> bool:
+        return self._backend.now() >= max(heard_at, self._woke_at) + patience_s
+
+    def _take_in(self, event: Event, instants: dict[int, list[float]]) -> None:
+        match event:
+            case TrialStarted() | TrialReported() if event.attempt == self._attempt and event.trial in instants:
+                instants[event.trial].append(event.occurred_at)
+            case TrialRepeated() if event.attempt == self._attempt and event.trial in instants:
+                ordered_at, started_at = instants[event.trial]
+                repeated_s = event.occurred_at - started_at  # is no part of the start-up
+                instants[event.trial] = [ordered_at + repeated_s, event.occurred_at]
+            case TrialFailed() | CheckpointLost() if event.attempt == self._attempt and event.trial in instants:
+                del instants[event.trial]
+                if self._purpose == "sweep":
+                    self.failed_sweeps.append(f"{len(self._timed[event.trial])} GPU: {event.message}")
+                else:
+                    self._give_up(event)
+        if isinstance(event, TrialReported):
+            self.is_unsaved = event.saved_iterations == 0
+            self._keep(event.trial, event.checkpoint)
+            self._note_times(event, instants.get(event.trial, []))
+
+    def _note_times(self, report: TrialReported, times: Sequence[float]) -> None:
+        took_s = times[-1] - times[-2] if len(times) > 1 and report.attempt == self._attempt else None
+        if took_s is not None and self._purpose != "sweep":
+            self._slowest_s = max(self._slowest_s or 0.0, took_s)
+        self.batches.add(
+            report,
+            is_timed=self._purpose != "warm up",
+            iteration_s=took_s if self._purpose == "time" else None,
+        )
+
+    def _give_up_silent(self, trial: int, times: Sequence[float], instants: dict[int, list[float]]) -> None:
+        """Do without a trial that hangs. Raises Stopped if all beside it did: the others would cost as much time."""
+        self._backend.execute(StopTrial(trial=trial, attempt=self._attempt))
+        self._trials.remove(trial)
+        del instants[trial]
+        if not instants and not (self._purpose == "sweep" and self._trials):
+            what = "start-up" if len(times) == 1 else "an iteration"
+            raise Stopped(
+                f"its trials hung ({what} took more than {self._patience_s(times):.0f} s); if that may take longer, "
+                f"set constraints.iteration_timeout"
+            )
+
+    def _give_up(self, failed: TrialFailed | CheckpointLost) -> None:
+        """Do without a trial that failed. Raises RubberbandError if no other is left, or would do better."""
+        self._trials.remove(failed.trial)
+        kind = failed.kind if isinstance(failed, TrialFailed) else "checkpoint"
+        if kind == "no_metric":
+            raise RubberbandError(failed.message)
+        if not self._trials:
+            raise RubberbandError(f"every trial that was measured failed; the last one {kind}: {failed.message}")
+
+    def _keep(self, trial: int, checkpoint: CheckpointRef) -> None:
+        if (old := self._checkpoints.get(trial)) is not None:
+            self._backend.execute(DiscardCheckpoint(checkpoint=old))
+        self._checkpoints[trial] = checkpoint
+
+    def _next(self, wake_at: float) -> Sequence[Event]:
+        """What has happened, or nothing by `wake_at`. Raises where that ends the measurement, or a limit does."""
+        ends_at, limit = self._end()
+        self._backend.hold_until(self._held_until())
+        wake_at = min(wake_at, ends_at)
+        events = self._backend.next_events(wake_at)
+        for event in events:
+            self._note(event)
+            _refuse(event)
+        if self._cancelled():
+            raise Cancelled("measuring the profile was cancelled; nothing was saved")
+        if (now := self._backend.now()) >= ends_at:
+            raise Stopped(f"{limit} is reached; raise it, or write a profile into the experiment file")
+        if now > wake_at + _PAUSE_S:
+            self._woke_at = now
+        return events
+
+    def _held_until(self) -> float:
+        """How far what may be spent reaches: counted from now as long as nothing runs."""
+        return min(self._running.values(), default=self._backend.now()) + self._limits.held_s + self._limits.slack_s
+
+    def _end(self) -> tuple[float, str]:
+        """When measuring must stop, and the limit that says so."""
+        ends = [(self._began_at + self._limits.time_s, self._limits.time_by)]
+        if self._running:
+            ends.append((min(self._running.values()) + self._limits.held_s, self._limits.held_by))
+        return min(ends)
+
+
+def _startup_s(instants: Sequence[float]) -> float:
+    return max(0.0, instants[1] - instants[0])
+
+
+def _refuse(event: Event) -> None:
+    match event:
+        case InstanceRefused():
+            how = "failed to start" if event.failed_start else "was refused"
+            raise ProviderError(f"profiling needs instance {event.instance}, which {how}: {event.reason}")
+        case InstanceLost():
+            raise ProviderError(f"profiling lost instance {event.instance}: {event.reason}; start it again")
+
+
+# Measures an experiment's profile: its scaling function and its start-up times, on real (or virtual) instances.
+#
+# It speaks the backend's protocol and nothing else. Every slot is kept busy with a copy of the trial while it
+# measures: a trial that trains alone on an instance looks faster than one that has neighbours, and in a stage it has
+# neighbours.
+#
+# The same trials are measured with every number of GPUs. Each has another place on the instances at every number, so
+# that what is slow about a place is not taken for the trial's own; with a single number, one is not told from the
+# other. How fast instances are by themselves is not fitted: a plan would not count with it. What else than batch
+# sizes is measured is so at the initial batch size.
+#
+# Trials that fail or hang are done without, so a few bad configurations do no harm. A limit that is reached, or a
+# hang of all trials that train at once, ends the measurement with the points that there are.
+
 
 NO_NOISE_SCALE = (
     "no trial told its noise scale, so that the initial batch size stands in for it (larger batches look worse than "

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from rubberband.errors import DamagedJournalError
-from rubberband.executor.codec import decode_event, decode_job
-from rubberband.executor.controller import Controller
-from rubberband.executor.events import Event
-from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.journal import Header, Journal
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import Event
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.journal import Header, Journal, decode_event, decode_job
 from rubberband.executor.result import Result, summarise
 
 

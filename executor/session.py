@@ -12,32 +12,32 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rubberband import start_times
-from rubberband.adaptive import AdaptiveBatch, BatchPoint
 from rubberband.cloud.catalogue import types_of
-from rubberband.cloud.cluster import ClusterProvider
 from rubberband.cloud.prices import live_table
+from rubberband.cloud.provider import ClusterProvider
 from rubberband.cloud.start_limits import StartLimits, start_limits
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import StoreAwayError
 from rubberband.executor.backend import Backend
 from rubberband.executor.checkpoints import CheckpointStore, make_store, open_store, reopen_store
-from rubberband.executor.controller import Controller
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import CheckpointRef, TrialFailed
+from rubberband.executor.core.state import Job
 from rubberband.executor.driver import Observer, drive
-from rubberband.executor.events import CheckpointRef, TrialFailed
-from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.inbox import Inbox
-from rubberband.executor.journal import begin
-from rubberband.executor.reading import JournalReader, read_whole
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.inbox import Inbox
+from rubberband.executor.journal.journal import begin
+from rubberband.executor.journal.reading import JournalReader, read_whole
 from rubberband.executor.result import Result, summarise
 from rubberband.executor.salvage import explaining
-from rubberband.executor.state import Job
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.virtual import VirtualBackend
-from rubberband.executor.virtual_noise import Noise
+from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.executor.virtual.noise import Noise
 from rubberband.interrupts import AtOnce
-from rubberband.offer import Offer
-from rubberband.resources import LOG_LIMIT_BYTES, Resources
+from rubberband.spec.resources import LOG_LIMIT_BYTES, Resources
+from rubberband.values import start_times
+from rubberband.values.adaptive import AdaptiveBatch, BatchPoint
+from rubberband.values.offer import Offer
 
 RELEASE_MARGINS_S = {"virtual": 0.0, "local": 3.0, "aws": 60.0}
 """Provider -> up to how long giving instances back takes, retries included; the budget keeps clear of it. Leases end

@@ -6,7 +6,7 @@ oldest goes before another is begun. Nothing is moved or rewritten, so that what
 read and added to, and a reader is never interrupted: it counts bytes as they were printed, and is told what is missing.
 
 A trial does not write to the files itself: its output goes through a pipe to a small process, which this module is when
-it is run (`rubberband.executor.ray.log_pump` starts it). A thread would not do: where C code prints while it holds
+it is run (`rubberband.executor.ray.logs` starts it). A thread would not do: where C code prints while it holds
 Python's lock it would wait for ever. Only the standard library is imported, and of rubberband nothing: it starts in
 20 ms.
 """

@@ -9,18 +9,18 @@ from typing import Literal
 
 import numpy as np
 
-from rubberband.chance import Spread
-from rubberband.offer import Offer
-from rubberband.plan import Stage
+from rubberband.planner.brackets import JobPlan, Lane
 from rubberband.planner.estimate import Estimate
-from rubberband.planner.families import box_of
 from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
-from rubberband.planner.lanes import JobPlan, Lane
-from rubberband.planner.mean_cost import mean_cost_of
+from rubberband.planner.model import mean_cost_of
+from rubberband.planner.policies import box_of
 from rubberband.planner.sampling import Draws, varies
 from rubberband.planner.table import Floats
-from rubberband.profile import Profile
 from rubberband.units import format_duration, format_usd
+from rubberband.values.chance import Spread
+from rubberband.values.offer import DATA_LINE, HEAD_LINE, RENT_LINES, BillLine, Offer, SideCost
+from rubberband.values.plan import Stage
+from rubberband.values.profile import Profile
 
 Basis = Literal["measured", "given", "live", "default", "interpolated", "extrapolated"]
 """Where a value comes from: a profile file, the experiment file, the cloud as it was asked, what rubberband takes where
@@ -158,8 +158,7 @@ def _batches(job: JobPlan, now: _Terms) -> Iterator[_Change]:
     model = now.profile.goodput
     if model is None:
         return
-    from rubberband.planner.adapting import at_noise_scale
-    from rubberband.planner.goodput.planning import extrapolated
+    from rubberband.planner.goodput.planning import at_noise_scale, extrapolated
 
     used = sorted({choice.gpus_per_trial for choice in job.plan.stages})
     if unseen := extrapolated(model, now.offer.gpus, used):
@@ -309,3 +308,38 @@ def _sampled(lane: Lane, terms: _Terms, seed: int) -> tuple[Floats, Floats]:
 def _draws(stages: tuple[Stage, ...], profile: Profile, offer: Offer, seed: int) -> Draws:
     """The random numbers of a job are the same whatever its limits; those of the latest jobs are kept."""
     return Draws(stages, profile, offer, seed=seed)
+
+
+# The lines of an estimate's bill: what the plan costs by what it is for. They add up to its (mean) cost.
+
+
+_LEAST_USD = 1e-9
+
+
+def bill_lines(estimate: Estimate) -> tuple[BillLine, ...]:
+    """The lines of the plan's bill, those of nothing left out; empty without a plan.
+
+    A bill is linear in its prices: one dollar more an hour tells the hours of instances, one more an instance how many
+    are started.
+    """
+    job, offer = estimate.job, estimate.offer
+    if job is None:
+        return ()
+    lines: list[BillLine] = []
+    if offer.side_costs or offer.data_usd_per_instance:
+        now_usd = predicted_usd(estimate, offer)
+        hours = predicted_usd(estimate, _dearer(offer, SideCost(line="", usd_per_hour=1.0))) - now_usd
+        started = predicted_usd(estimate, _dearer(offer, SideCost(line="", usd_once=1.0))) - now_usd
+        lines += [
+            BillLine(line=cost.line, usd=cost.usd_per_hour * hours + cost.usd_once * started)
+            for cost in offer.side_costs
+        ]
+        lines.append(BillLine(line=DATA_LINE, usd=offer.data_usd_per_instance * started))
+    lines.append(BillLine(line=HEAD_LINE, usd=offer.head_cost_usd(job.prediction.jct_s)))
+    rest_usd = job.prediction.cost_usd - sum(line.usd for line in lines)
+    found = [BillLine(line=RENT_LINES[offer.billing], usd=rest_usd), *lines]
+    return tuple(line for line in found if abs(line.usd) > _LEAST_USD)
+
+
+def _dearer(offer: Offer, cost: SideCost) -> Offer:
+    return replace(offer, side_costs=(*offer.side_costs, cost))

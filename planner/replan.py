@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rubberband.errors import InfeasibleError
-from rubberband.offer import Offer
-from rubberband.plan import Cohort, Constraints, Plan, Planned, Prediction, Speeds, Stage, StagePlan
 from rubberband.planner import risk
 from rubberband.planner.sampling import Draws, varies
 from rubberband.planner.search import meets, plan
 from rubberband.planner.solver import Objective
-from rubberband.profile import Profile
 from rubberband.units import format_duration, format_usd
+from rubberband.values.offer import Offer
+from rubberband.values.plan import Cohort, Constraints, Plan, Planned, Prediction, Speeds, Stage, StagePlan
+from rubberband.values.profile import Profile
 
 SMALLEST_GAIN = 0.01
 """Hysteresis: a plan that keeps its limits is left only for one that saves this share of what is left, and at least

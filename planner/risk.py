@@ -1,6 +1,6 @@
 """Planning where times vary: the best plan that keeps its constraints with the confidence that is asked for.
 
-The exact search runs on mean times with an allowance for lateness (`rubberband.planner.moments`) and proposes plans;
+The exact search runs on mean times with an allowance for lateness (`rubberband.planner.risk`) and proposes plans;
 samples, the same for all of them, decide (design/planning-model.md, Searching). The allowance is tuned until the plans
 lie on both sides of the confidence, then the best are improved step by step.
 """
@@ -10,25 +10,242 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
 import numpy as np
 
 from rubberband.errors import InfeasibleError
-from rubberband.offer import Offer, gang_sizes, slots
-from rubberband.plan import Cohort, Constraints, Market, Odds, Plan, Planned, Policy, Speeds, Stage, StagePlan
-from rubberband.planner.families import box_of, family
-from rubberband.planner.judge import Judge, Look
 from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
-from rubberband.planner.mean_cost import mean_cost_of
-from rubberband.planner.model import check_plan, predict
-from rubberband.planner.moments import NoisyMoments, late_growth
+from rubberband.planner.makespan import makespan
+from rubberband.planner.model import check_plan, interruptions, mean_cost_of, predict
+from rubberband.planner.policies import box_of, family
 from rubberband.planner.sampling import Draws, Samples, varies
 from rubberband.planner.solver import OBJECTIVES, Box, Objective, lower_bound, pareto, several
-from rubberband.planner.table import Table, build_table, mean_terms
+from rubberband.planner.table import Floats, Ints, Table, build_table, distinct, mean_runs_s, mean_terms
 from rubberband.planner.wording import too_dear, too_late, too_much_at_once
-from rubberband.profile import Profile
+from rubberband.values.offer import Offer, gang_sizes, slots
+from rubberband.values.plan import Cohort, Constraints, Market, Odds, Plan, Planned, Policy, Speeds, Stage, StagePlan
+from rubberband.values.profile import Profile
+
+# Deciding between candidate plans where times vary: the same samples for all, as many as it takes to be clear.
+
+
+ROUGH_CHUNKS = 2
+_CLEAR = 2.5
+"""Standard errors below the confidence at which a probability is clearly too small."""
+_SURE = 5.0
+"""Standard errors above it at which it is clearly enough: of many candidates, often looked at, one may be lucky."""
+_WORTH_IT = 0.005
+"""How much better a candidate must be that few samples spoke against, to be given more of them."""
+_HOPEFUL = 8
+_TIE = 0.001
+"""Where time is what counts, so small a share of it is not worth any money."""
+_NEARLY = 0.003
+"""By so much the luck of one candidate may not be that of another."""
+
+
+@dataclass(slots=True)
+class Look:
+    """What is known of a candidate."""
+
+    jct_s: Floats
+    cost_usd: Floats
+    roughly: float = 0.0
+    """The share within the limits of the samples that every candidate has."""
+    value: tuple[float, float] = (0.0, 0.0)
+    """What is minimised, and what breaks ties, by these samples."""
+
+    def kept(self, box: Box) -> float:
+        """The share of samples within the limits."""
+        return float(box.holds(self.jct_s, self.cost_usd).mean())
+
+
+@dataclass(slots=True)
+class Judge:
+    """Looks at candidates with the same samples, as many as it takes to decide."""
+
+    draws: Draws
+    box: Box
+    confidence: float
+    objective: Objective
+    held: Sequence[Cohort]
+    looks: dict[Plan, Look] = field(default_factory=dict)
+    luck: float | None = None
+    """How much more often plans keep the limits in the samples that every candidate has than in all: where it is known
+    of one, it holds nearly for those like it, as the samples are the same for all."""
+
+    def look(self, candidate: Plan, num_chunks: int = ROUGH_CHUNKS) -> Look:
+        """The samples of a candidate, at least `num_chunks` chunks of them."""
+        known = self.looks.get(candidate)
+        have = 0 if known is None else len(known.jct_s) // self.draws.rows
+        if have < num_chunks:
+            jct_s, cost_usd = self.draws.totals(candidate, range(have, num_chunks), self.held)
+            if known is not None:
+                jct_s, cost_usd = np.concatenate([known.jct_s, jct_s]), np.concatenate([known.cost_usd, cost_usd])
+                known = self.looks[candidate] = replace(known, jct_s=jct_s, cost_usd=cost_usd)
+            else:
+                known = self.looks[candidate] = Look(jct_s, cost_usd)
+                known.roughly, known.value = known.kept(self.box), self._value(jct_s, cost_usd)
+        assert known is not None
+        return known
+
+    def _value(self, jct_s: Floats, cost_usd: Floats) -> tuple[float, float]:
+        mean_usd, mean_s = float(cost_usd.mean()), float(jct_s.mean())
+        return (mean_usd, mean_s) if self.objective == "min_cost" else (mean_s, mean_usd)
+
+    def value(self, candidate: Plan) -> tuple[float, float]:
+        """What is minimised, and what breaks ties, by the samples that every candidate has."""
+        return self.looks[candidate].value
+
+    def likely(self, candidate: Plan) -> bool:
+        """Whether it seems to keep the limits with the confidence."""
+        return self.look(candidate).roughly >= min(1.0, self.confidence + (self.luck or 0.0))
+
+    def sure(self, candidate: Plan) -> bool:
+        """Whether it does: with more samples until that is clear, and none that are left without a margin."""
+        num_chunks = ROUGH_CHUNKS
+        while True:
+            look = self.look(candidate, num_chunks)
+            kept, error = look.kept(self.box), self._error(len(look.jct_s))
+            if kept > self.confidence + _SURE * error:
+                return True
+            if kept < self.confidence - _CLEAR * error or num_chunks == self.draws.most_chunks:
+                break
+            num_chunks = min(num_chunks * 3 // 2, self.draws.most_chunks)
+        if num_chunks > ROUGH_CHUNKS:
+            self.luck = look.roughly - kept
+        return num_chunks == self.draws.most_chunks and kept >= min(1.0, self.confidence + error)
+
+    def _error(self, num_samples: int) -> float:
+        return math.sqrt(self.confidence * (1.0 - self.confidence) / num_samples)
+
+    def ranked(self) -> list[Plan]:
+        """The candidates that likely keep the limits, best first; times that are hardly unlike are a tie."""
+        plans = sorted(filter(self.likely, self.looks), key=self.value)
+        if self.objective == "min_cost" or not plans:
+            return plans
+        reach_s = self.value(plans[0])[0] * (1.0 + _TIE)
+        ties = sum(self.value(plan)[0] <= reach_s for plan in plans)
+        return sorted(plans[:ties], key=lambda plan: self.value(plan)[::-1]) + plans[ties:]
+
+    def closest(self, most: int) -> list[Plan]:
+        """The candidates that keep the limits most often."""
+        return sorted(self.looks, key=lambda candidate: -self.looks[candidate].kept(self.box))[:most]
+
+    def best(self) -> Plan | None:
+        """The best candidate that surely keeps the limits; what is learned of one makes others unlikely."""
+        best, seen = None, set[Plan]()
+        while best is None and (left := next((plan for plan in self.ranked() if plan not in seen), None)):
+            seen.add(left)
+            best = left if self.sure(left) else None
+        bound = math.inf if best is None else self.value(best)[0] * (1.0 - _WORTH_IT)
+        off = _CLEAR * self._error(ROUGH_CHUNKS * self.draws.rows) if self.luck is None else _NEARLY - self.luck
+        hopeful = [
+            plan
+            for plan, look in self.looks.items()
+            if plan not in seen and look.value[0] < bound and look.roughly >= self.confidence - off
+        ]
+        return next(filter(self.sure, sorted(hopeful, key=self.value)[:_HOPEFUL]), best)
+
+
+# Mean and variance of every stage's time where times vary: what steers the search, before samples decide.
+#
+# The makespan of n noisy trials on s slots lies a little above n/s times the mean; how much is sampled for a few s
+# and interpolated between them.
+
+
+_ROWS = 200
+_FEW_TRIALS = 64
+_WAVES = 8
+
+
+@dataclass(slots=True)
+class NoisyMoments:
+    """The `Moments` of a job: late is z * variance / (2 tau), so that late seconds add up over the stages.
+
+    A sum of stages with mean m and variance v keeps a deadline D with z standard deviations to spare, m + z*sqrt(v) <=
+    D, exactly if m + (z/2)*(v/tau + tau) <= D for some tau (the best one is sqrt(v)): what the search can add up.
+    """
+
+    draws: Draws
+    z: float = 0.0
+    tau_s: float = 1.0
+    _grids: dict[int, tuple[Floats, Floats, Floats]] = field(default_factory=dict)
+    _known: dict[tuple[Market, tuple[int, ...], tuple[int, ...]], tuple[Floats, Floats]] = field(default_factory=dict)
+
+    def stages_s(self, market: Market, gangs: Ints, slots: Ints) -> tuple[Floats, Floats]:
+        """Mean and late seconds, each (stages, counts, gangs)."""
+        key = (market, slots.shape, tuple(gangs.tolist()))
+        if key not in self._known:
+            self._known[key] = self._moments(market, gangs, slots)
+        mean_s, variance = self._known[key]
+        return mean_s, self.z / (2.0 * self.tau_s) * variance
+
+    def _moments(self, market: Market, gangs: Ints, slots: Ints) -> tuple[Floats, Floats]:
+        stages = self.draws.stages
+        mean_s, variance = np.empty((len(stages), *slots.shape)), np.empty((len(stages), *slots.shape))
+        runs_s = mean_runs_s(stages, self.draws.profile, self.draws.offer, market, gangs)
+        for index, stage in enumerate(stages):
+            mean_s[index], variance[index] = self._stage(index, stage, market, gangs, slots, runs_s[index])
+        return mean_s, variance
+
+    def _stage(
+        self, index: int, stage: Stage, market: Market, gangs: Ints, slots: Ints, runs_s: Floats
+    ) -> tuple[Floats, Floats]:
+        used = np.minimum(slots, stage.trials)
+        at, excess, spread = self._grid(index, stage)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            waves = np.ceil(stage.trials / used)
+            load = stage.trials / used + np.interp(used, at, excess)
+            startup_s = self.draws.profile.trial_startup_s
+            mean_s = startup_s * waves + (runs_s - startup_s) * load
+            variance = ((runs_s - startup_s) * np.interp(used, at, spread)) ** 2
+            variance = variance + waves * (startup_s * self.draws.profile.startup_cv) ** 2
+            if market == "spot":
+                variance = variance + load * self._spot_variance(stage, gangs)
+        never = slots == 0
+        return np.where(never, np.inf, mean_s), np.where(never, 0.0, variance)
+
+    def _grid(self, index: int, stage: Stage) -> tuple[Floats, Floats, Floats]:
+        """Numbers of slots; the makespan there beyond n/s, and its standard deviation, in mean training times."""
+        if index not in self._grids:
+            profile, trials = self.draws.profile, stage.trials
+            factor = self.draws.chunk(0).factor(index)[:, :_ROWS]
+            at = _slots_to_sample(trials)
+            spans = [makespan(factor, int(slots)) for slots in at]
+            excess = np.array([span.mean() for span in spans]) - trials / at
+            if profile.stage_cv(stage.iterations) == 0.0 and self.draws.speeds is None:
+                at = np.arange(1.0, trials + 1.0)
+                excess = np.ceil(trials / at) - trials / at
+                spans = [np.zeros(1)] * trials
+            self._grids[index] = (at, excess, np.array([span.std() for span in spans]))
+        return self._grids[index]
+
+    def _spot_variance(self, stage: Stage, gangs: Ints) -> Floats:
+        """(gangs,) Variance that interruptions add to a stage: Poisson numbers of losses."""
+        found = []
+        for gpus in gangs.tolist():
+            rate, lost_s = interruptions(stage, gpus, self.draws.profile, self.draws.offer)
+            steady_s = self.draws.profile.trial_startup_s + stage.iterations * self.draws.profile.iteration_s(gpus)
+            found.append(rate * steady_s * lost_s**2)
+        return np.array(found)
+
+
+def _slots_to_sample(trials: int) -> Floats:
+    """All, or where the number of waves changes while it is small, and a few more."""
+    if trials <= _FEW_TRIALS:
+        return np.arange(1.0, trials + 1.0)
+    edges = np.ceil(trials / np.arange(1.0, _WAVES + 1.0))
+    return distinct(np.concatenate([edges, edges - 1.0, np.round(np.geomspace(1.0, edges[-1], _WAVES))]))
+
+
+def late_growth(draws: Draws, started: int) -> tuple[float, float, float]:
+    """Mean SCALE, mean INIT_INSTANCE of `started` instances at once, and the variance of their sum."""
+    chunk = draws.chunk(0)
+    provision_s, init_s = np.asarray(chunk.provision_s(0)), np.asarray(chunk.init_s(0, started))
+    return float(provision_s.mean()), float(init_s.mean()), float(provision_s.var() + init_s.var())
+
 
 _PROPOSALS = 24
 _ROUNDS = 6

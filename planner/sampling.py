@@ -14,14 +14,14 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from rubberband.chance import Law, Spread
-from rubberband.offer import Offer, slots
-from rubberband.plan import Cohort, Distribution, Market, Plan, Prediction, Speeds, Stage, StagePlan
 from rubberband.planner.makespan import Times, makespan
 from rubberband.planner.model import Step, check_plan, interruptions, summed, walk
 from rubberband.planner.table import Floats
 from rubberband.planner.totals import totals
-from rubberband.profile import Profile
+from rubberband.values.chance import Law, Spread
+from rubberband.values.offer import Offer, slots
+from rubberband.values.plan import Cohort, Distribution, Market, Plan, Prediction, Speeds, Stage, StagePlan
+from rubberband.values.profile import Profile
 
 CHUNK = 1024
 """Samples in a chunk: a power of two, as stages of many trials have fewer rows that are repeated."""

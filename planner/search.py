@@ -11,18 +11,17 @@ from dataclasses import replace
 from functools import lru_cache
 
 from rubberband.errors import InfeasibleError, InputError
-from rubberband.offer import Offer, slots
-from rubberband.plan import Cohort, Constraints, Plan, Planned, Policy, Prediction, Speeds, Stage, StagePlan
 from rubberband.planner import risk
-from rubberband.planner.families import Tables, best_of, box_of, check_stages, family, least
 from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
-from rubberband.planner.mean_cost import MeanCost
-from rubberband.planner.model import least_instances, predict
+from rubberband.planner.model import MeanCost, least_instances, predict
+from rubberband.planner.policies import Tables, best_of, box_of, check_stages, family, least
 from rubberband.planner.sampling import varies
 from rubberband.planner.solver import Box, Found, Objective, pareto
 from rubberband.planner.table import Table, build_table, holding_is_free
 from rubberband.planner.wording import too_dear, too_late, too_much_at_once
-from rubberband.profile import Profile
+from rubberband.values.offer import Offer, slots
+from rubberband.values.plan import Cohort, Constraints, Plan, Planned, Policy, Prediction, Speeds, Stage, StagePlan
+from rubberband.values.profile import Profile
 
 KEPT_TABLES = 32
 

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rubberband.errors import InputError
-from rubberband.offer import SECONDS_PER_HOUR, Offer, gang_sizes
-from rubberband.plan import Cohort, Constraints, Market, Plan, Stage, StagePlan
 from rubberband.planner.model import least_instances, run_s
-from rubberband.profile import Profile
+from rubberband.values.offer import SECONDS_PER_HOUR, Offer, gang_sizes
+from rubberband.values.plan import Cohort, Constraints, Market, Plan, Stage, StagePlan
+from rubberband.values.profile import Profile
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

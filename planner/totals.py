@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rubberband.offer import SECONDS_PER_HOUR, Offer
-from rubberband.plan import Cohort, Market, Plan, StagePlan
 from rubberband.planner.model import Times, Value
+from rubberband.values.offer import SECONDS_PER_HOUR, Offer
+from rubberband.values.plan import Cohort, Market, Plan, StagePlan
 
 
 @dataclass(slots=True)

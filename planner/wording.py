@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from rubberband.plan import Change, Remedy
 from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
 from rubberband.planner.solver import Box
 from rubberband.units import format_duration, format_usd
+from rubberband.values.plan import Change, Remedy
 
 Words = tuple[str, str]
 """What is out of reach, and what to do about it."""

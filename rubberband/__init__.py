@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rubberband.app.run import tune
     from rubberband.client.aio import AsyncClient
     from rubberband.client.client import Client
     from rubberband.errors import (
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
     from rubberband.executor.result import Result
     from rubberband.executor.training.torch_trial import TorchTrial
     from rubberband.executor.training.trial import Trial, TrialContext, get_checkpoint, report
-    from rubberband.experiment import Experiment
-    from rubberband.files import load_experiment
-    from rubberband.space import (
+    from rubberband.spec.experiment import Experiment
+    from rubberband.spec.loading import load_experiment
+    from rubberband.spec.space import (
         choice,
         grid_search,
         lograndint,
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
         randn,
         uniform,
     )
-    from rubberband.tuning import tune
 
 __all__ = [
     "AsyncClient",
@@ -94,13 +94,13 @@ _MODULES = {
     "rubberband.executor.training.torch_trial": "TorchTrial",
     "rubberband.executor.training.trial": "Trial TrialContext get_checkpoint report",
     "rubberband.executor.result": "Result",
-    "rubberband.experiment": "Experiment",
-    "rubberband.files": "load_experiment",
-    "rubberband.space": (
+    "rubberband.spec.experiment": "Experiment",
+    "rubberband.spec.loading": "load_experiment",
+    "rubberband.spec.space": (
         "choice grid_search lograndint loguniform qlograndint qloguniform qrandint qrandn quniform randint randn "
         "uniform"
     ),
-    "rubberband.tuning": "tune",
+    "rubberband.app.run": "tune",
 }
 """Module -> the public names that live in it."""
 

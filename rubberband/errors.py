@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from rubberband.plan import Remedy
+    from rubberband.values.plan import Remedy
 
 
 class RubberbandError(Exception):

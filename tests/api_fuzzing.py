@@ -21,8 +21,8 @@ from rubberband.api.names import NAME_PATTERN
 from rubberband.api.security.tokens import Tokens
 from rubberband.api.settings import Limits, Settings
 from rubberband.api.store.sql import open_store
-from rubberband.executor.folder import ExperimentFolder
-from rubberband.tuning import run_experiment
+from rubberband.app.run import run_experiment
+from rubberband.executor.journal.folder import ExperimentFolder
 from tests.builders.browser import served
 from tests.builders.service_runs import cut_off, experiment
 

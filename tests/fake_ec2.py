@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rubberband.cloud.aws.calls import name_in
+from rubberband.cloud.aws.calls import Machines, NodeStart, name_in
 from rubberband.cloud.aws.choosing import Ware
-from rubberband.cloud.aws.machines import Machines, NodeStart
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.aws_fake import FakeAws, FakeCall, Fault
-from rubberband.cloud.cluster import Head
-from rubberband.cloud.provider import InstanceStatus
+from rubberband.cloud.provider import Head, InstanceStatus
 
 START_AT = 1_800_000_000.0
 ZONES = ("us-east-1a", "us-east-1b")
@@ -90,7 +88,7 @@ class World:
 
     def __post_init__(self) -> None:
         """Open the account."""
-        from rubberband.cloud.aws.user_data import boot_times
+        from rubberband.cloud.aws.boot import boot_times
 
         self.fake = FakeAws(lambda: self.now, reads=boot_times, **self.settings)
         self.machines = machines_of(self.fake)

@@ -10,12 +10,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from rubberband.api.dashboard import assets
-from rubberband.api.security.access import STRANGER, principal_of
-from rubberband.executor.events import Event
+from rubberband.api.problems import Problem
+from rubberband.api.security.authentication import STRANGER, principal_of
+from rubberband.executor.core.events import Event
 from rubberband.units import format_instant
 from rubberband.views.words import counted, duration, number, usd
 
@@ -78,3 +79,19 @@ def _environment() -> Environment:
 
 
 _templates = _environment()
+
+
+# What went wrong as a page: for a browser that asked for one, the answer to a problem.
+
+
+def wants_page(request: Request) -> bool:
+    """Whether it is a person's browser that asks, for something that is no part of REST."""
+    return not request.url.path.startswith("/v1/") and "text/html" in request.headers.get("accept", "")
+
+
+def problem_page(request: Request, problem: Problem) -> Response:
+    """The page that tells of a problem, with its status and headers."""
+    kind = problem.kind
+    page = render(request, "problem.html", status=kind.status, title=kind.title, detail=problem.detail)
+    page.headers.update(problem.headers)
+    return page

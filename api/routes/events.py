@@ -13,10 +13,10 @@ from pydantic.json_schema import SkipJsonSchema
 from starlette.concurrency import run_in_threadpool
 
 from rubberband.api.answers import HEAD
-from rubberband.api.documenting import only_documented, refusals
 from rubberband.api.names import NAME_PATTERN
+from rubberband.api.openapi import only_documented, refusals
 from rubberband.api.problems import EVENTS_GONE, MALFORMED, Problem
-from rubberband.api.security.access import Reader, always, still_allowed
+from rubberband.api.security.authentication import Reader, always, still_allowed
 from rubberband.api.service import Service, Serving
 from rubberband.api.store.protocol import Store
 from rubberband.errors import JournalError

@@ -7,16 +7,28 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
-from rubberband.api import views_json
+from rubberband.api import models as views_json
 from rubberband.api.answers import json_answer
-from rubberband.api.documenting import only_documented, refusals
-from rubberband.api.examples import ALLOCATIONS, COSTS, DECISIONS, LOGS, TRIALS, example
+from rubberband.api.models import (
+    ALLOCATIONS,
+    COSTS,
+    DECISIONS,
+    LOGS,
+    TRIALS,
+    Allocations,
+    Costs,
+    Decisions,
+    LogPage,
+    Report,
+    TrialPage,
+    example,
+)
 from rubberband.api.names import Known
+from rubberband.api.openapi import only_documented, refusals
 from rubberband.api.problems import CONFLICT, INVALID, NOT_FOUND, Problem
-from rubberband.api.schemas import Allocations, Costs, Decisions, LogPage, Report, TrialPage
-from rubberband.api.security.access import Reader
+from rubberband.api.security.authentication import Reader
 from rubberband.api.service import Serving
-from rubberband.executor.state import TrialStatus
+from rubberband.executor.core.state import TrialStatus
 from rubberband.units import shown
 
 router = APIRouter(tags=["experiments"], prefix="/v1/experiments/{name}", dependencies=[Depends(only_documented)])

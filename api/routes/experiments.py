@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable
 from functools import partial
@@ -9,17 +10,27 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
+from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from rubberband.api import views_json
-from rubberband.api.answers import json_answer
-from rubberband.api.documenting import EXPERIMENT_BODY, only_documented, refusals
-from rubberband.api.examples import DETAIL, EXTENSION, PAGE, VIEW, example
-from rubberband.api.experiment_body import read_experiment, require_allowed
-from rubberband.api.extend_body import read_limits
-from rubberband.api.granting import granted, looked_at
+from rubberband.api import models as views_json
+from rubberband.api.answers import invalid, json_answer
+from rubberband.api.experiments.body import JSON_TYPE, json_object, read_experiment, require_allowed
 from rubberband.api.idempotency import IdempotencyKey, asked, once
+from rubberband.api.models import (
+    DETAIL,
+    EXTENSION,
+    PAGE,
+    VIEW,
+    ExperimentDetail,
+    ExperimentPage,
+    ExperimentView,
+    ExtendBody,
+    ExtensionView,
+    example,
+)
 from rubberband.api.names import Known
+from rubberband.api.openapi import EXPERIMENT_BODY, only_documented, refusals
 from rubberband.api.problems import (
     CONFLICT,
     INFEASIBLE,
@@ -37,14 +48,69 @@ from rubberband.api.problems import (
     UNAVAILABLE,
     Problem,
 )
-from rubberband.api.schemas import ExperimentDetail, ExperimentPage, ExperimentView, ExtendBody, ExtensionView
-from rubberband.api.security.access import Reader, Submitter, caller_of
+from rubberband.api.security.authentication import Reader, Submitter, caller_of
 from rubberband.api.service import Service, Serving
 from rubberband.api.store.records import Principal, Submission
-from rubberband.experiment import Experiment
-from rubberband.plan import Policy
+from rubberband.executor.core.extending import Extension
+from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from rubberband.units import shown
+from rubberband.values.plan import Policy
+
+# Other limits as requests ask for them: planned in a process of its own, and granted if nothing changed meanwhile.
+
+
+_TRIES = 5
+_PAUSE_S = 0.2
+"""The watcher reads a journal somewhat later than the process that plans."""
+
+
+async def looked_at(service: Service, name: str, limits: ExtendBody, caller: str) -> Extension:
+    """What the limits would change. Raises Problem."""
+    asked = await run_in_threadpool(
+        partial(service.runs.extensions.question, name, deadline=limits.deadline, max_cost_usd=limits.max_cost)
+    )
+    return asked if isinstance(asked, Extension) else (await service.plans.rest(asked, caller)).extension
+
+
+async def granted(service: Service, name: str, limits: ExtendBody, caller: str, *, request: str) -> Extension:
+    """What they change, and that they are in force; `request` is an id that makes it happen once. Raises Problem.
+
+    What is granted is what was planned: if the experiment has other limits by then, it is planned again.
+    """
+    extensions = service.runs.extensions
+    question = partial(
+        extensions.question, name, deadline=limits.deadline, max_cost_usd=limits.max_cost, request=request
+    )
+    for _ in range(_TRIES):
+        asked = await run_in_threadpool(question)
+        if isinstance(asked, Extension):
+            return asked
+        answer = await service.plans.rest(asked, caller)
+        found = await run_in_threadpool(extensions.grant, asked, answer, request)
+        if found is not None:
+            return found
+        await asyncio.sleep(_PAUSE_S)
+    raise Problem(UNAVAILABLE, f"the limits of {name!r} are changed by others; ask again", headers={"Retry-After": "2"})
+
+
+# Other limits for an experiment, as a request carries them: read as strictly as an experiment.
+
+
+def read_limits(body: bytes, media_type: str) -> ExtendBody:
+    """The limits of a request's body. Raises Problem: MEDIA, MALFORMED, or INVALID."""
+    if media_type.partition(";")[0].strip().lower() != JSON_TYPE:
+        raise Problem(MEDIA, f"Content-Type {shown(media_type)} is not read here; send {JSON_TYPE}")
+    words = json_object(body, "what extends an experiment; send an object: deadline, max_cost or both, and dry_run")
+    try:
+        limits = ExtendBody.model_validate(words)
+    except ValidationError as error:
+        faults = [{"loc": ["body", *map(str, fault["loc"])], "message": fault["msg"]} for fault in error.errors()]
+        raise invalid(faults) from None
+    if limits.deadline is None and limits.max_cost is None:
+        raise Problem(INVALID, "neither deadline nor max_cost is there; give the one that is to be raised, or both")
+    return limits
+
 
 router = APIRouter(tags=["experiments"], prefix="/v1/experiments", dependencies=[Depends(only_documented)])
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from rubberband.api.answers import json_answer
-from rubberband.api.schemas import Health
+from rubberband.api.models import Health
 from rubberband.api.service import Service, Serving
 from rubberband.errors import RubberbandError
 

@@ -7,8 +7,8 @@ from fastapi.responses import Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-from rubberband.api.documenting import only_documented
-from rubberband.api.security.access import Reader
+from rubberband.api.openapi import only_documented
+from rubberband.api.security.authentication import Reader
 
 router = APIRouter(tags=["service"], dependencies=[Depends(only_documented)])
 

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect
 
 from rubberband.api.answers import invalid
-from rubberband.api.documenting import EXPERIMENT_BODY, refusals, require_documented
-from rubberband.api.plans import PlanAnswer, Preview, fingerprint
+from rubberband.api.openapi import EXPERIMENT_BODY, refusals, require_documented
+from rubberband.api.plans.previews import PlanAnswer, Preview, fingerprint
 from rubberband.api.problems import (
     INFEASIBLE,
     INVALID,
@@ -29,10 +29,10 @@ from rubberband.api.problems import (
     UNAVAILABLE,
     Problem,
 )
-from rubberband.api.security.access import Reader, caller_of
+from rubberband.api.security.authentication import Reader, caller_of
 from rubberband.api.service import Serving
-from rubberband.plan import Policy
 from rubberband.units import shown
+from rubberband.values.plan import Policy
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"])
 

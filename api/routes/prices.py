@@ -9,16 +9,14 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
 from rubberband.api.answers import json_answer
-from rubberband.api.documenting import only_documented, refusals
-from rubberband.api.examples import PRICES, example
+from rubberband.api.models import PRICES, PriceList, example
+from rubberband.api.openapi import only_documented, refusals
 from rubberband.api.problems import INVALID, Problem
-from rubberband.api.schemas import PriceList
-from rubberband.api.security.access import Reader
+from rubberband.api.security.authentication import Reader
 from rubberband.api.service import Serving
 from rubberband.api.settings import Settings
 from rubberband.cloud.instance_types import catalogue
-from rubberband.cloud.price_cache import read_book
-from rubberband.cloud.prices import LiveTable, overlaid, prices_of
+from rubberband.cloud.prices import LiveTable, overlaid, prices_of, read_book
 from rubberband.units import shown
 from rubberband.views.price_table import chosen, price_notes, prices_json
 

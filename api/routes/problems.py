@@ -9,10 +9,10 @@ from fastapi import APIRouter, Depends, Header, Path
 from fastapi.responses import PlainTextResponse, Response
 
 from rubberband.api.answers import json_answer
-from rubberband.api.documenting import only_documented, refusals
+from rubberband.api.models import KindView
+from rubberband.api.openapi import only_documented, refusals
 from rubberband.api.problems import KINDS, NOT_FOUND, Kind, Problem
-from rubberband.api.schemas import KindView
-from rubberband.api.security.access import Reader
+from rubberband.api.security.authentication import Reader
 from rubberband.units import nearest, shown
 
 router = APIRouter(tags=["service"], dependencies=[Depends(only_documented)])

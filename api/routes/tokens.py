@@ -8,10 +8,9 @@ from fastapi import APIRouter, Path, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from rubberband.api.documenting import refusals
+from rubberband.api.openapi import refusals
 from rubberband.api.problems import NOT_FOUND, Problem
-from rubberband.api.security.access import Admin
-from rubberband.api.security.signing_in import doorkeeper_of
+from rubberband.api.security.authentication import Admin, doorkeeper_of
 from rubberband.api.store.records import Scope, TokenRecord
 from rubberband.units import parse_duration, shown
 

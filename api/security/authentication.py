@@ -2,22 +2,163 @@
 
 A secret has 256 random bits: nobody guesses one. So wrong tokens are limited not for what they might find, but so that
 a client that has a wrong one lets go; and only they are, never a right one of the same address: behind it may be a
-whole office. What they cost is bounded by how they are looked up (rubberband.api.security.looking).
+whole office. What they cost is bounded by how they are looked up (below).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass
-from typing import Literal
+from itertools import islice
+from typing import Annotated, Literal
+from urllib.parse import quote
 
-from rubberband.api.problems import UNAUTHENTICATED, Problem
-from rubberband.api.security.access import SIGN_IN, STRANGER
-from rubberband.api.security.limits import Buckets, address_key
-from rubberband.api.security.looking import Looks
+from fastapi import APIRouter, Depends, Form, Request
+from fastapi.responses import RedirectResponse, Response
+
+from rubberband.api.problems import FORBIDDEN, UNAUTHENTICATED, Problem
+from rubberband.api.security.checks import Buckets, address_key, safe_next
 from rubberband.api.security.tokens import Bearer, Cookie, Credential, Tokens
-from rubberband.api.store.records import NOBODY, Principal
+from rubberband.api.store.records import NOBODY, Principal, Scope
+from rubberband.errors import JournalError
+
+# Which scope a route needs: a dependency that routes declare, and that OpenAPI shows.
+#
+# The middleware (rubberband.api.security.middleware) has found out who asks; a route that is reached without it is open
+# only where the service needs no token.
+
+
+STRANGER = Principal(token="", name="", scope="read")
+"""Who asks where a token is required and there was none: sees only what is public. Compare by identity."""
+SIGN_IN = "this needs a token; send it as `Authorization: Bearer rb_...`, or sign in at /login"
+
+
+def principal_of(request: Request) -> Principal:
+    """Who asks, as the middleware found out; STRANGER if that is not known and the service asks for tokens."""
+    found: Principal | None = getattr(request.state, "principal", None)
+    if found is not None:
+        return found
+    service = getattr(request.app.state, "service", None)
+    return STRANGER if service is not None and service.settings.auth else NOBODY
+
+
+async def always() -> bool:
+    """Who needs no token may stay."""
+    return True
+
+
+def still_allowed(request: Request) -> Callable[[], Awaitable[bool]]:
+    """Tells whether what a request was let in with is still good: for one that is served for long.
+
+    It may be asked often: it reads the store at most every few seconds. Raises JournalError if that cannot be read.
+    """
+    found: Callable[[], Awaitable[bool]] = getattr(request.state, "still_allowed", always)
+    return found
+
+
+def caller_of(request: Request) -> str:
+    """By what a request is counted, and takes turns with others: the token's id, or the address."""
+    found: str = getattr(request.state, "caller", "")
+    return found
+
+
+def needs(scope: Scope) -> Callable[[Request], Awaitable[Principal]]:
+    """A dependency: who asks, if that one may do what needs `scope`; raises Problem otherwise.
+
+    It is async, since FastAPI asks a thread for all that is not.
+    """
+
+    async def allowed(request: Request) -> Principal:
+        principal = principal_of(request)
+        if principal is STRANGER:
+            raise Problem(UNAUTHENTICATED, SIGN_IN, headers={"WWW-Authenticate": "Bearer"})
+        if not principal.may(scope):
+            raise Problem(
+                FORBIDDEN, f"this needs the scope {scope}; the token {principal.name!r} has {principal.scope}"
+            )
+        return principal
+
+    allowed.__name__ = f"needs_{scope}"
+    return allowed
+
+
+Reader = Annotated[Principal, Depends(needs("read"))]
+Submitter = Annotated[Principal, Depends(needs("submit"))]
+Admin = Annotated[Principal, Depends(needs("admin"))]
+
+
+# Finding out who shows what, for all that ask meanwhile in one look: the store has one at a time, however many ask.
+#
+# So a flood of wrong tokens costs the store no more than one after the other, and a right one waits for two looks at
+# most, whoever else asks from its address.
+
+
+AT_ONCE = 500
+"""Credentials in one look; databases take some thousand values in a query."""
+
+log = logging.getLogger("rubberband.server")
+
+
+class Looks:
+    """Looks credentials up. For one event loop."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+        self._asked: dict[Credential, asyncio.Future[Principal | None]] = {}
+        """What the next look is for: what is asked while one is under way may have changed since that one read."""
+        self._looking: asyncio.Task[None] | None = None
+        self._noting: asyncio.Task[None] | None = None
+
+    async def who(self, credential: Credential) -> Principal | None:
+        """Who shows this; None if nobody may by it. Raises JournalError if the store cannot be read."""
+        known = self._tokens.recall(credential)
+        if known is not None:
+            return known
+        if credential not in self._asked:
+            self._asked[credential] = asyncio.get_running_loop().create_future()
+        answer = self._asked[credential]
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        return await asyncio.shield(answer)
+
+    async def _look(self) -> None:
+        while self._asked:
+            asked = dict(islice(self._asked.items(), AT_ONCE))
+            for credential in asked:
+                del self._asked[credential]
+            try:
+                found = await self._found(asked.keys())
+            except Exception as error:
+                for answer in asked.values():
+                    answer.set_exception(error)
+                    answer.exception()  # who asked may have left
+            except asyncio.CancelledError:
+                for answer in asked.values():
+                    answer.cancel()
+                raise
+            else:
+                for credential, answer in asked.items():
+                    answer.set_result(found.get(credential))
+
+    async def _found(self, asked: Set[Credential]) -> Mapping[Credential, Principal]:
+        """Who shows these, but for what the look before has found out."""
+        known = {one: principal for one in asked if (principal := self._tokens.recall(one)) is not None}
+        if len(known) == len(asked):
+            return known
+        found = await asyncio.to_thread(self._tokens.look_up, asked - known.keys())
+        if found and (self._noting is None or self._noting.done()):
+            self._noting = asyncio.create_task(self._note(list(found)))
+        return {**known, **found}
+
+    async def _note(self, found: list[Credential]) -> None:
+        """Write down that they were used: nobody waits for it."""
+        try:
+            await asyncio.to_thread(self._tokens.note_use, found)
+        except JournalError as error:
+            log.debug("when tokens were used is not noted: %s", error)
+
 
 COOKIE = "rubberband_session"
 _FAILURES_PER_S, _FAILURES_AT_ONCE = 0.5, 20
@@ -121,3 +262,52 @@ def _token_of(authorization: str) -> str:
     """The token in the header; empty, which no token is, where it is of another kind."""
     scheme, _, token = authorization.strip().partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
+
+
+# How a browser signs in with a token, and out: the two requests of the form at /login, which the dashboard shows.
+
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.post("/login")
+async def sign_in(
+    request: Request,
+    token: Annotated[str, Form(max_length=1000)] = "",
+    next: Annotated[str, Form(max_length=2000)] = "/",
+) -> Response:
+    """Sign in, and go where it was meant to; with a wrong token back to the form, which says so (`problem=token`)."""
+    address = request.client.host if request.client else ""
+    doorkeeper = doorkeeper_of(request)
+    wanted = safe_next(next)
+    session = await doorkeeper.sign_in(token, address) if doorkeeper.required else ""
+    if session is None:
+        return RedirectResponse(f"/login?problem=token&next={quote(wanted, safe='')}", 303)
+    answer = RedirectResponse(wanted, 303)
+    if session:
+        answer.set_cookie(
+            COOKIE,
+            session,
+            max_age=int(doorkeeper.tokens.session_s),
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+    return answer
+
+
+@router.post("/logout")
+async def sign_out(request: Request) -> Response:
+    """Sign out; the session is over wherever else its cookie was copied to."""
+    session = cookie_of(request.headers.get("cookie", ""))
+    if session is not None:
+        await doorkeeper_of(request).sign_out(session)
+    answer = RedirectResponse("/login", 303)
+    answer.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=request.url.scheme == "https")
+    return answer
+
+
+def doorkeeper_of(request: Request) -> Doorkeeper:
+    """Who guards this app."""
+    found: Doorkeeper = request.state.doorkeeper
+    return found

@@ -8,14 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from rubberband.cloud.aws.calls import Choice
+from rubberband.cloud.aws.calls import Choice, Machines
 from rubberband.cloud.aws.errors import FAILURES, explain
 from rubberband.cloud.aws.fleet import Fleet
 from rubberband.cloud.aws.images import type_facts
-from rubberband.cloud.aws.machines import Machines
 from rubberband.cloud.aws.network import ensure_cluster
 from rubberband.cloud.aws.pricing import spot_prices
-from rubberband.plan import Market
+from rubberband.values.plan import Market
 
 _log = logging.getLogger(__name__)
 

@@ -16,12 +16,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from rubberband.cloud.aws import calls, console, states
+from rubberband.cloud.aws import calls, states
+from rubberband.cloud.aws import states as console
+from rubberband.cloud.aws.calls import Session
+from rubberband.cloud.aws.client import described
 from rubberband.cloud.aws.errors import FAILURES, Verdict, explain, lacks_rights, verdict
 from rubberband.cloud.aws.intents import Attempt, Intent, Intents, Run
-from rubberband.cloud.aws.machines import Session
-from rubberband.cloud.aws.pages import described
-from rubberband.cloud.aws.spot_hours import SpotHours
+from rubberband.cloud.aws.pricing import SpotHours
 from rubberband.errors import ProviderError
 
 _log = logging.getLogger(__name__)

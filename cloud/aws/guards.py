@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from rubberband.cloud.aws.calls import Session
 from rubberband.cloud.aws.errors import FAILURES, code_of, explain, verdict
-from rubberband.cloud.aws.machines import Session
 
 _log = logging.getLogger(__name__)
 

@@ -17,20 +17,19 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from rubberband.cloud.aws.bucket import is_bucket, put
-from rubberband.cloud.aws.calls import OWNER_TAG, ROLE_TAG, Role, bursts, by_tags, changed_disks
+from rubberband.cloud.aws.boot import head_script
+from rubberband.cloud.aws.calls import OWNER_TAG, ROLE_TAG, Role, Session, bursts, by_tags, changed_disks
+from rubberband.cloud.aws.client import pages
 from rubberband.cloud.aws.errors import FAILURES, code_of, verdict
 from rubberband.cloud.aws.images import find_image, root_volume_gb, type_facts
-from rubberband.cloud.aws.machines import Session
 from rubberband.cloud.aws.metadata import Place, own_place
 from rubberband.cloud.aws.network import choose_subnets
-from rubberband.cloud.aws.pages import pages
 from rubberband.cloud.aws.preflight import refused_launch
 from rubberband.cloud.aws.resolving import in_one_line, security_group, what_to_install
-from rubberband.cloud.aws.user_data import head_script
+from rubberband.cloud.aws.s3 import is_bucket, put
 from rubberband.cloud.steady import elapsed_s
 from rubberband.errors import InputError, ProviderError
-from rubberband.resources import Resources
+from rubberband.spec.resources import Resources
 
 _LOOK_S = 3.0
 _RUNNING_S = 600.0

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from rubberband.cloud.aws.calls import Session
+from rubberband.cloud.aws.client import pages
 from rubberband.cloud.aws.errors import code_of
-from rubberband.cloud.aws.machines import Session
-from rubberband.cloud.aws.pages import pages
 from rubberband.errors import InputError
 from rubberband.units import nearest, shown
 

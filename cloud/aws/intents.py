@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar
 from rubberband.cloud.aws.calls import Choice
 from rubberband.cloud.provider import InstanceState, InstanceStatus
 from rubberband.errors import ProviderError
-from rubberband.plan import Market
+from rubberband.values.plan import Market
 
 T = TypeVar("T")
 HOUR_S = 3600.0

@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rubberband.cloud.aws.calls import OWNER_TAG, by_tags
+from rubberband.cloud.aws.calls import OWNER_TAG, Session, by_tags
+from rubberband.cloud.aws.client import pages
 from rubberband.cloud.aws.errors import code_of
-from rubberband.cloud.aws.machines import Session
 from rubberband.cloud.aws.metadata import Place
-from rubberband.cloud.aws.pages import pages
 from rubberband.errors import InputError, ProviderError
 
 _LOOKS = 10

@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Literal
 
 from rubberband.cloud import catalogue
+from rubberband.cloud.aws.calls import Session
 from rubberband.cloud.aws.choosing import Ware
+from rubberband.cloud.aws.client import open_session
 from rubberband.cloud.aws.guards import Guards
 from rubberband.cloud.aws.images import type_facts
-from rubberband.cloud.aws.machines import Session
 from rubberband.cloud.aws.metadata import Place, own_address, own_place
 from rubberband.cloud.aws.provider import LEAST_LEASE_S, AwsProvider
 from rubberband.cloud.aws.resolving import in_one_line, resolve
-from rubberband.cloud.aws.session import open_session
 from rubberband.cloud.catalogue import Table
 from rubberband.cloud.ray_head import RayHead
 from rubberband.cloud.start_limits import reach_s
 from rubberband.errors import InputError
-from rubberband.offer import Offer
-from rubberband.resources import Resources
+from rubberband.spec.resources import Resources
 from rubberband.units import shown
+from rubberband.values.offer import Offer
 
 DEVICE_VARIABLE = "RUBBERBAND_DEVICE"
 """Environment variable of the driver: `cpu` or `cuda`, what trials use whatever the type has. For rehearsals, in which

@@ -19,20 +19,30 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from rubberband.cloud.aws import wheel
-from rubberband.cloud.aws.bucket import is_bucket, place_in, put
-from rubberband.cloud.aws.calls import OWNER_TAG, ROLE_TAG, Choice, by_tags, launch_request, tags_in, tags_of
-from rubberband.cloud.aws.console import last_words, output
+from rubberband.cloud.aws.boot import Installation
+from rubberband.cloud.aws.calls import (
+    OWNER_TAG,
+    ROLE_TAG,
+    Choice,
+    Machines,
+    NodeStart,
+    Session,
+    by_tags,
+    launch_request,
+    tags_in,
+    tags_of,
+)
+from rubberband.cloud.aws.client import pages
 from rubberband.cloud.aws.errors import FAILURES, code_of, verdict
 from rubberband.cloud.aws.fleet import VISIBILITY_S
 from rubberband.cloud.aws.images import Image, TypeFacts, base_of, described_image, type_facts
-from rubberband.cloud.aws.machines import Machines, NodeStart, Session
-from rubberband.cloud.aws.pages import pages
-from rubberband.cloud.aws.user_data import Installation
+from rubberband.cloud.aws.s3 import is_bucket, place_in, put
+from rubberband.cloud.aws.states import last_words, output
 from rubberband.cloud.catalogue import Table
 from rubberband.cloud.side_costs import HOURS_PER_MONTH, side_prices
 from rubberband.cloud.steady import elapsed_s
 from rubberband.errors import InputError, ProviderError
-from rubberband.resources import Aws
+from rubberband.spec.resources import Aws
 
 IMAGE_TAG = "rubberband:image"
 LEASE_S, BOOT_S = 600.0, 2400.0

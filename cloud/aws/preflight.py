@@ -6,35 +6,126 @@ capacity: nobody can.
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from botocore.exceptions import ClientError
 
-from rubberband.cloud.aws.calls import Choice, by_tags, launch_request, tags_of
-from rubberband.cloud.aws.clock_check import check_clock
+from rubberband.cloud.aws.calls import Choice, Machines, NodeStart, Session, by_tags, launch_request, open_aws, tags_of
+from rubberband.cloud.aws.client import check_region, pages
 from rubberband.cloud.aws.errors import FAILURES, code_of, explain, lacks_rights
-from rubberband.cloud.aws.extra import open_aws
 from rubberband.cloud.aws.guards import delete, guard
 from rubberband.cloud.aws.images import type_facts
-from rubberband.cloud.aws.machines import Machines, NodeStart, Session
 from rubberband.cloud.aws.metadata import Place, own_address, own_place
 from rubberband.cloud.aws.network import choose_subnets, ensure_cluster
 from rubberband.cloud.aws.opening import check_lease
-from rubberband.cloud.aws.pages import pages
 from rubberband.cloud.aws.quota import quotas
-from rubberband.cloud.aws.regions import check_region
 from rubberband.cloud.aws.resolving import in_one_line, resolve
+from rubberband.cloud.aws.s3 import is_bucket, place_in, trouble
 from rubberband.cloud.aws.side_costs import ways_out
-from rubberband.cloud.aws.storage_check import check_store
 from rubberband.errors import InputError, ProviderError
-from rubberband.offer import Offer
-from rubberband.plan import Market
-from rubberband.resources import Aws, Resources
+from rubberband.spec.resources import Aws, Resources
 from rubberband.units import shown
+from rubberband.values.offer import Offer
+from rubberband.values.plan import Market
+
+# Whether this machine's clock agrees with AWS's: leases end, and bills are reckoned, by the one and by the other.
+
+
+MOST_S = 15.0
+"""Half of what is kept clear of max_cost for giving instances back."""
+
+
+def check_clock(answer: Mapping[str, Any], now: float) -> None:
+    """Compare the date of an answer of AWS with `now` (Unix time). Raises InputError if they are far apart."""
+    told = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
+    try:
+        off_s = now - parsedate_to_datetime(told).timestamp()
+    except (TypeError, ValueError):  # whatever answered does not tell the time
+        return
+    if abs(off_s) > MOST_S:
+        raise InputError(
+            f"this machine's clock is {abs(off_s):.0f} s {'ahead of' if off_s > 0 else 'behind'} AWS's, by which "
+            f"instances are billed and end themselves, and may be off by {MOST_S:.0f} s; set it right (chrony, or "
+            "`timedatectl set-ntp true`)"
+        )
+
+
+# Whether the checkpoint store of an experiment on EC2 is seen by every instance, outlives them, and can be written.
+
+
+_NETWORK = re.compile(r"nfs4?|cifs|smb\w*|lustre|ceph|glusterfs|beegfs|gpfs|wekafs|9p|fuse(\..*)?")
+"""File systems that other machines see too: EFS is nfs4, FSx lustre or nfs, Mountpoint for S3 fuse."""
+
+
+def check_store(session: Session, resources: Resources, *, mounts: Sequence[str] | None = None) -> Iterator[str]:
+    """Notes on `resources.checkpoints`. `mounts`: lines as in /proc/mounts, by default this machine's.
+
+    Raises InputError, with the remedy, if instances do not see it, if it does not outlive them, or if it cannot be
+    written; botocore's errors.
+    """
+    url = resources.checkpoints
+    if url is None:
+        raise InputError(
+            "resources.checkpoints: instances of EC2 do not see the experiment's folder; give s3://bucket/prefix, or a "
+            "directory on a network mount that all of them have"
+        )
+    if is_bucket(url):
+        _check_bucket(session.client("s3"), url)
+        return
+    if re.match("[a-z0-9]+://", url) and not url.startswith("file://"):
+        raise InputError(f"resources.checkpoints: {url} is not known; give s3://bucket/prefix, or a directory")
+    path = Path(unquote(urlsplit(url).path)) if url.startswith("file://") else Path(url).expanduser()
+    kind = file_system(path.absolute(), _mounts() if mounts is None else mounts)
+    if _NETWORK.fullmatch(kind):
+        yield f"checkpoints go to {path} ({kind}), which every instance must have mounted there (resources.aws.setup)"
+        return
+    if resources.market == "spot":
+        raise InputError(
+            f"resources.checkpoints: {path} is a directory of one machine ({kind or 'no mount'}), and checkpoints must "
+            "outlive instances of the spot market; give s3://bucket/prefix or a network mount, or set market: "
+            "on_demand"
+        )
+    yield f"checkpoints go to {path}, which is no network mount here ({kind or 'no mount found'}): do instances see it?"
+
+
+def file_system(path: Path, mounts: Sequence[str]) -> str:
+    """The kind of file system that `path` is on, such as `nfs4`; empty if no mount holds it."""
+    best, found = -1, ""
+    for line in mounts:
+        words = line.split()
+        if len(words) < 3:
+            continue
+        mount = Path(words[1].replace("\\040", " "))
+        if path.is_relative_to(mount) and len(mount.parts) >= best:
+            best, found = len(mount.parts), words[2]
+    return found
+
+
+def _mounts() -> list[str]:
+    try:
+        return Path("/proc/mounts").read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _check_bucket(s3: Any, url: str) -> None:
+    bucket, key = place_in(url, f".probe-{uuid.uuid4().hex}")
+    try:
+        s3.put_object(Bucket=bucket, Key=key, Body=b"")
+        s3.get_object(Bucket=bucket, Key=key)
+        s3.delete_object(Bucket=bucket, Key=key)
+    except ClientError as error:
+        raise InputError(f"resources.checkpoints: {trouble(error, bucket)}") from None
+
 
 _PROBE = "preflight"
 _YEAR_S = 366 * 86_400.0

@@ -15,17 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
+from rubberband.cloud.aws.calls import Machines, Session
 from rubberband.cloud.aws.choosing import Choices, Ware
 from rubberband.cloud.aws.fleet import LOOK_S, PATIENCE_S, Fleet
-from rubberband.cloud.aws.gathering import Gathering, Order
 from rubberband.cloud.aws.guards import Guards
 from rubberband.cloud.aws.intents import Intent, Intents, Run
-from rubberband.cloud.aws.launching import Launcher
-from rubberband.cloud.aws.machines import Machines, Session
-from rubberband.cloud.cluster import Head
-from rubberband.cloud.provider import InstanceStatus
+from rubberband.cloud.aws.launching import Gathering, Launcher, Order
+from rubberband.cloud.provider import Head, InstanceStatus
 from rubberband.errors import ProviderError
-from rubberband.plan import Market
+from rubberband.values.plan import Market
 
 LIFETIME_S = 7 * 24 * 3600.0
 """The hard stop: an instance ends itself so long after booting although its lease is renewed."""
@@ -56,7 +54,7 @@ class ClusterHead(Protocol):
 
 
 class AwsProvider:
-    """Implements `rubberband.cloud.cluster.ClusterProvider` on EC2, for one run of one experiment."""
+    """Implements `rubberband.cloud.provider.ClusterProvider` on EC2, for one run of one experiment."""
 
     def __init__(
         self,

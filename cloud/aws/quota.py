@@ -12,11 +12,11 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from rubberband.cloud.aws.calls import Session
+from rubberband.cloud.aws.client import pages
 from rubberband.cloud.aws.errors import FAILURES, explain
-from rubberband.cloud.aws.machines import Session
-from rubberband.cloud.aws.pages import pages
 from rubberband.errors import ProviderError
-from rubberband.plan import Market
+from rubberband.values.plan import Market
 
 _STANDARD = "Standard (A, C, D, H, I, M, R, T, Z)"
 _CODES: Mapping[str, Mapping[Market, tuple[str, str]]] = {

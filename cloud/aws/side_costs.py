@@ -9,20 +9,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rubberband.cloud.aws.calls import Session
+from rubberband.cloud.aws.client import pages
 from rubberband.cloud.aws.errors import FAILURES, explain
 from rubberband.cloud.aws.images import Image, TypeFacts, find_image, root_volume_gb, type_facts
-from rubberband.cloud.aws.machines import Session
 from rubberband.cloud.aws.metadata import Place, own_place
 from rubberband.cloud.aws.network import choose_subnets
 from rubberband.cloud.aws.own_images import built_image
-from rubberband.cloud.aws.pages import pages
 from rubberband.cloud.aws.resolving import what_to_install
 from rubberband.cloud.catalogue import types_of
 from rubberband.cloud.instance_types import Live
 from rubberband.cloud.prices import LiveTable
 from rubberband.cloud.side_costs import SideFacts
 from rubberband.errors import InputError
-from rubberband.resources import Resources
+from rubberband.spec.resources import Resources
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rubberband.cloud.aws.calls import Session
 from rubberband.cloud.aws.errors import code_of, explain
-from rubberband.cloud.aws.machines import Session
 from rubberband.cloud.local import ray_node
 from rubberband.errors import InputError
 
@@ -87,7 +87,7 @@ def _put(ssm: Any, parameter: str, token: str) -> None:
 
 def main(parameter: str, region: str, path: Path) -> int:
     """Fetch the token on an instance; its role's credentials may take a while to be there."""
-    from rubberband.cloud.aws.session import open_session
+    from rubberband.cloud.aws.client import open_session
 
     said = ""
     for attempt in range(_ATTEMPTS):

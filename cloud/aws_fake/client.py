@@ -43,7 +43,7 @@ _VALIDATOR = ParamValidator()
 
 
 class FakeSession:
-    """A Session (rubberband.cloud.aws.machines) on a FakeAws."""
+    """A Session (rubberband.cloud.aws.calls) on a FakeAws."""
 
     def __init__(self, fake: FakeAws, principal: str, region: str) -> None:
         self.region = region

@@ -1,7 +1,6 @@
 """This machine as an elastic cluster: an instance is a real Ray node with logical GPUs."""
 
-from rubberband.cloud.local.provider import LocalProvider
+from rubberband.cloud.local.provider import LocalProvider, Swept, sweep
 from rubberband.cloud.local.ray_node import real_gpus
-from rubberband.cloud.local.sweeping import Swept, sweep
 
 __all__ = ["LocalProvider", "Swept", "real_gpus", "sweep"]

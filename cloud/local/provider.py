@@ -6,19 +6,31 @@ and `sweep`, see the same as the one that launched. One driver at a time holds a
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from rubberband.cloud import ray_head
-from rubberband.cloud.cluster import Head
 from rubberband.cloud.local import ray_node
-from rubberband.cloud.local.instance import Record, crowding, last_words, load
-from rubberband.cloud.local.records import end, end_all, observe
-from rubberband.cloud.provider import InstanceState, InstanceStatus
+from rubberband.cloud.local.guarding import end, end_all, observe
+from rubberband.cloud.local.instance import (
+    DIRECTORY_TAG,
+    EXPERIMENT_TAG,
+    INSTANCE_TAG,
+    Record,
+    crowding,
+    end_tagged,
+    last_words,
+    load,
+    lock,
+)
+from rubberband.cloud.provider import Head, InstanceState, InstanceStatus
 from rubberband.errors import ProviderError
-from rubberband.plan import Market
+from rubberband.values.plan import Market
 
 _USUAL_START_S = 9.0
 """What a node takes on an idle machine, at most."""
@@ -189,3 +201,58 @@ def _status(record: Record) -> InstanceStatus:
         ended_at=record.ended_at,
         reason=record.reason,
     )
+
+
+# Find and end what drivers that died left behind on this machine.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """An instance (or a head) that was found without a driver, and ended."""
+
+    experiment: str
+    instance: str
+    directory: Path
+    processes: int
+    """How many of its processes were running."""
+
+
+def sweep(home: Path, experiment: str | None = None) -> list[Swept]:
+    """End every instance of `experiment` (None: of all) below `home` whose driver is dead, and tell which those were.
+
+    What a living driver holds is left alone.
+    """
+    swept = []
+    for (directory, name, owner), processes in sorted(_running(home.resolve()).items()):
+        if experiment in (None, owner) and (processes := _sweep_instance(directory, name, processes)):
+            swept.append(Swept(experiment=owner, instance=name, directory=directory, processes=processes))
+    return swept
+
+
+def _running(home: Path) -> dict[tuple[Path, str, str], int]:
+    """(directory, instance, experiment) -> number of processes that carry these tags."""
+    import psutil
+
+    counts: defaultdict[tuple[Path, str, str], int] = defaultdict(int)
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError, KeyError):
+            environment = process.environ()
+            directory = Path(environment[DIRECTORY_TAG])
+            if directory.is_relative_to(home):
+                counts[directory, environment[INSTANCE_TAG], environment[EXPERIMENT_TAG]] += 1
+    return counts
+
+
+def _sweep_instance(directory: Path, name: str, processes: int) -> int:
+    if not directory.exists():
+        return len(end_tagged(str(directory), name))
+    with lock(directory / "driver") as dead:
+        if not dead:
+            return 0
+        for folder in ("instances", "heads"):
+            path = directory / folder / f"{name}.json"
+            if path.exists():
+                observe(path)
+                end(path, "swept")
+        end_tagged(str(directory), name)
+        return processes

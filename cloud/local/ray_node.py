@@ -13,9 +13,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rubberband.cloud.cluster import INSTANCE_LABEL
 from rubberband.cloud.local import ray_start
 from rubberband.cloud.local.instance import LONGEST_START_S, crowding
+from rubberband.cloud.provider import INSTANCE_LABEL
 
 LOOPBACK = "127.0.0.1"
 _QUIET_PORTS = range(20_000, 32_000)

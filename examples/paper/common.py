@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 from page import Figure, write_page
 
-from rubberband.chance import Law
 from rubberband.cloud.instance_types import catalogue
 from rubberband.errors import InfeasibleError
-from rubberband.offer import Billing, Offer, gang_sizes, slots
-from rubberband.plan import Constraints, Plan, Planned, Policy, Prediction, Stage, StagePlan
 from rubberband.planner.model import least_instances, predict
 from rubberband.planner.search import plan
-from rubberband.profile import Profile
+from rubberband.values.chance import Law
+from rubberband.values.offer import Billing, Offer, gang_sizes, slots
+from rubberband.values.plan import Constraints, Plan, Planned, Policy, Prediction, Stage, StagePlan
+from rubberband.values.profile import Profile
 
 PLACED = {1: 749.58, 2: 1480.07, 4: 2773.04}
 """GPUs -> samples per second of ResNet-50 with placement control (Table 1)."""

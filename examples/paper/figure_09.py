@@ -9,11 +9,11 @@ import common
 from common import COLOURS, PLACED, Finding, Report, Table, cells, ratio, verdict
 from page import Figure, panels
 
-from rubberband.offer import Billing, gang_sizes
-from rubberband.plan import Policy
 from rubberband.planner.sampling import sample
-from rubberband.profile import Profile
-from rubberband.scheduler import sha
+from rubberband.spec.search import sha
+from rubberband.values.offer import Billing, gang_sizes
+from rubberband.values.plan import Policy
+from rubberband.values.profile import Profile
 
 MEAN_S, DEADLINE_S = 4.0, 1200.0
 SIGMAS_S = (1.0, 2.5, 5.0, 10.0)

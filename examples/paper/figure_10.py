@@ -9,7 +9,7 @@ import common
 from common import COLOURS, CURVES, Finding, Report, Table, cells, verdict
 from page import Figure, panels
 
-from rubberband.scheduler import sha
+from rubberband.spec.search import sha
 
 ITERATION_S, DEADLINE_S = 4.0, 1200.0
 DATA_GB = {"CIFAR-10": 0.15, "ImageNet": 150.0}

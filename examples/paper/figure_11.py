@@ -10,8 +10,8 @@ import common
 from common import COLOURS, CURVES, Finding, Report, Table, cells, ratio, verdict
 from page import Figure, panels
 
-from rubberband.offer import Billing
-from rubberband.scheduler import sha
+from rubberband.spec.search import sha
+from rubberband.values.offer import Billing
 
 ITERATION_S, DEADLINE_S = 4.0, 1200.0
 TRIALS = (16, 32, 64, 128, 256, 512)

@@ -9,11 +9,11 @@ import common
 from common import COLOURS, PLACED, Finding, Report, Table, cells, usd, verdict
 from page import Figure, panels
 
-from rubberband.offer import Offer
-from rubberband.plan import Constraints, Planned
 from rubberband.planner.model import predict
 from rubberband.planner.search import plan
-from rubberband.scheduler import sha
+from rubberband.spec.search import sha
+from rubberband.values.offer import Offer
+from rubberband.values.plan import Constraints, Planned
 
 ITERATION_S = 12.0
 INITS_S = (1.0, 10.0, 100.0)

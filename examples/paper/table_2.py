@@ -10,7 +10,7 @@ from common import COLOURS, Finding, Report, Table, cells, usd, verdict
 from page import Figure, panels
 from table_3 import PAPER_FIXED, STAGES, p3_8xlarge, resnet101
 
-from rubberband.plan import Planned, Policy
+from rubberband.values.plan import Planned, Policy
 
 POLICIES: Mapping[str, Policy] = {
     "static": "static",

@@ -10,11 +10,11 @@ import common
 from common import COLOURS, PLACED, Finding, Report, Table, cells, usd, verdict
 from page import Figure, panels
 
-from rubberband.offer import Offer
-from rubberband.plan import Plan, Planned, Prediction, StagePlan
 from rubberband.planner.model import predict
-from rubberband.profile import Profile
-from rubberband.scheduler import sha
+from rubberband.spec.search import sha
+from rubberband.values.offer import Offer
+from rubberband.values.plan import Plan, Planned, Prediction, StagePlan
+from rubberband.values.profile import Profile
 
 STAGES = sha(32, 1, 50, 3)
 EPOCHS = [0, *itertools.accumulate(stage.iterations for stage in STAGES)]

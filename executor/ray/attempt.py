@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import RayError
 
-from rubberband.executor.events import (
+from rubberband.executor.core.events import (
     CheckpointLost,
     Event,
     FailureKind,
@@ -24,8 +24,8 @@ from rubberband.executor.events import (
     TrialStarted,
 )
 from rubberband.executor.ray import threads
-from rubberband.executor.ray.crew import Crew, Worker, last_line
-from rubberband.executor.ray.worker import SegmentItem
+from rubberband.executor.ray.slot_worker import SegmentItem
+from rubberband.executor.ray.workers import Crew, Worker, last_line
 from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentRepeated, SegmentReport, SegmentStarted
 from rubberband.executor.trial_log import TrialLog
 

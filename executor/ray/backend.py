@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rubberband.adaptive import AdaptiveBatch, BatchPoint
-from rubberband.cloud.cluster import ClusterProvider
+from rubberband.cloud.provider import ClusterProvider
 from rubberband.errors import CheckpointError
-from rubberband.executor.checkpoints import CheckpointStore
-from rubberband.executor.events import (
+from rubberband.executor.checkpoints import CheckpointStore, probe
+from rubberband.executor.core.events import (
+    CheckpointLost,
     Command,
     DiscardCheckpoint,
     DriverResumed,
@@ -23,21 +23,45 @@ from rubberband.executor.events import (
     StartTrial,
     StopTrial,
     Tick,
+    TrialFailed,
+    TrialReported,
 )
 from rubberband.executor.ray.attempt import Attempt
 from rubberband.executor.ray.code import Code
-from rubberband.executor.ray.crew import Crew
-from rubberband.executor.ray.fleet import RayFleet
+from rubberband.executor.ray.fleet import Leases, Mailbox, RayFleet
 from rubberband.executor.ray.fork_server import ForkServer
-from rubberband.executor.ray.leases import Leases
-from rubberband.executor.ray.mailbox import Mailbox
-from rubberband.executor.ray.shipment import Shipment
-from rubberband.executor.ray.store_watch import StoreWatch
-from rubberband.executor.ray.worker import Device
+from rubberband.executor.ray.slot_worker import Device
+from rubberband.executor.ray.workers import Crew, Shipment
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.trial_log import TrialLog
-from rubberband.resources import LOG_LIMIT_BYTES
+from rubberband.spec.resources import LOG_LIMIT_BYTES
+from rubberband.values.adaptive import AdaptiveBatch, BatchPoint
+
+# Tells a checkpoint store that is full or gone, which is nobody's failure, from a checkpoint that is at fault.
+
+
+_SHORTEST_PROBE_BYTES = 2**16
+
+
+class StoreWatch:
+    """Shown every event before the controller; one that blames the store is checked by writing to the store."""
+
+    def __init__(self, store: CheckpointStore) -> None:
+        self._store = store
+        self._probe_bytes = _SHORTEST_PROBE_BYTES
+
+    def check(self, events: Sequence[Event]) -> None:
+        """Raises StoreAwayError if a checkpoint failed and the store is away, or takes no other either.
+
+        The trials have not failed then: once it is back they can go on where they are.
+        """
+        for event in events:
+            if isinstance(event, TrialReported):
+                self._probe_bytes = max(self._probe_bytes, event.checkpoint.size_bytes)
+            elif isinstance(event, CheckpointLost) or (isinstance(event, TrialFailed) and event.kind == "checkpoint"):
+                probe(self._store, event.trial, self._probe_bytes)
+
 
 _FAREWELL_S = 2.0
 _STOOD_STILL_S = 30.0

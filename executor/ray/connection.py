@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from rubberband.cloud.cluster import INSTANCE_LABEL, Head
+from rubberband.cloud.provider import INSTANCE_LABEL, Head
 from rubberband.errors import ProviderError
 
 _OUTLIVE_HEAD = "RAY_gcs_rpc_server_reconnect_timeout_s"

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
+import queue
 import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rubberband.cloud.cluster import ClusterProvider, HeadError
-from rubberband.cloud.provider import InstanceStatus
+from rubberband.cloud.provider import ClusterProvider, HeadError, InstanceStatus, Provider
 from rubberband.errors import NoCapacityError, ProviderError
-from rubberband.executor.events import (
+from rubberband.executor.core.events import (
     DriverResumed,
+    Event,
     InstanceInterrupted,
     InstanceLost,
     InstancePriced,
@@ -22,15 +24,134 @@ from rubberband.executor.events import (
     InstanceRefused,
     LiveInstance,
 )
+from rubberband.executor.core.statuses import ended, living, released, running
 from rubberband.executor.ray import threads
 from rubberband.executor.ray.connection import Connection
-from rubberband.executor.ray.crew import Crew, CrewError
-from rubberband.executor.ray.leases import Leases
-from rubberband.executor.ray.mailbox import Mailbox
-from rubberband.executor.ray.warden import Warden
-from rubberband.executor.statuses import ended, living, released, running
-from rubberband.plan import Market
-from rubberband.resources import LOG_LIMIT_BYTES
+from rubberband.executor.ray.remote_agent import Warden
+from rubberband.executor.ray.workers import Crew, CrewError
+from rubberband.spec.resources import LOG_LIMIT_BYTES
+from rubberband.values.plan import Market
+
+# How long instances may live without another word from this driver: the lease, cut off where the budget ends.
+
+
+class Leases:
+    """Renews the lease of a provider's instances in a thread of its own, until it is closed."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        *,
+        lease_s: float,
+        interval_s: float,
+        first_lease_s: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Every `interval_s` the lease is put off to `lease_s` from now, but not beyond what `hold_until` was told.
+
+        The first lease of an instance, until it is ready, may be `first_lease_s`, if that is longer.
+
+        Not before `hold_until` is called, or the first instance is asked for: what an earlier driver left may have used
+        up the budget.
+        """
+        self._provider = provider
+        self._lease_s = lease_s
+        self._first_lease_s = max(lease_s, first_lease_s or 0.0)
+        self.interval_s = interval_s
+        self.former_until = clock() + self._first_lease_s
+        """No lease that an earlier driver put off reaches further."""
+        self._clock = clock
+        self._hold_until = math.inf
+        self._begun = False
+        self._mutex = threading.Lock()
+        self._renewed = -math.inf
+        """The latest instant that the provider was told."""
+        self._wake = threading.Event()
+        self._closed = False
+        threading.Thread(target=self._run, daemon=True, name="leases").start()
+
+    @property
+    def until(self) -> float | None:
+        """The instant at which instances are to end themselves if they hear no more; None: leave it as it is."""
+        return min(self._clock() + self._lease_s, self._hold_until) if self._begun else None
+
+    @property
+    def held_until(self) -> float:
+        """What `hold_until` was told last."""
+        return self._hold_until
+
+    def hold_until(self, instant: float) -> bool:
+        """Hold nothing past `instant`; where leases reach further, they are cut at once, and that is told."""
+        self._hold_until, self._begun = instant, True
+        if instant < self._renewed:
+            self._wake.set()
+        return instant < min(self._renewed, self._clock() + self._lease_s)
+
+    def renew(self) -> None:
+        """Tell the provider. A failure is only noted: the lease is long enough for the next time."""
+        with self._mutex:
+            self._begun = True
+            until = min(self._clock() + self._first_lease_s, self._hold_until)
+            try:
+                self._provider.renew_lease(until)
+            except Exception as error:
+                _log.debug("the lease was not renewed: %s", error)
+            else:
+                self._renewed = until
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._wake.wait(self.interval_s)
+            self._wake.clear()
+            if self._begun and not self._closed:
+                self.renew()
+
+    def close(self) -> None:
+        """Renew no more."""
+        self._closed = True
+        self._wake.set()
+
+
+# Where the backend's threads leave events and the driver picks them up, in the order of their instants.
+
+
+_LONGEST_WAIT_S = 0.5
+
+
+class Mailbox:
+    """Thread-safe; `occurred_at` never decreases from one event to the next."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._mutex = threading.Lock()
+        self._latest = float("-inf")
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def stamp(self) -> float:
+        """Now, but not before any earlier stamp."""
+        with self._mutex:
+            return self._stamp()
+
+    def _stamp(self) -> float:
+        self._latest = max(self._latest, self._clock())
+        return self._latest
+
+    def put(self, event: Callable[[float], Event]) -> None:
+        """Add the event that `event` makes of the instant at which it occurred: now."""
+        with self._mutex:
+            self._events.put(event(self._stamp()))
+
+    def take(self, wake_at: float | None) -> list[Event]:
+        """All events there are; if none, wait for one, but not beyond `wake_at` and not for long."""
+        wait_s = _LONGEST_WAIT_S if wake_at is None else min(_LONGEST_WAIT_S, wake_at - self._clock())
+        events = []
+        try:
+            events.append(self._events.get(timeout=max(0.0, wait_s)))
+            while True:
+                events.append(self._events.get_nowait())
+        except queue.Empty:
+            return events
+
 
 _log = logging.getLogger(__name__)
 

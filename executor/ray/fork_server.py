@@ -129,7 +129,7 @@ def _end_with_driver() -> None:
 
 def _import(entrypoint: Entrypoint) -> bool:
     """Import what a worker imports, Ray excepted, and tell whether this process may be forked."""
-    from rubberband.executor.ray import worker  # noqa: F401 - this is what workers are made of
+    from rubberband.executor.ray import slot_worker as worker  # noqa: F401 - this is what workers are made of
     from rubberband.executor.training.run import preload
 
     for name in _RAY_IMPORTS:

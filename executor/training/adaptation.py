@@ -10,22 +10,102 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 
-from rubberband.adaptive import BatchLimits, BatchUse
 from rubberband.executor.training.agent import BatchAgent, BatchChoice
-from rubberband.executor.training.batch_limits import check_gang, refused, resolve_limits
-from rubberband.executor.training.batch_uses import append
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import GradientNoise, NoiseReading
 from rubberband.executor.training.lr_scaling import LrScaling, make_lr_scaling, scaled_lr
+from rubberband.executor.training.runner import TrialFailure
 from rubberband.executor.training.sampler import GlobalBatch
 from rubberband.executor.training.segment import BatchReport, Segment
-from rubberband.planner.goodput.efficiency import efficiency
+from rubberband.planner.goodput.choice import candidates
 from rubberband.planner.goodput.fit import prepare
+from rubberband.planner.goodput.model import efficiency
+from rubberband.values.adaptive import MAX_GROWTH, AdaptiveBatch, BatchLimits, BatchUse
+
+# What an iteration tells of its batches: few stretches, however many decisions there were.
+
+
+MOST_USES = 16
+"""Of an iteration; neighbours of one size are put together beyond that."""
+
+
+def append(uses: list[BatchUse], use: BatchUse) -> None:
+    """Add a stretch; where there are many, put the shortest two neighbours together, if possible of one size."""
+    uses.append(use)
+    if len(uses) > MOST_USES:
+        pairs = [(_size(one) != _size(next_one), one.steps + next_one.steps) for one, next_one in pairwise(uses)]
+        at = pairs.index(min(pairs))
+        uses[at : at + 2] = [_joined(uses[at], uses[at + 1])]
+
+
+def _size(use: BatchUse) -> tuple[int, int, int]:
+    return use.batch_size, use.per_gpu, use.accumulation
+
+
+def _joined(first: BatchUse, second: BatchUse) -> BatchUse:
+    """Both in steps of the size that took in more samples, which are counted right, like their progress and time."""
+    samples = first.steps * first.batch_size, second.steps * second.batch_size
+    main = first if samples[0] > samples[1] else second
+    steps = max(1, round(sum(samples) / main.batch_size))
+    return replace(
+        main,
+        steps=steps,
+        duration_s=first.duration_s + second.duration_s,
+        step_s=(first.steps * first.step_s + second.steps * second.step_s) / steps,
+        noise_scale=second.noise_scale,
+        efficiency=(samples[0] * first.efficiency + samples[1] * second.efficiency) / sum(samples),
+    )
+
+
+# Which batches a trial may choose among: what the user allows and what the trial itself says, checked.
+#
+# Which of them it chooses is the agent's business.
+
+
+def resolve_limits(
+    batch: AdaptiveBatch, *, batch_size: int, per_gpu: int | None, num_samples: int, samples_per_iteration: int
+) -> BatchLimits:
+    """The limits of one trial, whose own batch size and limit per GPU stand in for what the user does not say.
+
+    Where M0 is not, no batch is larger than the training set of `num_samples`, or than an iteration, which would have
+    no step then. Raises TrialFailure where no size is left.
+    """
+    initial = batch.initial or batch_size
+    whose = "batch.initial" if batch.initial else "the trial's own batch size"
+    if initial > num_samples:
+        raise refused(
+            f"{whose} ({initial}) is more than the {num_samples} samples of train_dataset(); "
+            f"set batch.initial to {num_samples} or less"
+        )
+    largest = MAX_GROWTH * initial if batch.max is None else batch.max
+    if largest < initial:
+        raise refused(f"batch.max ({largest}) is less than {whose} ({initial}); raise it, or lower batch.initial")
+    return BatchLimits(
+        initial=initial,
+        max=max(initial, min(largest, num_samples, samples_per_iteration)),
+        max_per_gpu=batch.max_per_gpu or per_gpu,
+        accumulation=batch.accumulation,
+    )
+
+
+def check_gang(limits: BatchLimits, num_workers: int, least_per_gpu: int) -> None:
+    """Raises TrialFailure where no batch can be split over the workers, each of which needs `least_per_gpu` samples."""
+    try:
+        candidates(limits, num_workers, least_per_gpu=least_per_gpu)
+    except ValueError as error:
+        raise refused(str(error)) from None
+
+
+def refused(line: str) -> TrialFailure:
+    """The failure of a trial whose user asked for what cannot be."""
+    return TrialFailure("raised", line)
+
 
 FIRST_ESTIMATES = 40
 """Of the noise scale, which are taken often whatever they cost."""

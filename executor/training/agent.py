@@ -13,12 +13,11 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from rubberband.adaptive import BatchLimits, BatchPoint, Throughput
 from rubberband.executor.training.sampler import even_shares
 from rubberband.planner.goodput.choice import Choice, better, candidates, choose, choose_at
-from rubberband.planner.goodput.efficiency import efficiency
 from rubberband.planner.goodput.fit import fit
-from rubberband.planner.goodput.throughput import step_s
+from rubberband.planner.goodput.model import efficiency, step_s
+from rubberband.values.adaptive import BatchLimits, BatchPoint, Throughput
 
 WINDOW = 8
 """Of each configuration the latest so many timings count; older ones fade."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rubberband.errors import EntrypointError
-from rubberband.executor.training.failures import one_line
+from rubberband.executor.training.runner import one_line
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.trial import TrainFunction, Trial
 

@@ -12,11 +12,9 @@ from threading import Thread
 from typing import Any
 
 from rubberband.errors import CheckpointError
-from rubberband.executor.events import WITHOUT_CHECKPOINT
-from rubberband.executor.training.failures import TrialFailure
-from rubberband.executor.training.metrics import clean_metrics
-from rubberband.executor.training.runner import pack, unpack
-from rubberband.executor.training.seeding import reseed
+from rubberband.executor.core.events import WITHOUT_CHECKPOINT
+from rubberband.executor.training.runner import TrialFailure, clean_metrics, pack, unpack
+from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.trial import TrainFunction, current_session
 

@@ -20,7 +20,7 @@ import torch._dynamo
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
-from rubberband.executor.training.failures import GangBroken, TrialFailure
+from rubberband.executor.training.runner import GangBroken, TrialFailure
 
 RENDEZVOUS_TIMEOUT = timedelta(seconds=60)
 """How long the workers wait for each other at the start."""

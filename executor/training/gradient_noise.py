@@ -25,8 +25,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from rubberband.executor.training.noise_scale import Estimator, NoiseEstimate, NoiseReading, NoiseScale, moments
-from rubberband.executor.training.preconditioner import Preconditioner, Preconditioning
+from rubberband.executor.training.noise_scale import (
+    Estimator,
+    NoiseEstimate,
+    NoiseReading,
+    NoiseScale,
+    Preconditioner,
+    Preconditioning,
+    moments,
+)
 
 __all__ = ["GradientNoise", "NoiseReading"]
 

@@ -33,10 +33,15 @@ from rubberband.errors import CheckpointError
 from rubberband.executor.training.batching import Batching, FixedBatching
 from rubberband.executor.training.data import EvalLoader, fetch, num_samples, to_device
 from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.metrics import clean_metrics
-from rubberband.executor.training.runner import FORMAT, expect
-from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler, Indices, SharePolicy, even_shares
-from rubberband.executor.training.seeding import reseed
+from rubberband.executor.training.runner import FORMAT, clean_metrics, expect
+from rubberband.executor.training.sampler import (
+    GlobalBatch,
+    GlobalBatchSampler,
+    Indices,
+    SharePolicy,
+    even_shares,
+    reseed,
+)
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.torch_trial import TorchTrial
 

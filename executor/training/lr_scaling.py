@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from rubberband.adaptive import LR_SCALINGS, ScaleLr
-from rubberband.executor.training.failures import TrialFailure, one_line
-from rubberband.executor.training.preconditioner import is_adaptive
-from rubberband.planner.goodput.efficiency import gain
+from rubberband.executor.training.noise_scale import is_adaptive
+from rubberband.executor.training.runner import TrialFailure, one_line
+from rubberband.planner.goodput.model import gain
+from rubberband.values.adaptive import LR_SCALINGS, ScaleLr
 
 Rule = Callable[[int, int, float, float], float]
 """(M0, M, phi, epochs) -> lambda."""

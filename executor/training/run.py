@@ -10,9 +10,8 @@ from typing import Literal, Protocol
 from rubberband.errors import CheckpointError, EntrypointError
 from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.failures import describe
 from rubberband.executor.training.function import FunctionRunner
-from rubberband.executor.training.runner import Runner, TrialRunner
+from rubberband.executor.training.runner import Runner, TrialRunner, describe
 from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentRepeated, SegmentReport, SegmentStarted
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.trial import Trial

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rubberband.adaptive import AdaptiveBatch, BatchLimits, BatchMode, BatchPoint, BatchUse
-from rubberband.executor.events import CheckpointRef, FailureKind
+from rubberband.executor.core.events import CheckpointRef, FailureKind
+from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, BatchMode, BatchPoint, BatchUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

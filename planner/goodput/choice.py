@@ -14,9 +14,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from rubberband.adaptive import BatchLimits, Throughput
-from rubberband.planner.goodput.efficiency import efficiency
-from rubberband.planner.goodput.throughput import Floats, Reals, step_s
+from rubberband.planner.goodput.model import Floats, Reals, efficiency, step_s
+from rubberband.values.adaptive import BatchLimits, Throughput
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -17,10 +17,9 @@ import httpx
 from httpx_sse import SSEError, connect_sse
 
 from rubberband.client import calls
-from rubberband.client.calls import Call
+from rubberband.client.calls import Call, Submittable
 from rubberband.client.problems import raise_for, unreachable
 from rubberband.client.sending import RECONNECT_S, STREAM_TIMEOUT, Address, Place, reopened_in_s, wait_s
-from rubberband.client.submission import Submittable
 from rubberband.client.words import (
     EventView,
     ExperimentDetail,

@@ -15,7 +15,7 @@ from rubberband.errors import (
     RubberbandError,
     ServiceError,
 )
-from rubberband.plan import Change, Remedy
+from rubberband.values.plan import Change, Remedy
 
 _TYPES: dict[str, type[RubberbandError]] = {
     "name-taken": NameTakenError,

@@ -13,10 +13,10 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rubberband.app.terms import Answer, Terms
     from rubberband.commands.estimate_compare import Saved
-    from rubberband.estimating import Answer, Terms
-    from rubberband.experiment import Experiment
     from rubberband.planner.estimate import Estimate
+    from rubberband.spec.experiment import Experiment
     from rubberband.views.tables import Table
 
 
@@ -129,8 +129,8 @@ def estimate(
 
 
 def _local_terms(experiment: Experiment) -> Terms:
+    from rubberband.app.terms import Terms, local_terms
     from rubberband.errors import InputError
-    from rubberband.estimating import Terms, local_terms
     from rubberband.home import default_home
 
     try:
@@ -142,9 +142,9 @@ def _local_terms(experiment: Experiment) -> Terms:
 
 def show_estimate(asked: Asked, terms_of: Callable[[Experiment], Terms]) -> None:
     """Plan an experiment on the terms that it has, and print the estimate. Raises InfeasibleError without a plan."""
-    from rubberband.commands.estimate_inputs import profiles_of, read_plan
-    from rubberband.estimating import answer
-    from rubberband.files import load_experiment
+    from rubberband.app.terms import answer
+    from rubberband.commands.estimate_compare import profiles_of, read_plan
+    from rubberband.spec.loading import load_experiment
 
     experiment = load_experiment(asked.file, asked.overrides)
     profiles = profiles_of(experiment, asked.file)
@@ -163,12 +163,12 @@ def show_estimate(asked: Asked, terms_of: Callable[[Experiment], Terms]) -> None
     )
     compared = _compare(found.estimate, before)
     if asked.html is not None:
-        from rubberband.commands.show import write_page
+        from rubberband.commands.common import write_page
         from rubberband.views.estimate_html import render_estimate
 
         write_page(asked.html, render_estimate(found.estimate, *_document(found, compared, asked.compare_to)))
     if asked.output is Output.json:
-        from rubberband.commands.show import print_json
+        from rubberband.commands.common import print_json
 
         print_json(found.to_json() | ({} if compared is None else {"comparison": compared}))
     else:
@@ -217,3 +217,39 @@ def _document(found: Answer, compared: dict[str, Any] | None, source: Path | Non
     if compared is not None:
         listed.insert(0, difference_table(compared, str(source)))
     return headlines(found.estimate), listed
+
+
+# `rubberband plan`: an estimate with today's prices and the account's quotas. Nothing is started or spent.
+
+
+def plan(
+    file: FileArgument,
+    output: OutputOption = Output.table,
+    policy: PolicyOption = Policy.optimal,
+    plan: PlanOption = None,
+    frontier: FrontierOption = False,
+    html: HtmlOption = None,
+    compare_to: CompareOption = None,
+    seed: SeedOption = 0,
+    overrides: Overrides = None,
+) -> None:
+    """Estimate an experiment with live prices and quotas.
+
+    What `estimate` does, with the prices that AWS asks now and no more instances than the account may hold. Where AWS
+    cannot be asked, older prices are taken and that is told. Nothing is started, and nothing is spent.
+    """
+    asked = Asked(
+        file=file,
+        output=output,
+        policy=policy,
+        plan=plan,
+        frontier=frontier,
+        html=html,
+        compare_to=compare_to,
+        seed=seed,
+        overrides=overrides or [],
+    )
+    from rubberband.app.terms import live_terms
+    from rubberband.home import default_home
+
+    show_estimate(asked, lambda experiment: live_terms(experiment, default_home()))

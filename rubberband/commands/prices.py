@@ -43,10 +43,10 @@ def prices(
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     if output is Output.json:
-        from rubberband.commands.show import print_json
+        from rubberband.commands.common import print_json
 
         print_json(prices_json(rows, region, notes))
     else:
-        from rubberband.commands.show import print_table
+        from rubberband.commands.common import print_table
 
         print_table(HEADER, price_rows(rows, region, time.time()))

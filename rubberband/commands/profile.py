@@ -41,11 +41,11 @@ def profile(
     goodput, trials also try the batch sizes that they may choose among: how long steps take, how noisy gradients are,
     and how many GPUs are of use.
     """
-    from rubberband.executor.folder import open_folder
+    from rubberband.app.measure import measure_profile
+    from rubberband.app.run import announce_device, cloud_terms, find_entrypoint
+    from rubberband.executor.journal.folder import open_folder
     from rubberband.executor.session import cancel_on_signals
-    from rubberband.files import default_profile_path, load_experiment
-    from rubberband.measuring import measure_profile
-    from rubberband.tuning import announce_device, cloud_terms, find_entrypoint
+    from rubberband.spec.loading import default_profile_path, load_experiment
 
     experiment = load_experiment(file, overrides or [])
     experiment.require_runnable()

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rubberband.commands.remote import ServerOption, client_of
+from rubberband.commands.common import ServerOption, client_of
 
 if TYPE_CHECKING:
     from rubberband.client.client import Client
     from rubberband.client.words import ExperimentView
-    from rubberband.executor.folder import ExperimentFolder
+    from rubberband.executor.journal.folder import ExperimentFolder
     from rubberband.executor.result import Result
 
 _MOST_OF_BEST = 100
@@ -48,12 +48,12 @@ def report(
     """
     result = _result(name, client_of(server))
     if html is not None:
-        from rubberband.commands.show import write_page
+        from rubberband.commands.common import write_page
         from rubberband.views.report_html import render_html
 
         write_page(html, render_html(result))
     if output is Output.json:
-        from rubberband.commands.show import print_json
+        from rubberband.commands.common import print_json
 
         print_json(result.to_json())
     elif html is None:
@@ -74,7 +74,7 @@ def _result(name: str, client: Client | None) -> Result:
 def _read(folder: ExperimentFolder) -> Result:
     """The result; of a damaged journal, as far as it can be read, with a warning."""
     from rubberband.errors import DamagedJournalError
-    from rubberband.executor.reading import read
+    from rubberband.executor.journal.reading import read
     from rubberband.executor.salvage import salvage
 
     try:
@@ -92,7 +92,7 @@ def ps(
     server: ServerOption = None,
 ) -> None:
     """List the experiments on this machine, or those of a service."""
-    from rubberband.commands.show import print_json, print_table
+    from rubberband.commands.common import print_json, print_table
     from rubberband.units import format_duration, format_usd
 
     listed = _all_listed(client_of(server))
@@ -121,7 +121,7 @@ def _cut(text: str) -> str:
 
 def _all_listed(client: Client | None) -> list[Listed]:
     if client is None:
-        from rubberband.executor.folder import folders
+        from rubberband.executor.journal.folder import folders
         from rubberband.home import default_home, default_store
 
         return [_listed(folder) for folder in folders(default_home(), default_store())]
@@ -149,7 +149,7 @@ class Listed:
 
 def _listed(folder: ExperimentFolder) -> Listed:
     from rubberband.errors import RubberbandError
-    from rubberband.executor.reading import read
+    from rubberband.executor.journal.reading import read
     from rubberband.states import EXPLAINED
     from rubberband.views.words import printable
 
@@ -222,7 +222,7 @@ def _print_line(of: int | None, text: str, asked: int | None) -> None:
 
 
 def _folder(name: str) -> ExperimentFolder:
-    from rubberband.executor.folder import open_folder
+    from rubberband.executor.journal.folder import open_folder
 
     folder = open_folder(name)
     folder.require()

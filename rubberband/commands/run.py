@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rubberband.commands.estimate import Overrides, Policy, PolicyOption
-from rubberband.commands.remote import ServerOption, client_of
+from rubberband.commands.common import ServerOption, ServiceOption, client_of, open_client
+from rubberband.commands.estimate import FileArgument, Overrides, Policy, PolicyOption
 
 if TYPE_CHECKING:
+    from rubberband.executor.core.state import Job
     from rubberband.executor.driver import Observer
     from rubberband.executor.result import Result
-    from rubberband.executor.state import Job
 
 
 def run(
@@ -30,10 +30,10 @@ def run(
     first. Ctrl-C ends the run cleanly: instances are given back, the best so far is
     reported, and `rubberband resume` goes on with it.
     """
-    from rubberband.executor.folder import open_folder
-    from rubberband.executor.inbox import Inbox
-    from rubberband.files import default_profile_path, load_experiment
-    from rubberband.tuning import run_experiment
+    from rubberband.app.run import run_experiment
+    from rubberband.executor.journal.folder import open_folder
+    from rubberband.executor.journal.inbox import Inbox
+    from rubberband.spec.loading import default_profile_path, load_experiment
 
     experiment = load_experiment(file, overrides or [])
     folder = open_folder(experiment.name)
@@ -70,8 +70,8 @@ def resume(
         print(f"{name}: {found['state']} at {client.url}", file=sys.stderr)
         return
     from rubberband.executor import session
-    from rubberband.executor.folder import open_folder
-    from rubberband.executor.inbox import Inbox
+    from rubberband.executor.journal.folder import open_folder
+    from rubberband.executor.journal.inbox import Inbox
 
     folder = open_folder(name)
     if not folder.driven:
@@ -103,3 +103,32 @@ def _conclude(result: Result) -> None:
     print_report(result)
     if result.exit_code:
         raise typer.Exit(result.exit_code)
+
+
+# `rubberband submit`: hand an experiment to a service.
+
+
+def submit(
+    file: FileArgument,
+    policy: PolicyOption = Policy.optimal,
+    overrides: Overrides = None,
+    server: ServiceOption = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay and show how it goes, until it is over.")] = False,
+) -> None:
+    """Submit an experiment to a service, which plans it and runs it.
+
+    The service is --server, RUBBERBAND_SERVER, or the one on this machine; its token is RUBBERBAND_TOKEN. A deadline
+    counts from now. The code that is trained must be installed at the service. Exit code 3: no plan is within the
+    limits; nothing was started.
+    """
+    with open_client(server) as client:
+        found = client.submit(file, overrides=overrides or [], policy=policy.value)
+        name = found["name"]
+        print(f"{name}: {found['state']} at {client.url}", file=sys.stderr)
+        print(name)
+        if watch:
+            from rubberband.commands.status import watch_remote
+
+            watch_remote(client, name)
+        else:
+            print(f"watch it with `rubberband status {name} --watch --server {client.url}`", file=sys.stderr)

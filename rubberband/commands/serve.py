@@ -166,7 +166,7 @@ def serve(
     the end of the service does not end. Listening beyond this machine needs tokens (rubberband token create).
     """
     _require_server()
-    from rubberband.api.security import binding
+    from rubberband.api import serving as binding
     from rubberband.api.serving import Transport
     from rubberband.api.settings import Keeping, Limits, Settings
     from rubberband.home import default_home, default_store
@@ -224,7 +224,7 @@ def _serve(settings: Settings, transport: Transport) -> None:
 
 def told(settings: Settings, address: str, store: Store) -> list[str]:
     """What the operator should know of a service that starts."""
-    from rubberband.executor.database import shown_url
+    from rubberband.executor.journal.database import shown_url
 
     kept = "" if settings.store is None else f", journals in {shown_url(settings.store)}"
     code = ", ".join(str(folder) for folder in settings.code)

@@ -9,14 +9,13 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from rubberband.api.observing import Observed, at_work
-from rubberband.api.run_logs import LogLine, page, trial_files
+from rubberband.api.experiments.logs import LogLine, page, trial_files
+from rubberband.api.experiments.observed import Observed, at_work, outcome_of
+from rubberband.api.models import experiment_detail, extension_view
 from rubberband.api.store.records import Submission
-from rubberband.api.summaries import outcome_of
-from rubberband.api.views_json import experiment_detail, extension_view
 from rubberband.errors import InputError
-from rubberband.executor.folder import ExperimentFolder, open_folder
-from rubberband.executor.inbox import DriverRequest, Inbox
+from rubberband.executor.journal.folder import ExperimentFolder, open_folder
+from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.salvage import explaining
 from rubberband.states import Action, ExperimentState, Fact, obstacle
 

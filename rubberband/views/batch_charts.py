@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from rubberband.executor.batch_history import BatchStretch
-from rubberband.executor.result import Result, TrialResult
+from rubberband.executor.result import BatchStretch, Result, TrialResult
 from rubberband.views.batch_words import amount
 from rubberband.views.charts import (
     ALONE,

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence, Set
 from statistics import median
 
-from rubberband.adaptive import GoodputProfile
 from rubberband.executor.result import Result
 from rubberband.planner.goodput.choice import choose
+from rubberband.values.adaptive import GoodputProfile
 from rubberband.views.batch_charts import powers
 from rubberband.views.batch_words import amount
 from rubberband.views.charts import LEGEND, STAGE_COLOURS, Figure, gpus_per_instance

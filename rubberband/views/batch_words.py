@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from rubberband.executor.batch_history import BatchStretch
-from rubberband.executor.result import TrialResult
+from rubberband.executor.result import BatchStretch, TrialResult
 from rubberband.views.words import counted
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from rubberband.planner.brackets import Lane, sample_lanes
 from rubberband.planner.estimate import Estimate, Point
-from rubberband.planner.lanes import Lane, sample_lanes
 from rubberband.planner.sampling import varies
 from rubberband.planner.table import Floats
 from rubberband.units import format_duration, format_usd

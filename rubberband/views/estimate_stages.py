@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rubberband.offer import Offer
-from rubberband.plan import Market, Stage, StagePlan, StagePrediction
+from rubberband.planner.brackets import JobPlan, Lane
 from rubberband.planner.estimate import Estimate
-from rubberband.planner.lanes import JobPlan, Lane
 from rubberband.units import format_duration, format_usd
+from rubberband.values.offer import Offer
+from rubberband.values.plan import Market, Stage, StagePlan, StagePrediction
 from rubberband.views.tables import Row, Table
 from rubberband.views.words import rounded, usd, usd_decimals
 

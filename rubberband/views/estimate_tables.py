@@ -7,15 +7,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rubberband.offer import BillLine
-from rubberband.plan import Constraints, Distribution
 from rubberband.planner.assumptions import Assumption
+from rubberband.planner.brackets import JobPlan
 from rubberband.planner.estimate import USER_PLAN, Estimate, Option, Point, keeps
-from rubberband.planner.lanes import JobPlan
 from rubberband.planner.sampling import varies
 from rubberband.planner.search import meets
 from rubberband.planner.wording import concessions, settings
 from rubberband.units import format_duration, format_usd
+from rubberband.values.offer import BillLine
+from rubberband.values.plan import Constraints, Distribution
 from rubberband.views.estimate_stages import stage_table
 from rubberband.views.tables import Row, Table, bill
 from rubberband.views.words import counted, difference, time_unit_s, usd, usd_decimals

@@ -19,10 +19,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rubberband.executor.controller import Controller
-from rubberband.executor.events import Event
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import Event
+from rubberband.executor.core.state import Job, Phase, State
 from rubberband.executor.result import was_interrupted
-from rubberband.executor.state import Job, Phase, State
 from rubberband.views.narration import Narrator
 from rubberband.views.progress import Progress, StageProgress, observe
 from rubberband.views.words import counted, duration, number, usd, usd_decimals

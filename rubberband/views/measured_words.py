@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rubberband.executor.noise_fit import Component
 from rubberband.executor.profiling_points import Noise, Point, Starts
-from rubberband.profile import Profile
+from rubberband.values.profile import Profile
 
 ENOUGH_TRIALS = 8
 """With fewer, what trials differ by is little more than a guess, and the remedy is told."""

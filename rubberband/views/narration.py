@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rubberband.executor import rules
-from rubberband.executor.accounting import bill_usd
-from rubberband.executor.controller import Controller
-from rubberband.executor.events import (
+from rubberband.executor.core import rules
+from rubberband.executor.core.budget import bill_usd
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import (
     WITHOUT_CHECKPOINT,
     DriverResumed,
     DriverStopped,
@@ -21,9 +21,8 @@ from rubberband.executor.events import (
     Tick,
     TrialReported,
 )
-from rubberband.executor.forecast import forecast
-from rubberband.executor.ranking import best_trial
-from rubberband.executor.state import (
+from rubberband.executor.core.forecast import forecast
+from rubberband.executor.core.state import (
     InstanceRecord,
     InstanceStatus,
     Job,
@@ -33,8 +32,9 @@ from rubberband.executor.state import (
     TrialState,
     TrialStatus,
 )
-from rubberband.offer import slots
+from rubberband.executor.core.trials import best_trial
 from rubberband.units import format_usd
+from rubberband.values.offer import slots
 from rubberband.views.batch_words import change
 from rubberband.views.words import (
     counted,

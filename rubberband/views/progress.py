@@ -6,11 +6,11 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from rubberband.executor.accounting import bill_usd
-from rubberband.executor.forecast import Forecast, forecast
-from rubberband.executor.ranking import best_trial
-from rubberband.executor.state import Job, Phase, StageRecord, State, TrialStatus
-from rubberband.plan import total_iterations
+from rubberband.executor.core.budget import bill_usd
+from rubberband.executor.core.forecast import Forecast, forecast
+from rubberband.executor.core.state import Job, Phase, StageRecord, State, TrialStatus
+from rubberband.executor.core.trials import best_trial
+from rubberband.values.plan import total_iterations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from rubberband.executor.forecast import Forecast
+from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.result import Result
 from rubberband.views.charts import LEGEND, LOST, MANY_POINTS, PLANNED, STAGE_COLOURS, Figure, marks, time_unit
 from rubberband.views.spending import spending

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from rubberband.executor.result import Busy, InstanceResult, Result, TrialResult
-from rubberband.offer import SECONDS_PER_HOUR
+from rubberband.values.offer import SECONDS_PER_HOUR
 from rubberband.views.charts import beyond_s, end_s
 
 _NOTHING_USD = 1e-9

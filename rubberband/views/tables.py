@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rubberband.executor.events import WITHOUT_CHECKPOINT
+from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.result import InstanceResult, Result, StageResult, TrialResult
-from rubberband.offer import BillLine
 from rubberband.units import format_bytes, format_duration
+from rubberband.values.offer import BillLine
 from rubberband.views.batch_words import batch_line
 from rubberband.views.words import (
     configuration,

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rubberband.executor.core.state import Granted, Pause, Setback
 from rubberband.executor.result import ExtensionResult, PauseResult, SetbackResult
-from rubberband.executor.state import Granted, Pause, Setback
 from rubberband.units import format_duration
 
 

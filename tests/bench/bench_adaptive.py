@@ -26,10 +26,10 @@ from goodput import PlainDigits  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
 import rubberband  # noqa: E402
-from rubberband.adaptive import AdaptiveBatch  # noqa: E402
 from rubberband.executor.training.gang import Gang  # noqa: E402
 from rubberband.executor.training.loop import TorchRunner  # noqa: E402
 from rubberband.executor.training.segment import Segment  # noqa: E402
+from rubberband.values.adaptive import AdaptiveBatch  # noqa: E402
 
 SEEDS, EPOCHS = 5, 15
 BLOCKS = 24

@@ -23,24 +23,24 @@ from pathlib import Path
 
 import numpy as np
 
-from rubberband.chance import Spread, measured
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import InfeasibleError
-from rubberband.executor.accounting import bill_usd
-from rubberband.executor.controller import Controller
+from rubberband.executor.core.budget import bill_usd
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.state import Job
 from rubberband.executor.driver import drive
-from rubberband.executor.journal import MemoryJournal
-from rubberband.executor.state import Job
-from rubberband.executor.virtual import VirtualBackend
-from rubberband.executor.virtual_noise import Noise
-from rubberband.offer import Offer, Spot
-from rubberband.plan import Constraints, Plan, Planned, Stage
+from rubberband.executor.journal.journal import MemoryJournal
+from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.executor.virtual.noise import Noise
 from rubberband.planner.risk import odds
 from rubberband.planner.sampling import Draws
 from rubberband.planner.search import plan
 from rubberband.planner.solver import Box
-from rubberband.profile import Profile
-from rubberband.scheduler import sha
+from rubberband.spec.search import sha
+from rubberband.values.chance import Spread, measured
+from rubberband.values.offer import Offer, Spot
+from rubberband.values.plan import Constraints, Plan, Planned, Stage
+from rubberband.values.profile import Profile
 
 CONFIDENCES = (0.80, 0.90, 0.95, 0.99)
 _HEAVY = (0.6, 0.65, 0.7, 0.7, 0.75, 0.8, 0.8, 0.9, 1.3, 2.8)

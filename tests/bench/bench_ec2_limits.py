@@ -20,8 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rubberband.cloud.aws.choosing import Ware
+from rubberband.cloud.aws.client import open_session
 from rubberband.cloud.aws.provider import AwsProvider
-from rubberband.cloud.aws.session import open_session
 from rubberband.cloud.aws_fake import FakeAws
 from rubberband.cloud.aws_fake.limits import Limits, Rate
 from rubberband.cloud.aws_fake.server import DRIVER, SECRET_KEY, FakeServer, access_key

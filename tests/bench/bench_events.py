@@ -26,18 +26,18 @@ from unittest.mock import patch
 from rubberband.api.app import create_app
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
+from rubberband.app.measure import Spent, make_setup
+from rubberband.app.planning import plan_job
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor import session
 from rubberband.executor.backend import Backend
-from rubberband.executor.controller import Controller
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import Event
+from rubberband.executor.core.state import Job
 from rubberband.executor.driver import Observer
-from rubberband.executor.events import Event
-from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.state import Job
-from rubberband.executor.virtual import VirtualBackend
-from rubberband.experiment import Experiment
-from rubberband.measuring import Spent, make_setup
-from rubberband.planning import plan_job
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.spec.experiment import Experiment
 from rubberband.views.live import open_view
 from tests.builders.service_client import served
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rubberband.adaptive import BatchLimits, BatchPoint, Throughput
 from rubberband.planner.goodput.choice import candidates, choose, choose_many
 from rubberband.planner.goodput.fit import fit, relative_errors
-from rubberband.planner.goodput.throughput import step_s
+from rubberband.planner.goodput.model import step_s
+from rubberband.values.adaptive import BatchLimits, BatchPoint, Throughput
 
 NOISE = 0.05
 GPUS_PER_INSTANCE = 4

@@ -22,13 +22,13 @@ from pathlib import Path
 
 import psutil
 
-from rubberband.executor.controller import Controller
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import InstanceReady, InstanceRunning, Started, TrialStarted
 from rubberband.executor.driver import replay
-from rubberband.executor.events import InstanceReady, InstanceRunning, Started, TrialStarted
-from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.journal import Journal, sqlite_url
-from rubberband.executor.reading import read
-from rubberband.files import load_experiment
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.journal import Journal, sqlite_url
+from rubberband.executor.journal.reading import read
+from rubberband.spec.loading import load_experiment
 
 ROOT = Path(__file__).parents[2]
 LOOK_S = 0.05

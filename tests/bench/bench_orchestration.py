@@ -13,14 +13,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rubberband.executor.controller import Controller
+from rubberband.app.run import run_experiment
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.state import State
 from rubberband.executor.driver import replay
-from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.journal import Journal, sqlite_url
-from rubberband.executor.reading import read
-from rubberband.executor.state import State
-from rubberband.files import load_experiment
-from rubberband.tuning import run_experiment
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.journal import Journal, sqlite_url
+from rubberband.executor.journal.reading import read
+from rubberband.spec.loading import load_experiment
 
 ROOT = Path(__file__).parents[2]
 

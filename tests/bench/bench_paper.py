@@ -14,10 +14,9 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from rubberband.plan import Plan
 from rubberband.planner.model import predict
-from rubberband.planner.paper import build_dag, greedy, simulate
-from rubberband.planner.paper_dag import Sorted, sampled
+from rubberband.planner.paper import Sorted, build_dag, greedy, sampled, simulate
+from rubberband.values.plan import Plan
 from tests.bench.jobs import BenchJob, cost_usd, paper_job, random_job
 
 LONGEST_S = 120.0

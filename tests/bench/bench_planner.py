@@ -22,16 +22,16 @@ from typing import get_args
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from rubberband.errors import InfeasibleError
-from rubberband.offer import Billing
-from rubberband.plan import Constraints, Planned, Policy, Stage
-from rubberband.planner.lanes import plan_job
+from rubberband.planner.brackets import plan_job
 from rubberband.planner.paper import simulate
 from rubberband.planner.sampling import sample
 from rubberband.planner.search import frontier, plan
 from rubberband.planner.solver import Objective
 from rubberband.planner.table import Floats
-from rubberband.profile import Profile
-from rubberband.scheduler import hyperband, sha
+from rubberband.spec.search import hyperband, sha
+from rubberband.values.offer import Billing
+from rubberband.values.plan import Constraints, Planned, Policy, Stage
+from rubberband.values.profile import Profile
 from tests.bench import bench_paper
 from tests.bench.jobs import BenchJob, cost_usd, p3_8xlarge, paper_job, profile, random_job, small_job
 from tests.property.enumeration import best, every_plan

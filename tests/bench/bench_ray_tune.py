@@ -31,15 +31,15 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT)]
 
+from rubberband.app.planning import plan_job  # noqa: E402
+from rubberband.cloud.local.guarding import end_all  # noqa: E402
 from rubberband.cloud.local.instance import load, tagged  # noqa: E402
-from rubberband.cloud.local.records import end_all  # noqa: E402
-from rubberband.executor.folder import ExperimentFolder  # noqa: E402
-from rubberband.executor.state import Job  # noqa: E402
-from rubberband.experiment import Experiment  # noqa: E402
-from rubberband.files import load_experiment  # noqa: E402
-from rubberband.offer import Offer  # noqa: E402
-from rubberband.planning import plan_job  # noqa: E402
-from rubberband.profile import Profile  # noqa: E402
+from rubberband.executor.core.state import Job  # noqa: E402
+from rubberband.executor.journal.folder import ExperimentFolder  # noqa: E402
+from rubberband.spec.experiment import Experiment  # noqa: E402
+from rubberband.spec.loading import load_experiment  # noqa: E402
+from rubberband.values.offer import Offer  # noqa: E402
+from rubberband.values.profile import Profile  # noqa: E402
 
 EXAMPLE = ROOT / "examples" / "scaling.yaml"
 OURS = "rubberband"

@@ -18,24 +18,24 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
-from rubberband.chance import FIXED, Spread
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import InfeasibleError
-from rubberband.executor.accounting import bill_usd
-from rubberband.executor.controller import Controller
+from rubberband.executor.core.budget import bill_usd
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import Command, Event, Gang, Slot, StartTrial
+from rubberband.executor.core.replanning import decide
+from rubberband.executor.core.state import Job, Phase
 from rubberband.executor.driver import drive
-from rubberband.executor.events import Command, Event, Gang, Slot, StartTrial
-from rubberband.executor.fortune import AttemptFate
-from rubberband.executor.journal import MemoryJournal
-from rubberband.executor.replanning import decide
-from rubberband.executor.state import Job, Phase
-from rubberband.executor.virtual import VirtualBackend
-from rubberband.executor.virtual_noise import Noise
-from rubberband.offer import Offer, Spot
-from rubberband.plan import Constraints
+from rubberband.executor.journal.journal import MemoryJournal
+from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.executor.virtual.fleet import AttemptFate
+from rubberband.executor.virtual.noise import Noise
 from rubberband.planner.search import plan
-from rubberband.profile import Profile
-from rubberband.scheduler import sha
+from rubberband.spec.search import sha
+from rubberband.values.chance import FIXED, Spread
+from rubberband.values.offer import Offer, Spot
+from rubberband.values.plan import Constraints
+from rubberband.values.profile import Profile
 from tests.property.first_sync import slower
 
 

@@ -19,10 +19,10 @@ from pathlib import Path
 from rubberband.api.store.records import Entry, StoredPlan, Submission, Summary, TakenIn, TokenRecord
 from rubberband.api.store.sql import SqlStore
 from rubberband.executor import session
-from rubberband.executor.events import TrialReported
-from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.journal import Journal
-from rubberband.executor.reading import JournalReader
+from rubberband.executor.core.events import TrialReported
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.journal import Journal
+from rubberband.executor.journal.reading import JournalReader
 from rubberband.states import ExperimentState
 from tests.builders.databases import DURABLE, database, programs, server
 from tests.builders.jobs import EVENTS, JOB

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from rubberband.chance import Spread
 from rubberband.errors import InfeasibleError
-from rubberband.offer import Billing, Offer, gang_sizes
-from rubberband.plan import Constraints, Policy, Stage
 from rubberband.planner.search import plan
-from rubberband.profile import Profile
-from rubberband.scheduler import sha
+from rubberband.spec.search import sha
+from rubberband.values.chance import Spread
+from rubberband.values.offer import Billing, Offer, gang_sizes
+from rubberband.values.plan import Constraints, Policy, Stage
+from rubberband.values.profile import Profile
 
 ITERATION_S = {1: 110.0, 2: 57.0, 4: 30.0, 8: 18.0, 16: 13.0, 32: 11.0}
 

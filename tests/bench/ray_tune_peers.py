@@ -22,11 +22,11 @@ from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, ResourceChang
 from ray.tune.schedulers.hyperband import _Bracket
 from ray.tune.schedulers.resource_changing_scheduler import DistributeResources
 
+from rubberband.cloud.local.guarding import end_all
 from rubberband.cloud.local.provider import LocalProvider
-from rubberband.cloud.local.records import end_all
+from rubberband.executor.core.state import Job
 from rubberband.executor.ray.connection import Connection
-from rubberband.executor.state import Job
-from rubberband.search import Sha
+from rubberband.spec.search import Sha
 from tests.bench.bench_ray_tune import planned
 
 _STORED = "iterations.txt"

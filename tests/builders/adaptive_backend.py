@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rubberband.adaptive import BatchLimits, BatchUse, GoodputProfile
-from rubberband.executor.events import Command, Event, StartTrial, TrialReported
-from rubberband.executor.virtual import VirtualBackend
+from rubberband.executor.core.events import Command, Event, StartTrial, TrialReported
+from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.goodput.choice import candidates
-from rubberband.planner.goodput.throughput import step_s
+from rubberband.planner.goodput.model import step_s
+from rubberband.values.adaptive import BatchLimits, BatchUse, GoodputProfile
 
 SIZES = 6
 

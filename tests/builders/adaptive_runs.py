@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rubberband.adaptive import BatchLimits, BatchUse, GoodputProfile, Throughput
-from rubberband.executor.events import Gang
+from rubberband.executor.core.events import Gang
+from rubberband.executor.core.state import Job
 from rubberband.executor.result import Result, summarise
-from rubberband.executor.state import Job
-from rubberband.executor.virtual import Faults, VirtualBackend
+from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.planner.goodput.choice import choose
+from rubberband.values.adaptive import BatchLimits, BatchUse, GoodputProfile, Throughput
 from tests.builders.results import a_job, configurations
 from tests.builders.virtual_runs import run_virtual
 

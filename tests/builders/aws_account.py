@@ -8,8 +8,8 @@ from typing import Any
 from rubberband.cloud.aws.metadata import Place
 from rubberband.cloud.aws_fake import FakeAws
 from rubberband.cloud.aws_fake.policy import Statement
-from rubberband.offer import Offer
-from rubberband.resources import Resources
+from rubberband.spec.resources import Resources
+from rubberband.values.offer import Offer
 
 START_AT = 1_800_000_000.0
 

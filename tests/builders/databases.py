@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sql
 
-from rubberband.executor.database import parse_url
+from rubberband.executor.journal.database import parse_url
 
 NONE = "there is no PostgreSQL: install Debian's package postgresql, or set RUBBERBAND_TEST_POSTGRES to a server's URL"
 UNSAFE_BUT_FAST = "-c fsync=off -c full_page_writes=off -c autovacuum=off -c shared_buffers=16MB"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rubberband.experiment import Experiment
-from rubberband.profile import Profile
+from rubberband.spec.experiment import Experiment
+from rubberband.values.profile import Profile
 
 PROFILE = Profile(seconds_per_iteration={1: 4.0, 2: 2.5}, trial_startup_s=3.0)
 

@@ -14,22 +14,22 @@ from typing import Any, cast
 from fastapi import FastAPI
 
 from rubberband.api.app import app_of
+from rubberband.api.experiments.logs import LogLine
+from rubberband.api.experiments.service import Runs
 from rubberband.api.feed import Feed
-from rubberband.api.planner_process import planned, question_of
-from rubberband.api.plans import PlanAnswer, Plans, Preview
+from rubberband.api.plans.previews import PlanAnswer, Plans, Preview
+from rubberband.api.plans.process import planned, question_of
 from rubberband.api.problems import CONFLICT, NAME_TAKEN, Problem
-from rubberband.api.run_logs import LogLine
-from rubberband.api.runs import Runs
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.protocol import Store
 from rubberband.api.store.records import StoredPlan, Submission
 from rubberband.api.store.sql import open_store
-from rubberband.executor.extending import Extension, Outlook
+from rubberband.executor.core.extending import Extension, Outlook
 from rubberband.executor.result import Result, summarise
-from rubberband.experiment import Experiment
-from rubberband.plan import Plan, StagePlan
+from rubberband.spec.experiment import Experiment
 from rubberband.states import ACTIVE, Action, ExperimentState, possible
+from rubberband.values.plan import Plan, StagePlan
 from tests.builders.jobs import JOB
 from tests.builders.service_client import Client, served
 from tests.builders.virtual_runs import run_virtual

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from rubberband.executor.events import (
+from rubberband.executor.core.events import (
     CheckpointLost,
     CheckpointRef,
     DriverResumed,
@@ -18,12 +18,12 @@ from rubberband.executor.events import (
     TrialFailed,
     TrialReported,
 )
-from rubberband.executor.own_speeds import OwnSpeed
-from rubberband.executor.state import Job
-from rubberband.offer import Offer, Spot
-from rubberband.plan import Market, Plan, Stage, StagePlan
+from rubberband.executor.core.own_speeds import OwnSpeed
+from rubberband.executor.core.state import Job
 from rubberband.planner.model import predict
-from rubberband.profile import Profile
+from rubberband.values.offer import Offer, Spot
+from rubberband.values.plan import Market, Plan, Stage, StagePlan
+from rubberband.values.profile import Profile
 
 OFFER = Offer(instance_type="test", gpus=2, price_usd_per_hour=3.6, max_instances=4)
 

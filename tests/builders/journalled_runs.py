@@ -9,17 +9,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rubberband.executor.controller import Controller
+from rubberband.app.measure import Spent, make_setup
+from rubberband.app.planning import plan_job
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import Event
+from rubberband.executor.core.state import Job
 from rubberband.executor.driver import drive
-from rubberband.executor.events import Event
-from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.fortune import Faults
-from rubberband.executor.journal import Journal, MemoryJournal, begin, sqlite_url
-from rubberband.executor.state import Job
-from rubberband.executor.virtual import VirtualBackend
-from rubberband.experiment import Experiment
-from rubberband.measuring import Spent, make_setup
-from rubberband.planning import plan_job
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.journal import Journal, MemoryJournal, begin, sqlite_url
+from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.executor.virtual.fleet import Faults
+from rubberband.spec.experiment import Experiment
 
 WORDS: Mapping[str, Any] = {
     "name": "digits-sha",

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from rubberband.api.plans import Plans, Preview, fingerprint
+from rubberband.api.plans.previews import Plans, Preview, fingerprint
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
 from tests.builders.experiment_words import words

@@ -8,11 +8,11 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from rubberband.errors import InfeasibleError, InputError
-from rubberband.executor.state import Job
-from rubberband.offer import Offer
-from rubberband.plan import Constraints, Stage
+from rubberband.executor.core.state import Job
 from rubberband.planner.search import plan
-from rubberband.profile import Profile
+from rubberband.values.offer import Offer
+from rubberband.values.plan import Constraints, Stage
+from rubberband.values.profile import Profile
 from tests.builders.strategies import offers, profiles, stage_lists
 
 LIMITS = Constraints(max_gpus_per_trial=8)

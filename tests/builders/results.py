@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from rubberband.executor.controller import Controller
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import Event
+from rubberband.executor.core.state import Job
 from rubberband.executor.driver import drive
-from rubberband.executor.events import Event
-from rubberband.executor.journal import Journal
+from rubberband.executor.journal.journal import Journal
 from rubberband.executor.result import Result, summarise
-from rubberband.executor.state import Job
-from rubberband.executor.virtual import Faults, VirtualBackend
-from rubberband.offer import Offer
-from rubberband.plan import Plan, Stage, StagePlan
+from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.planner.model import predict
-from rubberband.profile import Profile
+from rubberband.values.offer import Offer
+from rubberband.values.plan import Plan, Stage, StagePlan
+from rubberband.values.profile import Profile
 from tests.builders.virtual_runs import run_virtual
 
 FAULTS = Faults(failures={(2, 1): "raised", (2, 2): "died", (5, 1): "hung", (7, 1): "not_a_number"})

@@ -12,18 +12,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion, answered, read_answer
+from rubberband.api.experiments.service import Runs
 from rubberband.api.problems import problem_of
-from rubberband.api.rest_planning import RestAnswer, RestQuestion, answered, read_answer
-from rubberband.api.runs import Runs
 from rubberband.api.settings import Limits, Settings
 from rubberband.api.store.records import FeedEvent, Submission
 from rubberband.api.store.sql import SqlStore, open_store
+from rubberband.app.run import run_experiment
 from rubberband.errors import InputError
-from rubberband.executor.extending import Extension
-from rubberband.executor.folder import ExperimentFolder
-from rubberband.experiment import Experiment
+from rubberband.executor.core.extending import Extension
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
-from rubberband.tuning import run_experiment
 
 STAND_IN = (sys.executable, "-S", str(Path(__file__).parent.parent / "integration" / "stand_in.py"))
 PATIENCE_S = 120.0

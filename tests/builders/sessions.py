@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from rubberband.executor.controller import Controller
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import Event
+from rubberband.executor.core.state import Job
 from rubberband.executor.driver import Observer
-from rubberband.executor.events import Event
 from rubberband.executor.session import Setup
-from rubberband.executor.state import Job
 from tests.builders.virtual_runs import Killed
 
 

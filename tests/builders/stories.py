@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from rubberband.executor.controller import Controller
-from rubberband.executor.events import (
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import (
     CheckpointRef,
     Command,
     InstanceReady,
@@ -14,8 +14,8 @@ from rubberband.executor.events import (
     TrialFailed,
     TrialReported,
 )
-from rubberband.executor.invariants import validate
-from rubberband.executor.state import Job
+from rubberband.executor.core.invariants import validate
+from rubberband.executor.core.state import Job
 from tests.builders.jobs import JOB, SPOT
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from rubberband.executor.events import FailureKind
-from rubberband.executor.state import Job
-from rubberband.executor.virtual import Faults
-from rubberband.offer import Offer, gang_sizes, slots
-from rubberband.plan import Plan, Stage, StagePlan
+from rubberband.executor.core.events import FailureKind
+from rubberband.executor.core.state import Job
+from rubberband.executor.virtual.backend import Faults
 from rubberband.planner.model import predict
-from rubberband.profile import Profile
+from rubberband.values.offer import Offer, gang_sizes, slots
+from rubberband.values.plan import Plan, Stage, StagePlan
+from rubberband.values.profile import Profile
 
 seconds = st.floats(0.0, 300.0, allow_nan=False).map(lambda value: round(value, 3))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from rubberband.executor.inbox import DriverRequest, MemoryInbox
+from rubberband.executor.journal.inbox import DriverRequest, MemoryInbox
 
 
 class TimedInbox(MemoryInbox):

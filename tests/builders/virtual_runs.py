@@ -6,13 +6,13 @@ import contextlib
 import itertools
 from collections.abc import Sequence
 
-from rubberband.executor.controller import Controller
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import Event, Finish
+from rubberband.executor.core.invariants import validate
+from rubberband.executor.core.state import Job, State
 from rubberband.executor.driver import Observer, drive
-from rubberband.executor.events import Event, Finish
-from rubberband.executor.invariants import validate
-from rubberband.executor.journal import EventLog, Journal, MemoryJournal
-from rubberband.executor.state import Job, State
-from rubberband.executor.virtual import Faults, VirtualBackend
+from rubberband.executor.journal.journal import EventLog, Journal, MemoryJournal
+from rubberband.executor.virtual.backend import Faults, VirtualBackend
 
 
 def check(_event: Event, controller: Controller) -> None:

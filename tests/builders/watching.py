@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 
-from rubberband.executor.controller import Controller
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.state import Job
 from rubberband.executor.driver import Observer, drive
-from rubberband.executor.journal import Journal
-from rubberband.executor.state import Job
-from rubberband.executor.virtual import Faults, VirtualBackend
+from rubberband.executor.journal.journal import Journal
+from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.views.live import open_view
 from rubberband.views.progress import Progress, observe
 from tests.builders.results import a_job

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rubberband.errors import RubberbandError
-from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.reading import read
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.reading import read
 from rubberband.executor.result import Result
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from rubberband.cloud.local import LocalProvider
 from rubberband.cloud.local.instance import tagged
 from rubberband.executor.backend import Backend
 from rubberband.executor.checkpoints import open_store
-from rubberband.executor.events import (
+from rubberband.executor.core.events import (
     CheckpointRef,
     Event,
     InstanceReady,

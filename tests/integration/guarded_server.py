@@ -23,7 +23,7 @@ def main() -> None:
 
     sys.addaudithook(watch)
     from rubberband.api import app
-    from rubberband.api.runs import Runs
+    from rubberband.api.experiments.service import Runs
 
     if stand_in := os.environ.get("STAND_IN"):
         app.Runs = functools.partial(Runs, command=(sys.executable, "-S", stand_in))  # type: ignore[assignment,misc]

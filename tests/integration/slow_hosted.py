@@ -1,4 +1,4 @@
-"""`rubberband.hosted` on a virtual clock that stands still soon after the first reports, until there is HOME/go.
+"""`rubberband.app.hosted` on a virtual clock that stands still soon after the first reports, until there is HOME/go.
 
 It goes on as well to end what was cancelled. And it is not resumed without its checkpoint store, as no real run is.
 """
@@ -10,14 +10,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rubberband.executor import desk, session
+from rubberband.app.hosted import main
+from rubberband.executor import requests as desk
+from rubberband.executor import session
 from rubberband.executor.checkpoints import reopen_store
-from rubberband.executor.events import ReleaseInstance, StopTrial
-from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.reading import JournalReader
+from rubberband.executor.core.events import ReleaseInstance, StopTrial
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.reading import JournalReader
 from rubberband.executor.result import Result
-from rubberband.executor.virtual import VirtualBackend
-from rubberband.hosted import main
+from rubberband.executor.virtual.backend import VirtualBackend
 
 PAUSE_S = 0.05
 BEGINNING = 5

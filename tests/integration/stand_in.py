@@ -62,7 +62,7 @@ def run(home: Path, folder: Path, name: str, told: dict[str, object], way: str) 
 
 
 def begin(folder: Path, name: str, template: sqlite3.Connection) -> None:
-    """As `rubberband.executor.journal` does: the journal appears whole."""
+    """As `rubberband.executor.journal.journal` does: the journal appears whole."""
     draft = folder / ".journal.db.new"
     draft.unlink(missing_ok=True)
     journal = sqlite3.connect(draft)

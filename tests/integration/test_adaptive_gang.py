@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from rubberband.adaptive import AdaptiveBatch
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import Segment, SegmentReport, SegmentStarted
+from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders import segments
 from tests.integration.segment_worker import Worker, run_gang
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.cloud.aws.machines import NodeStart
-from rubberband.cloud.aws.user_data import Boot, Installation, worker_script
+from rubberband.cloud.aws.boot import Boot, Installation, worker_script
+from rubberband.cloud.aws.calls import NodeStart
 
 UNSHARED = ["unshare", "--map-root-user", "--mount", "--"]
 INSIDE = """

@@ -17,9 +17,9 @@ from rubberband.api.settings import Settings
 from rubberband.api.store.records import Submission, Summary
 from rubberband.api.store.sql import open_store
 from rubberband.errors import JournalError
-from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.fortune import Faults
-from rubberband.executor.inbox import Inbox
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.inbox import Inbox
+from rubberband.executor.virtual.fleet import Faults
 from rubberband.states import ExperimentState
 from tests.builders.browser import chromium, served, visiting
 from tests.builders.fake_runs import FakeService, fake_service

@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 
 from rubberband.api.app import app_of
+from rubberband.api.experiments.service import Runs
 from rubberband.api.feed import Feed
-from rubberband.api.plans import Plans
+from rubberband.api.plans.previews import Plans
 from rubberband.api.routes import events
-from rubberband.api.runs import Runs
 from rubberband.api.security import tokens as tokens_module
 from rubberband.api.security.tokens import Tokens
 from rubberband.api.service import Service

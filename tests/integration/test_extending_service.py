@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from rubberband.api.app import app_of
+from rubberband.api.experiments.limit_preview import RestQuestion
+from rubberband.api.experiments.service import Runs
 from rubberband.api.feed import Feed
-from rubberband.api.plans import Plans
+from rubberband.api.plans.previews import Plans
 from rubberband.api.problems import Problem
-from rubberband.api.rest_planning import RestQuestion
-from rubberband.api.runs import Runs
 from rubberband.api.service import Service
 from rubberband.api.settings import Limits, Settings
-from rubberband.executor import extending
-from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.inbox import Inbox
+from rubberband.app.run import run_experiment
+from rubberband.executor.core import extending
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.inbox import Inbox
 from rubberband.states import ExperimentState
-from rubberband.tuning import run_experiment
 from tests.builders.plan_services import served as planning
 from tests.builders.service_client import Client, served
 from tests.builders.service_runs import DONE, STAND_IN, House, experiment, template

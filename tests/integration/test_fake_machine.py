@@ -16,11 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
-from rubberband.cloud.aws.calls import name_in
-from rubberband.cloud.aws.machines import NodeStart
+from rubberband.cloud.aws.boot import Boot, Installation, worker_script
+from rubberband.cloud.aws.calls import NodeStart, name_in
+from rubberband.cloud.aws.client import open_session
 from rubberband.cloud.aws.provider import AwsProvider
-from rubberband.cloud.aws.session import open_session
-from rubberband.cloud.aws.user_data import Boot, Installation, worker_script
 from rubberband.cloud.aws_fake.core import FakeAws
 from rubberband.cloud.aws_fake.instance import Instance
 from rubberband.cloud.aws_fake.rehearsal import Rehearsal, rehearsal

@@ -18,9 +18,9 @@ from typing import NoReturn
 
 import pytest
 
-from rubberband.cloud.cluster import HeadError
 from rubberband.cloud.local import LocalProvider, guarding, ray_node, sweep
 from rubberband.cloud.local.instance import STARTED, cores, last_words, load
+from rubberband.cloud.provider import HeadError
 from rubberband.cloud.ray_head import RayHead
 from rubberband.cloud.steady import steady_clock
 from rubberband.errors import ProviderError
@@ -30,7 +30,7 @@ from tests.integration.conversation import eventually, nothing_left, processes_o
 DRIVER = """
 import sys, time
 from pathlib import Path
-from rubberband.cloud.cluster import HeadError
+from rubberband.cloud.provider import HeadError
 from rubberband.cloud.local import LocalProvider, ray_node
 from tests.integration import fake_nodes
 ray_node.head_command, ray_node.instance_command = fake_nodes.head_command, fake_nodes.instance_command
@@ -282,7 +282,7 @@ def test_where_even_locks_cannot_be_opened_instances_are_given_back(
     provider = open_provider()
     _launch(provider, "a", "b")
     with monkeypatch.context() as read_only:
-        read_only.setattr("rubberband.cloud.local.records.lock", _no_space)
+        read_only.setattr("rubberband.cloud.local.guarding.lock", _no_space)
         assert provider.release("a").state == "terminated"
         provider.close()
     assert nothing_left(tmp_path)

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from rubberband.api.app import app_of
+from rubberband.api.experiments.service import Runs
 from rubberband.api.feed import Feed
-from rubberband.api.plans import Plans
-from rubberband.api.runs import Runs
+from rubberband.api.plans.previews import Plans
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store

@@ -9,22 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.adaptive import AdaptiveBatch, BatchLimits, GoodputProfile, Throughput
-from rubberband.chance import FIXED
 from rubberband.cloud.local import LocalProvider
 from rubberband.cloud.virtual import Fate
 from rubberband.errors import ProviderError, RubberbandError
 from rubberband.executor.checkpoints import open_store
-from rubberband.executor.events import WITHOUT_CHECKPOINT, Event, TrialRepeated, TrialReported, TrialStarted
-from rubberband.executor.profiling import gpu_counts, measure
+from rubberband.executor.core.events import WITHOUT_CHECKPOINT, Event, TrialRepeated, TrialReported, TrialStarted
+from rubberband.executor.profiling import Limits, gpu_counts, measure
 from rubberband.executor.profiling_points import Point
-from rubberband.executor.profiling_session import Limits
 from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.virtual import Faults, VirtualBackend
-from rubberband.offer import Offer
-from rubberband.planner.goodput.throughput import step_s
-from rubberband.profile import Profile
+from rubberband.executor.virtual.backend import Faults, VirtualBackend
+from rubberband.planner.goodput.model import step_s
+from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, GoodputProfile, Throughput
+from rubberband.values.chance import FIXED
+from rubberband.values.offer import Offer
+from rubberband.values.profile import Profile
 from tests.builders.adaptive_backend import AdaptiveBackend
 from tests.integration.conversation import nothing_left
 

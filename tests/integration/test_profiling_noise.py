@@ -9,16 +9,15 @@ from random import Random
 
 import pytest
 
-from rubberband.chance import FIXED, Spread
 from rubberband.cloud.virtual import VirtualClock
-from rubberband.executor.fortune import AttemptFate
 from rubberband.executor.noise_fit import Component
-from rubberband.executor.profiling import Measured, measure
-from rubberband.executor.profiling_session import Limits
-from rubberband.executor.virtual import Faults, VirtualBackend
-from rubberband.executor.virtual_noise import Noise
-from rubberband.offer import Offer
-from rubberband.profile import Profile
+from rubberband.executor.profiling import Limits, Measured, measure
+from rubberband.executor.virtual.backend import Faults, VirtualBackend
+from rubberband.executor.virtual.fleet import AttemptFate
+from rubberband.executor.virtual.noise import Noise
+from rubberband.values.chance import FIXED, Spread
+from rubberband.values.offer import Offer
+from rubberband.values.profile import Profile
 from rubberband.views.measured_words import noise_lines, point_line, start_lines
 
 TRUE = Profile(

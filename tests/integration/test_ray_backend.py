@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.api.run_logs import page
+from rubberband.api.experiments.logs import page
 from rubberband.cloud.local import LocalProvider
 from rubberband.executor.checkpoints import open_store
-from rubberband.executor.events import (
+from rubberband.executor.core.events import (
     DiscardCheckpoint,
     InstanceLost,
     InstanceReady,

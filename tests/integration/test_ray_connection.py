@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from rubberband.cloud.cluster import Head
+from rubberband.cloud.provider import Head
 from rubberband.executor.ray import connection
 from rubberband.executor.ray.connection import Connection
 from tests.integration.conversation import eventually

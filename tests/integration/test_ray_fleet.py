@@ -11,9 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from rubberband.cloud.cluster import ClusterProvider, Head
-from rubberband.cloud.provider import InstanceStatus
-from rubberband.executor.events import (
+from rubberband.cloud.provider import ClusterProvider, Head, InstanceStatus
+from rubberband.executor.core.events import (
     Event,
     InstanceInterrupted,
     InstanceLost,
@@ -22,11 +21,9 @@ from rubberband.executor.events import (
     InstanceRunning,
 )
 from rubberband.executor.ray.connection import Connection
-from rubberband.executor.ray.crew import Crew, CrewError
-from rubberband.executor.ray.fleet import RayFleet
-from rubberband.executor.ray.leases import Leases
-from rubberband.executor.ray.mailbox import Mailbox
-from rubberband.plan import Market
+from rubberband.executor.ray.fleet import Leases, Mailbox, RayFleet
+from rubberband.executor.ray.workers import Crew, CrewError
+from rubberband.values.plan import Market
 from tests.integration.conversation import eventually
 
 

@@ -16,7 +16,7 @@ from rubberband.cloud import ray_head
 from rubberband.cloud.local import LocalProvider
 from rubberband.cloud.node import LEASE_VARIABLE, METADATA_VARIABLE
 from rubberband.executor.checkpoints import open_store
-from rubberband.executor.events import InstanceInterrupted, InstanceLost, InstanceReleased, ReleaseInstance
+from rubberband.executor.core.events import InstanceInterrupted, InstanceLost, InstanceReleased, ReleaseInstance
 from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.ray.code import pack
 from rubberband.executor.training.entrypoint import Entrypoint

@@ -12,7 +12,7 @@ import pytest
 import ray
 
 from rubberband.cloud.local.instance import load
-from rubberband.executor.events import InstanceLost, InstanceReady, ReleaseInstance, TrialReported
+from rubberband.executor.core.events import InstanceLost, InstanceReady, ReleaseInstance, TrialReported
 from tests.integration.conversation import Conversation, eventually, make_backend, nothing_left, processes_of
 
 pytestmark = pytest.mark.ray

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.executor.folder import ExperimentFolder
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.reading import JournalReader
 from rubberband.executor.ray.attempt import RAN_OUT
-from rubberband.executor.reading import JournalReader
 from rubberband.executor.result import Result
 from tests.integration.command_line import PATIENCE_S, CommandLine
 

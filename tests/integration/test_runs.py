@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.executor.events import WITHOUT_CHECKPOINT
-from rubberband.executor.invariants import validate
+from rubberband.executor.core.events import WITHOUT_CHECKPOINT
+from rubberband.executor.core.invariants import validate
 from rubberband.executor.result import Result
 from tests.integration.command_line import PATIENCE_S, CommandLine, interrupt
 
@@ -216,9 +216,9 @@ def test_bad_input_is_refused_before_anything_starts(command_line: CommandLine, 
 
 
 def test_the_invariants_hold_over_a_whole_real_history(undisturbed: CommandLine) -> None:
-    from rubberband.executor.controller import Controller
-    from rubberband.executor.folder import ExperimentFolder
-    from rubberband.executor.journal import Journal, sqlite_url
+    from rubberband.executor.core.controller import Controller
+    from rubberband.executor.journal.folder import ExperimentFolder
+    from rubberband.executor.journal.journal import Journal, sqlite_url
 
     folder = ExperimentFolder(home=undisturbed.home, name="sleepy")
     journal = Journal(sqlite_url(folder.journal), folder.name)
@@ -238,7 +238,7 @@ def test_a_run_without_a_profile_measures_one_and_says_so(command_line: CommandL
     kept = command_line.folder / "sleepy.profile.json"
     assert str(kept.name) in errors
     profile = json.loads(kept.read_text())
-    assert profile["schema"] == "rubberband.profile/1"
+    assert profile["schema"] == "rubberband.values.profile/1"
     assert list(profile["seconds_per_iteration"]) == ["1"]
     assert min(profile["provision_delay_s"], profile["init_delay_s"], profile["trial_startup_s"]) > 0
     result = command_line.result()

@@ -16,9 +16,8 @@ import pytest
 import uvicorn
 from typer.testing import CliRunner, Result
 
-from rubberband.api.security import connections
-from rubberband.api.security.connections import PatientProtocol
-from rubberband.api.serving import only_server
+from rubberband.api import serving as connections
+from rubberband.api.serving import PatientProtocol, only_server
 from rubberband.api.settings import Settings
 from rubberband.cli import app
 from rubberband.errors import InputError, JournalError

@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from rubberband.client.client import Client
-from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.hosting import is_hosted, read_mark
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.hosting import is_hosted, read_mark
 from tests.builders.server_process import ServerProcess, serving
 from tests.builders.service_runs import count_of, experiment, template, until
 from tests.integration.listener import Listener

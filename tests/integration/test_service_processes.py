@@ -12,20 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from rubberband import hosted
 from rubberband.api.dashboard.experiment_words import sentence
 from rubberband.api.dashboard.listing import row as listed
+from rubberband.api.experiments.service import Runs
 from rubberband.api.problems import Problem
-from rubberband.api.runs import Runs
 from rubberband.api.store.sql import open_store
-from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.hosting import holding, is_hosted, read_ending, read_mark
-from rubberband.experiment import Experiment
+from rubberband.app import hosted
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.hosting import holding, is_hosted, read_ending, read_mark
+from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from tests.builders.service_runs import DONE, House, experiment, extend, extension, until
 
 SLOW = (sys.executable, "-P", str(Path(__file__).parent / "slow_hosted.py"))
-HOSTED = (sys.executable, "-P", "-m", "rubberband.hosted")
+HOSTED = (sys.executable, "-P", "-m", "rubberband.app.hosted")
 RUNNING, INTERRUPTED, STARTING = ExperimentState.RUNNING, ExperimentState.INTERRUPTED, ExperimentState.STARTING
 CANCELLED, REFUSED = ExperimentState.CANCELLED, ExperimentState.REFUSED
 

@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from rubberband.api.app import app_of
+from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion, answered, read_answer
+from rubberband.api.experiments.service import Runs
 from rubberband.api.feed import Feed
 from rubberband.api.problems import problem_of
-from rubberband.api.rest_planning import RestAnswer, RestQuestion, answered, read_answer
-from rubberband.api.runs import Runs
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.protocol import Store
@@ -23,7 +23,7 @@ from rubberband.api.store.records import Submission, Summary
 from rubberband.api.store.sql import open_store
 from rubberband.client.client import Client
 from rubberband.errors import InputError
-from rubberband.executor.fortune import Faults
+from rubberband.executor.virtual.fleet import Faults
 from rubberband.states import ACTIVE, OVER, Action, ExperimentState, State, obstacle
 from tests.builders.fake_runs import NearPlans
 from tests.builders.journalled_runs import Recorded, recorded, words

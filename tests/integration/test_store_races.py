@@ -21,10 +21,9 @@ from rubberband.api.store.records import Entry, Submission
 from rubberband.api.store.schema import NUMBERS
 from rubberband.api.store.sql import SqlStore, open_store
 from rubberband.errors import InputError, JournalError
-from rubberband.executor.codec import encode_event
-from rubberband.executor.events import Event
-from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.journal import Journal
+from rubberband.executor.core.events import Event
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.journal import Journal, encode_event
 from rubberband.states import ExperimentState
 from tests.builders.databases import database
 from tests.builders.jobs import EVENTS, JOB

@@ -157,7 +157,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="down-leaves-what-is-not-shown-yet",
         harm="`rubberband down` says that nothing is left while EC2 does not show it yet",
-        file="cloud/aws/ending.py",
+        file="cloud/aws/sweeping.py",
         old="while kept and not last and clock() < before:",
         new="while False:",
         tests=("tests/unit/test_aws_head.py", "tests/unit/test_aws_opening.py", "tests/unit/test_fake_ends.py"),
@@ -236,7 +236,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="warden-believes-what-it-sent",
         harm="a lease that never arrived is taken to be put off",
-        file="executor/ray/warden.py",
+        file="executor/ray/remote_agent.py",
         old="self.reaches = max(self.reaches, until)",
         new="self.reaches = min(self.reaches, until)",
         tests=("tests/unit/test_warden.py",),

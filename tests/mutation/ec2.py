@@ -12,7 +12,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="one-name-bought-twice",
         harm="two threads that ask for the same name at the same moment buy two instances",
-        file="cloud/aws/gathering.py",
+        file="cloud/aws/launching.py",
         old="self._buy([order for order in orders if once[order.instance] is order])",
         new="self._buy(orders)",
         tests=_MANY,
@@ -44,7 +44,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="price-of-the-next-hour",
         harm="an hour of spot is billed at the price of the one after it",
-        file="cloud/aws/spot_hours.py",
+        file="cloud/aws/pricing.py",
         old="begins_at = _begins_at(intent, len(prices))",
         new="begins_at = _begins_at(intent, len(prices) + 1)",
         tests=("tests/property/test_spot_bill.py",),
@@ -52,7 +52,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="lowest-price-of-the-doubt",
         harm="where it is not known when an hour began, the bill takes the lowest price and max_cost is passed",
-        file="cloud/aws/spot_hours.py",
+        file="cloud/aws/pricing.py",
         old="return max([before[-1], *during]) if before else None",
         new="return min([before[-1], *during]) if before else None",
         tests=("tests/property/test_spot_bill.py",),
@@ -60,7 +60,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="unknown-hours-at-the-price-of-the-purchase",
         harm="hours of spot whose price is not known yet are counted at the price of the purchase: max_cost is passed",
-        file="executor/accounting.py",
+        file="executor/core/budget.py",
         old="        reserved_usd_per_s=highest,\n",
         new="        reserved_usd_per_s=price_usd_per_s(record, job.offer),\n",
         tests=("tests/property/test_spot_bill.py",),
@@ -100,7 +100,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="trainium-is-rented",
         harm="a type is rented whose accelerator no build of torch can use",
-        file="cloud/accelerators.py",
+        file="cloud/catalogue.py",
         old='_FAMILIES.get(instance_type.partition(".")[0])',
         new="_FAMILIES.get(instance_type)",
         tests=("tests/unit/test_aws_gpu_check.py",),
@@ -108,7 +108,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="fallback-beyond-the-budget",
         harm="where spot is dry, on demand is bought although max_cost does not cover it",
-        file="executor/fallback.py",
+        file="executor/core/instances.py",
         old="    return cost_usd - job.max_cost_usd - MONEY_SLACK_USD",
         new="    return -1.0",
         tests=("tests/unit/test_fallback.py",),
@@ -116,7 +116,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="fallback-although-spot-is-there",
         harm="a refusal that is not for want of capacity buys on demand at three times the price",
-        file="executor/rented.py",
+        file="executor/core/instances.py",
         old="            if event.sold_out and was_wanted and record.market",
         new="            if was_wanted and record.market",
         tests=("tests/unit/test_fallback.py",),
@@ -156,7 +156,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="down-forgets-images",
         harm="`rubberband down` says nothing of images, which cost some dollars a month",
-        file="rubberband/commands/down.py",
+        file="rubberband/commands/cloud.py",
         old="    for line in _images(session, chosen_owner):\n        print(line)\n",
         new="",
         tests=_IMAGES,
@@ -164,7 +164,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="launches-are-repeated-by-botocore",
         harm="a zone without capacity is asked five times, and uses up the account's two launches a second",
-        file="cloud/aws/session.py",
+        file="cloud/aws/client.py",
         old='self._made("ec2", 1).run_instances',
         new='self._made("ec2", _ATTEMPTS).run_instances',
         tests=("tests/unit/test_aws_errors.py",),

@@ -9,7 +9,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="released-not-settled",
         harm="what is being given back counts as free: more is bought than max_cost pays for",
-        file="executor/accounting.py",
+        file="executor/core/budget.py",
         old="purse.settled_usd += sum(",
         new="purse.settled_usd += 0.0 * sum(",
         tests=("tests/unit/test_purse.py",),
@@ -17,7 +17,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="gone-not-settled",
         harm="the bill forgets every instance that has ended: max_cost is passed",
-        file="executor/accounting.py",
+        file="executor/core/budget.py",
         old="settled_usd += state.settled_usd",
         new="settled_usd += 0.0",
         tests=("tests/unit/test_purse.py",),
@@ -25,7 +25,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="cached-stop-ignores-coming",
         harm="a run stops although instances that were asked for never came, or too late when they did",
-        file="executor/purse.py",
+        file="executor/core/purse.py",
         old="if self._stops_at is not None and (not self.coming or now < self._stops_at - SHORTEST_REACH_S):",
         new="if self._stops_at is not None:",
         tests=("tests/unit/test_purse.py",),
@@ -33,7 +33,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="initialising-not-affordable",
         harm="the last of the budget buys instances that end before their workers are warm",
-        file="executor/rules.py",
+        file="executor/core/rules.py",
         old="max(SHORTEST_HOLD_S, job.offer.init_delay_s)",
         new="SHORTEST_HOLD_S",
         tests=("tests/unit/test_launch_attempts.py",),
@@ -41,7 +41,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="starting-up-not-bound",
         harm="an instance that starts up is taken to end when it is told to: a driver's death passes max_cost",
-        file="executor/accounting.py",
+        file="executor/core/budget.py",
         old="(_bound_s(job, record) if record.ready_at is None else 0.0)",
         new="0.0",
         tests=("tests/unit/test_purse.py",),
@@ -57,7 +57,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="launches-left-unbounded",
         harm="where spot is taken away again and again, refused launches are repeated without an end",
-        file="executor/rented.py",
+        file="executor/core/instances.py",
         old="state.launches_left = min(job.launch_attempts, state.launches_left + 1)",
         new="state.launches_left = state.launches_left + 1",
         tests=("tests/unit/test_launch_attempts.py",),
@@ -65,7 +65,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="infinite-metric-ranks",
         harm="a trial that diverged to infinity wins",
-        file="executor/ranking.py",
+        file="executor/core/trials.py",
         old="if value is None or not math.isfinite(value):",
         new="if value is None or math.isnan(value):",
         tests=("tests/unit/test_ranking.py",),
@@ -73,7 +73,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="reserve-without-margin",
         harm="a plan that spends max_cost to the last cent is stopped just before it is done",
-        file="executor/reserve.py",
+        file="executor/core/budget.py",
         old="self._margin_s = margin_s + SLACK_S if margin_s else 0.0",
         new="self._margin_s = SLACK_S if margin_s else 0.0",
         tests=("tests/unit/test_planning.py",),
@@ -82,7 +82,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="minimum-not-billed",
         harm="the report and the cap miss the provider's minimum of a minute",
-        file="executor/accounting.py",
+        file="executor/core/budget.py",
         old="billed_s = max(held_s(record, at), offer.minimum_billed_s)",
         new="billed_s = held_s(record, at)",
         tests=("tests/unit/test_controller_cloud.py",),
@@ -90,7 +90,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="purchase-price-ignored",
         harm="spot is accounted at the planned price, whatever was paid",
-        file="executor/accounting.py",
+        file="executor/core/budget.py",
         old="if record.price_usd_per_hour is not None:\n        return (",
         new="if record.price_usd_per_hour is not None and record.market == 'on_demand':\n        return (",
         tests=("tests/unit/test_controller_cloud.py",),
@@ -98,7 +98,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="head-bills-the-pause",
         harm="the days between an end and a resume are billed for the head",
-        file="executor/accounting.py",
+        file="executor/core/budget.py",
         old="- state.started_at - state.paused_s)",
         new="- state.started_at)",
         tests=("tests/unit/test_purse.py",),
@@ -106,7 +106,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="purse-ignores-bound-lease",
         harm="an instance that starts up cannot be ended sooner than its lease, and the budget does not pay for that",
-        file="executor/purse.py",
+        file="executor/core/purse.py",
         old="left_usd -= line.reserved_usd_per_s * (line.bound_until - paid_until)",
         new="left_usd -= 0.0 * (line.bound_until - paid_until)",
         tests=("tests/unit/test_controller_leases.py",),
@@ -114,7 +114,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="coming-data-is-free",
         harm="the price of the data set for instances on their way is left out of the budget",
-        file="executor/purse.py",
+        file="executor/core/purse.py",
         old="* coming.bound_s + coming.data_usd",
         new="* coming.bound_s",
         tests=("tests/unit/test_purse.py",),
@@ -122,7 +122,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="dearest-not-reserved",
         harm="a dearer type that stands in takes the bill past max_cost",
-        file="executor/state.py",
+        file="executor/core/state.py",
         old="rent = max(self.offer.price_usd_per_hour, self.dearest_usd_per_hour or 0.0)",
         new="rent = self.offer.price_usd_per_hour",
         tests=("tests/unit/test_controller_cloud.py",),
@@ -130,7 +130,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="no-release-margin",
         harm="instances are told to end when max_cost is reached, not before: the bill passes it",
-        file="executor/rules.py",
+        file="executor/core/rules.py",
         old="max(now, purse.reaches_about(now) - job.release_margin_s / 2.0)",
         new="max(now, purse.reaches_about(now))",
         tests=(
@@ -140,7 +140,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="cap-lowered-by-a-request",
         harm="asking for a later deadline lowers the budget",
-        file="executor/rules.py",
+        file="executor/core/rules.py",
         old="return None if limit is None or asked is None else max(limit, asked)",
         new="return None if limit is None or asked is None else asked",
         tests=("tests/unit/test_controller_limits.py",),
@@ -148,7 +148,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="over-max-instances",
         harm="what is being taken away does not count against max_instances",
-        file="executor/rules.py",
+        file="executor/core/rules.py",
         old="job.offer.max_instances - len(state.live()) - len(state.leaving())",
         new="job.offer.max_instances - len(state.live())",
         tests=("tests/unit/test_controller_cloud.py",),
@@ -156,7 +156,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="oldest-kept",
         harm="instances that have paid their minimum are kept, and young ones given back",
-        file="executor/rented.py",
+        file="executor/core/instances.py",
         old="release(job, state, [*others, *unbilled_first[:surplus]])",
         new="release(job, state, [*others, *unbilled_first[::-1][:surplus]])",
         tests=("tests/unit/test_controller.py",),
@@ -164,7 +164,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="surplus-kept-after-sync",
         harm="every stage holds the first one's instances to the end",
-        file="executor/rented.py",
+        file="executor/core/instances.py",
         old="surplus = max(0, len(ours) - chosen.instances)",
         new="surplus = 0",
         tests=("tests/unit/test_controller.py",),
@@ -172,7 +172,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="spent-all-not-noticed",
         harm="max_cost stops nothing while events come thick and fast",
-        file="executor/rules.py",
+        file="executor/core/rules.py",
         old="if spent_usd <= job.max_cost_usd + MONEY_SLACK_USD and not ticked:",
         new="if not ticked:",
         tests=("tests/unit/test_controller.py",),
@@ -181,7 +181,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="late-report-of-an-old-attempt",
         harm="a report of an attempt that was given up counts for the new one: iterations are skipped",
-        file="executor/controller.py",
+        file="executor/core/controller.py",
         old="if trial.status is TrialStatus.RUNNING and trial.attempt == event.attempt:",
         new="if trial.status is TrialStatus.RUNNING:",
         tests=("tests/unit/test_controller.py",),
@@ -189,7 +189,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="resume-from-scratch",
         harm="every trial begins anew after a pause or a failure",
-        file="executor/attempts.py",
+        file="executor/core/trials.py",
         old="        checkpoint=trial.checkpoint,\n",
         new="        checkpoint=None,\n",
         tests=("tests/unit/test_controller.py",),
@@ -197,7 +197,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="lost-instance-fails-its-trial",
         harm="spot interruptions use up a trial's retries",
-        file="executor/rented.py",
+        file="executor/core/instances.py",
         old="return [stop(job, state, trial, preempted=preempted) for trial in state.runners.on(record.instance)]",
         new=(
             "hit = state.runners.on(record.instance)\n    for trial in hit:\n        trial.failures += 1\n"
@@ -208,7 +208,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="one-failure-too-many",
         harm="a trial is tried once more than max_failures, at the user's cost",
-        file="executor/attempts.py",
+        file="executor/core/trials.py",
         old="trial.failures > job.max_failures",
         new="trial.failures > job.max_failures + 1",
         tests=("tests/unit/test_controller.py",),
@@ -216,7 +216,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="not-a-number-is-retried",
         harm="a diverged trial is trained to the same NaN again and again",
-        file="executor/attempts.py",
+        file="executor/core/trials.py",
         old='frozenset({"not_a_number", "no_metric"})',
         new='frozenset({"no_metric"})',
         tests=("tests/unit/test_controller.py",),
@@ -224,7 +224,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="worst-are-promoted",
         harm="successive halving keeps the worst trials",
-        file="executor/ranking.py",
+        file="executor/core/trials.py",
         old='-value if mode == "max" else value',
         new='value if mode == "max" else -value',
         tests=("tests/unit/test_controller.py",),
@@ -232,7 +232,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="failed-trials-rank",
         harm="a trial that failed is promoted, or wins",
-        file="executor/controller.py",
+        file="executor/core/controller.py",
         old="[trial for trial in contenders if trial.status is not TrialStatus.FAILED], self.job.metric, self.job.mode",
         new="contenders, self.job.metric, self.job.mode",
         tests=("tests/unit/test_controller.py",),
@@ -240,7 +240,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="best-of-the-failed",
         harm="a run that was cut short names a failed trial as its best",
-        file="executor/ranking.py",
+        file="executor/core/trials.py",
         old="(trial for trial in state.trials if trial.reports and trial.status is not TrialStatus.FAILED)",
         new="(trial for trial in state.trials if trial.reports)",
         tests=("tests/unit/test_ranking.py",),
@@ -248,7 +248,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="gang-over-parts-of-instances",
         harm="a wide gang is spread over instances that others train on too",
-        file="executor/placement.py",
+        file="executor/core/placement.py",
         old="if len(self._free[instance]) == own and len(gang) + own <= gpus:",
         new="if len(gang) + len(self._free[instance]) <= gpus:",
         tests=("tests/property/test_placement.py",),
@@ -256,7 +256,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="running-trial-displaced",
         harm="a trial that trains is moved for another one, and loses what it did since its report",
-        file="executor/placement.py",
+        file="executor/core/placement.py",
         old="if trial not in fixed and len(placement[trial]) < gpus:",
         new="if len(placement[trial]) < gpus:",
         tests=("tests/property/test_placement.py",),
@@ -264,7 +264,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="narrower-than-profiled",
         harm="a trial is started on fewer GPUs than it was profiled on, where its model does not fit",
-        file="executor/rules.py",
+        file="executor/core/rules.py",
         old="gang_sizes(job.offer.gpus, job.profile.smallest_gpus, planned)",
         new="gang_sizes(job.offer.gpus, 1, planned)",
         tests=("tests/unit/test_controller.py",),
@@ -272,7 +272,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="sleep-is-a-hang",
         harm="after the machine slept, every trial is taken to hang",
-        file="executor/controller.py",
+        file="executor/core/controller.py",
         old="attempts.note_progress(self.job, self.state, trial, at)",
         new="pass",
         tests=("tests/unit/test_controller.py",),
@@ -280,7 +280,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="resume-adopts-the-dead",
         harm="after a crash, instances that the provider does not know are waited for",
-        file="executor/recovery.py",
+        file="executor/core/instances.py",
         old='lost.append((record, event.occurred_at, "unknown to the provider", False))',
         new="pass",
         tests=("tests/unit/test_controller_leases.py",),
@@ -288,7 +288,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="resume-keeps-the-released",
         harm="an instance whose release was cut off by a crash runs on, paid, unused",
-        file="executor/recovery.py",
+        file="executor/core/instances.py",
         old="return [ReleaseInstance(instance=record.instance)]",
         new="return []",
         tests=("tests/unit/test_controller_leases.py",),
@@ -296,7 +296,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="first-lease-forgotten-at-resume",
         harm="what is asked for again after a crash may live longer than the budget reserved",
-        file="executor/recovery.py",
+        file="executor/core/instances.py",
         old="market=record.market, first_lease_s=record.first_lease_s)",
         new="market=record.market)",
         tests=("tests/unit/test_controller_leases.py",),
@@ -305,7 +305,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="replan-forgets-what-was-spent",
         harm="at every SYNC the whole budget is taken to be there again",
-        file="executor/replanning.py",
+        file="executor/core/replanning.py",
         old="spent_usd=standing.spent_usd,\n        current",
         new="spent_usd=0.0,\n        current",
         tests=("tests/unit/test_controller_replan.py",),
@@ -313,7 +313,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="replan-forgets-the-time",
         harm="at every SYNC the whole deadline is taken to be there again",
-        file="executor/replanning.py",
+        file="executor/core/replanning.py",
         old="spent_s=standing.spent_s,\n        spent_usd",
         new="spent_s=0.0,\n        spent_usd",
         tests=("tests/unit/test_controller_replan.py",),
@@ -321,7 +321,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="replan-buys-what-is-held",
         harm="a plan pays again for instances that are there",
-        file="executor/replanning.py",
+        file="executor/core/replanning.py",
         old="running = [record for record in state.live() if record.running_at is not None]",
         new="running = [record for record in state.live() if record.running_at is None]",
         tests=("tests/unit/test_controller_replan.py",),
@@ -329,7 +329,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="forecast-forgets-the-head",
         harm="the page promises less than the run will cost",
-        file="executor/forecast.py",
+        file="executor/core/forecast.py",
         old="+ job.offer.head_cost_usd(left_s),",
         new=",",
         tests=(
@@ -339,7 +339,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="forecast-of-idle-slots",
         harm="a stage with more trials than slots is forecast to end after its first wave",
-        file="executor/forecast.py",
+        file="executor/core/forecast.py",
         old="heapq.heappush(free_in, heapq.heappop(free_in) + _trial_left_s(job, state, trial, late=late))",
         new="heapq.heappush(free_in, _trial_left_s(job, state, trial, late=late))",
         tests=(
@@ -349,7 +349,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="sleep-counts-as-slow",
         harm="a laptop that slept makes every later plan buy more instances",
-        file="executor/measured.py",
+        file="executor/core/measured.py",
         old="and not any(began_at < woke_at <= report.reported_at for woke_at in state.woke_at)",
         new="",
         tests=("tests/unit/test_measured.py",),
@@ -357,7 +357,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="cold-starts-for-warm-ones",
         harm="first starts on new workers are taken for those of all later stages",
-        file="executor/starts.py",
+        file="executor/core/measured.py",
         old="is_warm = trained.issuperset(use.gang)",
         new="is_warm = True",
         tests=("tests/unit/test_starts.py",),
@@ -365,7 +365,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="survivors-as-fast-as-the-average",
         harm="the rest is planned for the average trial, though slower ones survived",
-        file="executor/replanning.py",
+        file="executor/core/replanning.py",
         old="speeds=speeds if are_all else None,",
         new="speeds=None,",
         tests=("tests/unit/test_measured.py",),
@@ -373,7 +373,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="extension-forgets-profiling",
         harm="extending the budget grants what profiling cost a second time",
-        file="executor/extending.py",
+        file="executor/core/extending.py",
         old="max_cost_usd=max_cost_usd - used_usd)",
         new="max_cost_usd=max_cost_usd)",
         tests=("tests/unit/test_extending.py",),
@@ -381,7 +381,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="request-taken-twice",
         harm="a request to cancel that was taken in before a crash ends the run again after its resume",
-        file="executor/controller.py",
+        file="executor/core/controller.py",
         old="is_news = request not in self.state.requests",
         new="is_news = True",
         tests=("tests/unit/test_controller_limits.py",),
@@ -389,7 +389,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="request-dropped-before-the-journal",
         harm="a request to cancel is lost if the driver dies at that moment",
-        file="executor/desk.py",
+        file="executor/requests.py",
         old="self._taken += [request.id for request in pending]",
         new="[self._requests.discard(request.id) for request in pending]",
         tests=("tests/unit/test_desk.py",),
@@ -412,7 +412,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="journal-fence-off",
         harm="two drivers write one journal: its history is neither's",
-        file="executor/database.py",
+        file="executor/journal/database.py",
         old="INSERT INTO",
         new="INSERT OR IGNORE INTO",
         tests=("tests/unit/test_journal.py",),
@@ -420,7 +420,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="journal-fence-off-after-a-lost-connection",
         harm="after a lost connection a driver goes on though another one has taken its place",
-        file="executor/journal.py",
+        file="executor/journal/journal.py",
         old="connection.execute(ours.order_by(_events.c.seq)).mappings()] != rows:",
         new="connection.execute(ours.order_by(_events.c.seq)).mappings()] == []:",
         tests=(
@@ -430,7 +430,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="journal-not-durable",
         harm="a power cut takes the last minutes of the journal, and with them instances that run",
-        file="executor/database.py",
+        file="executor/journal/database.py",
         old='"FULL" if durable else "NORMAL"',
         new='"NORMAL" if durable else "NORMAL"',
         tests=("tests/unit/test_journal_stores.py::test_what_is_durable_is_on_the_disk_before_it_counts",),
@@ -454,7 +454,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="checkpoint-discarded-too-soon",
         harm="the checkpoint that the journal names is deleted: the trial falls back to the one before",
-        file="executor/attempts.py",
+        file="executor/core/trials.py",
         old="replaced, at = trial.before, event.occurred_at",
         new="replaced, at = event.checkpoint, event.occurred_at",
         tests=("tests/unit/test_controller_checkpoints.py",),
@@ -462,7 +462,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="only-one-checkpoint-kept",
         harm="a torn newest checkpoint throws the trial back to its beginning",
-        file="executor/attempts.py",
+        file="executor/core/trials.py",
         old="replaced, at = trial.before, event.occurred_at",
         new="replaced, at = trial.checkpoint, event.occurred_at",
         tests=("tests/unit/test_controller.py",),
@@ -470,7 +470,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="lost-iterations-count",
         harm="after a lost checkpoint a trial counts iterations that are gone",
-        file="executor/attempts.py",
+        file="executor/core/trials.py",
         old="iterations = 0 if trial.before is None else trial.iterations - 1",
         new="iterations = trial.iterations - 1",
         tests=(

@@ -76,7 +76,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="fast-cost-forgets-init",
         harm="the quick look at a plan is cheaper than the plan",
-        file="planner/mean_cost.py",
+        file="planner/model.py",
         old="cost_usd = cost_usd + held_usd + started_usd + init_usd",
         new="cost_usd = cost_usd + held_usd + started_usd",
         tests=("tests/property/test_mean_cost.py",),
@@ -156,7 +156,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="lanes-share-instances",
         harm="brackets side by side are given more instances than max_instances",
-        file="planner/lanes.py",
+        file="planner/brackets.py",
         old="if total > self.offer.max_instances - reserve:",
         new="if total > self.offer.max_instances + reserve + 1:",
         tests=("tests/property/test_planner_lanes.py::test_no_division_that_can_be_tried_is_cheaper",),
@@ -164,7 +164,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="lanes-end-with-the-first",
         harm="a job of several brackets is predicted to end with its shortest one",
-        file="planner/lanes.py",
+        file="planner/brackets.py",
         old="jct_s = max(prediction.jct_s for prediction in predictions)",
         new="jct_s = min(prediction.jct_s for prediction in predictions)",
         tests=("tests/property/test_planner_lanes.py::test_no_division_that_can_be_tried_is_cheaper",),
@@ -172,7 +172,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a-head-for-each-lane",
         harm="the head node is predicted once for each bracket",
-        file="planner/lanes.py",
+        file="planner/brackets.py",
         old="fixed = replace(offer, head_price_usd_per_hour=0.0, ",
         new="fixed = replace(offer, ",
         tests=("tests/property/test_planner_lanes.py::test_no_division_that_can_be_tried_is_cheaper",),
@@ -228,7 +228,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="network-is-free",
         harm="a gang over several instances is predicted as fast as on one",
-        file="planner/goodput/throughput.py",
+        file="planner/goodput/model.py",
         old="np.where(np.asarray(instances) > 1, node, local)",
         new="np.where(np.asarray(instances) > 1, local, local)",
         tests=("tests/unit/test_goodput_model.py", "tests/property/test_goodput_planning.py"),

@@ -11,7 +11,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="keys-of-all-tokens-are-one",
         harm="a client's Idempotency-Key is answered with another client's experiment",
-        file="api/store/request_rows.py",
+        file="api/store/sql.py",
         old="return sql.and_(KEYS.c.owner == owner, KEYS.c.key == key)",
         new="return sql.and_(KEYS.c.key == key)",
         tests=("tests/unit/test_api_idempotency.py::test_the_key_of_one_token_is_nothing_to_another",),
@@ -28,7 +28,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="readers-may-submit",
         harm="a token that may only read spends money",
-        file="api/security/access.py",
+        file="api/security/authentication.py",
         old="        if not principal.may(scope):\n",
         new="        if False:\n",
         tests=("tests/integration/test_auth_matrix.py::test_a_token_opens_what_its_scope_says",),
@@ -68,7 +68,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="pages-of-others-may-act",
         harm="a page elsewhere cancels experiments in the name of who looks at it",
-        file="api/security/hosts.py",
+        file="api/security/checks.py",
         old='own = fetch_site in {"same-origin", "none"}',
         new='own = fetch_site in {"same-origin", "none", "cross-site"}',
         tests=("tests/unit/test_security_hosts.py",),
@@ -76,7 +76,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="any-host-is-served",
         harm="a page elsewhere reads the service by a name of its own (DNS rebinding)",
-        file="api/security/hosts.py",
+        file="api/security/checks.py",
         old="    if host not in served:\n",
         new="    if not host:\n",
         tests=("tests/unit/test_security_hosts.py",),
@@ -84,7 +84,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="sign-in-leads-elsewhere",
         harm="a link to the sign-in page leads to a page of somebody else",
-        file="api/security/hosts.py",
+        file="api/security/checks.py",
         old='path.startswith("/") and not path.startswith("//")',
         new='path.startswith("/")',
         tests=("tests/unit/test_security_hosts.py",),
@@ -92,7 +92,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="any-code-may-run",
         harm="whoever may submit runs any function of the server",
-        file="api/experiment_body.py",
+        file="api/experiments/body.py",
         old="isinstance(named, str) and allows_code(named, settings.entrypoints)",
         new="isinstance(named, str)",
         tests=("tests/unit/test_experiment_body.py::test_what_the_operator_does_not_allow_is_previewed_and_not_run",),
@@ -100,7 +100,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="any-lr-rule-may-run",
         harm="the allow-list is passed by way of batch.lr_scaling",
-        file="api/experiment_body.py",
+        file="api/experiments/body.py",
         old="scaling not in LR_SCALINGS and not allows_code(scaling, settings.entrypoints)",
         new="False",
         tests=("tests/unit/test_experiment_body.py::test_what_the_operator_does_not_allow_is_previewed_and_not_run",),
@@ -108,7 +108,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="checkpoints-climb-out",
         harm="checkpoints are written to any folder of the server",
-        file="api/experiment_body.py",
+        file="api/experiments/body.py",
         old='and ".." not in url.split("/")',
         new="",
         tests=("tests/unit/test_experiment_body.py::test_what_the_operator_does_not_allow_is_previewed_and_not_run",),
@@ -116,7 +116,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="files-of-the-server-are-read",
         harm="a submission reads files of the server",
-        file="api/experiment_body.py",
+        file="api/experiments/body.py",
         old="        if isinstance(value, str):\n            remedy",
         new="        if False:\n            remedy",
         tests=("tests/unit/test_experiment_body.py::test_no_request_names_a_file_of_the_server",),
@@ -124,7 +124,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="no-cost-is-any-cost",
         harm="an experiment without max_cost passes the service's limit on spending",
-        file="api/experiment_body.py",
+        file="api/experiments/body.py",
         old='    if asked is None:\n        raise _refused("constraints.max_cost"',
         new='    if False:\n        raise _refused("constraints.max_cost"',
         tests=("tests/unit/test_experiment_body.py::test_spending_is_limited_by_true_prices",),
@@ -132,7 +132,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="prices-by-the-client",
         harm="a client says that instances cost nothing, and spends without a limit",
-        file="api/experiment_body.py",
+        file="api/experiments/body.py",
         old='if resources.provider == "aws" and settings.limits.max_cost_usd is not None:',
         new="if False:",
         tests=("tests/unit/test_experiment_body.py::test_spending_is_limited_by_true_prices",),
@@ -150,7 +150,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="an-address-of-ipv6-for-each-try",
         harm="whoever has a network of IPv6 has no limit",
-        file="api/security/limits.py",
+        file="api/security/checks.py",
         old='(address.partition("%")[0], 64)',
         new='(address.partition("%")[0], 128)',
         tests=("tests/unit/test_security_limits.py",),
@@ -158,7 +158,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="burst-for-ever",
         harm="a client that asks without a pause leaves nothing to others",
-        file="api/security/limits.py",
+        file="api/security/checks.py",
         old="self._levels[key] = (self._level(key) - 1.0, self._clock())",
         new="self._levels[key] = (self._level(key), self._clock())",
         tests=("tests/unit/test_security_limits.py",),
@@ -209,7 +209,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="one-caller-takes-all-turns",
         harm="a client that asks for many plans makes all others wait",
-        file="api/turns.py",
+        file="api/plans/pool.py",
         old="            self._waiting.move_to_end(caller)\n",
         new="            pass\n",
         tests=("tests/unit/test_plans_fairness.py",),
@@ -225,7 +225,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="submitted-twice",
         harm="a request whose answer was lost is refused as a taken name, or starts a second run",
-        file="api/runs.py",
+        file="api/experiments/service.py",
         old="return known if known is not None and known.request == request else None",
         new="return None",
         tests=("tests/unit/test_service_runs.py::test_a_name_is_taken_once",),
@@ -233,7 +233,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="resume-takes-the-cancel-with-it",
         harm="an old request to cancel ends what was just resumed",
-        file="api/runs.py",
+        file="api/experiments/service.py",
         old="            Inbox(folder.inbox).withdraw_cancels()\n",
         new="",
         tests=("tests/unit/test_service_runs_again.py",),

@@ -90,7 +90,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="nan-metric-passes",
         harm="a diverged trial goes on, and its NaN is ranked",
-        file="executor/training/metrics.py",
+        file="executor/training/runner.py",
         old="    if not math.isfinite(value):\n        raise",
         new="    if False:\n        raise",
         tests=("tests/unit/test_trial.py",),

@@ -15,10 +15,9 @@ from random import Random
 
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import StoreAwayError
-from rubberband.executor.accounting import bill_usd, instance_cost_usd
-from rubberband.executor.controller import Controller
-from rubberband.executor.driver import drive, replay
-from rubberband.executor.events import (
+from rubberband.executor.core.budget import bill_usd, instance_cost_usd
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import (
     CheckpointLost,
     Command,
     DiscardCheckpoint,
@@ -29,11 +28,12 @@ from rubberband.executor.events import (
     StartTrial,
     TrialReported,
 )
-from rubberband.executor.inbox import DriverRequest, MemoryInbox
-from rubberband.executor.invariants import validate
-from rubberband.executor.journal import MemoryJournal
-from rubberband.executor.state import Phase
-from rubberband.executor.virtual import VirtualBackend
+from rubberband.executor.core.invariants import validate
+from rubberband.executor.core.state import Phase
+from rubberband.executor.driver import drive, replay
+from rubberband.executor.journal.inbox import DriverRequest, MemoryInbox
+from rubberband.executor.journal.journal import MemoryJournal
+from rubberband.executor.virtual.backend import VirtualBackend
 from tests.property.chaos_cases import (
     BREEZE,
     CALM,

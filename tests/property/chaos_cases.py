@@ -10,13 +10,13 @@ from random import Random
 from typing import Literal
 
 from rubberband.cloud.virtual import Fate
-from rubberband.executor.events import FailureKind
-from rubberband.executor.fortune import AttemptFate, Messages
-from rubberband.executor.state import Job
-from rubberband.offer import SECONDS_PER_HOUR, Offer, Spot, gang_sizes, slots
-from rubberband.plan import Market, Plan, Stage, StagePlan
+from rubberband.executor.core.events import FailureKind
+from rubberband.executor.core.state import Job
+from rubberband.executor.virtual.fleet import AttemptFate, Messages
 from rubberband.planner.model import predict
-from rubberband.profile import Profile
+from rubberband.values.offer import SECONDS_PER_HOUR, Offer, Spot, gang_sizes, slots
+from rubberband.values.plan import Market, Plan, Stage, StagePlan
+from rubberband.values.profile import Profile
 
 LEASE_S = 600.0
 RELEASE_MARGIN_S = 30.0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rubberband.executor.accounting import bill_usd
-from rubberband.executor.controller import Controller
-from rubberband.executor.events import CheckpointLost, Event, RestPlanned
-from rubberband.executor.forecast import forecast
-from rubberband.executor.purse import MONEY_SLACK_USD
-from rubberband.executor.state import Phase
+from rubberband.executor.core.budget import bill_usd
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import CheckpointLost, Event, RestPlanned
+from rubberband.executor.core.forecast import forecast
+from rubberband.executor.core.purse import MONEY_SLACK_USD
+from rubberband.executor.core.state import Phase
 from rubberband.planner.sampling import varies
 
 ROUNDING_S = 1e-6

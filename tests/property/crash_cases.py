@@ -11,12 +11,12 @@ from typing import Any, Literal, TypeVar
 
 from rubberband.cloud.aws_fake import FakeCall, Fault
 from rubberband.cloud.side_costs import side_costs
-from rubberband.executor.state import Job
-from rubberband.offer import Offer, Spot
-from rubberband.plan import Market, Plan, Stage, StagePlan
+from rubberband.executor.core.state import Job
 from rubberband.planner.model import predict
-from rubberband.profile import Profile
-from rubberband.resources import Resources
+from rubberband.spec.resources import Resources
+from rubberband.values.offer import Offer, Spot
+from rubberband.values.plan import Market, Plan, Stage, StagePlan
+from rubberband.values.profile import Profile
 from tests.property.crash_world import BOOT_LEASE_S, LEASE_S, TYPE
 
 Then = Literal["resume", "sweep", "down", "nobody"]

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.provider import InstanceStatus
 from rubberband.errors import NoCapacityError, ProviderError
-from rubberband.executor import statuses
-from rubberband.executor.events import (
+from rubberband.executor.core import statuses
+from rubberband.executor.core.events import (
     DriverResumed,
     Event,
     InstanceLost,
@@ -23,10 +23,10 @@ from rubberband.executor.events import (
     InstanceReady,
     InstanceRefused,
 )
-from rubberband.executor.statuses import living, released, running
-from rubberband.executor.virtual import VirtualBackend
-from rubberband.executor.virtual_fleet import Agenda
-from rubberband.plan import Market
+from rubberband.executor.core.statuses import living, released, running
+from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.executor.virtual.fleet import Agenda
+from rubberband.values.plan import Market
 from tests.property.crash_world import BOOT_LEASE_S, LEASE_S, STEP_S, World
 
 RETRY_S = 2.0

@@ -18,6 +18,7 @@ from typing import Literal
 import pytest
 
 from rubberband.cloud.aws import resolving, wheel
+from rubberband.cloud.aws.boot import Installation, boot_times
 from rubberband.cloud.aws.fleet import VISIBILITY_S
 from rubberband.cloud.aws.images import type_facts
 from rubberband.cloud.aws.own_images import (
@@ -31,7 +32,6 @@ from rubberband.cloud.aws.own_images import (
     listed_images,
 )
 from rubberband.cloud.aws.resolving import in_one_line, resolve, what_to_install
-from rubberband.cloud.aws.user_data import Installation, boot_times
 from rubberband.cloud.aws_fake import FakeCall, Fault, images
 from rubberband.errors import RubberbandError
 from tests.builders.aws_account import START_AT, Account

@@ -14,20 +14,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rubberband.cloud.aws.calls import INSTANCE_TAG
-from rubberband.cloud.aws.ending import end_everything
 from rubberband.cloud.aws.fleet import SHUTDOWN_S, VISIBILITY_S
 from rubberband.cloud.aws.guards import SLACK_S
-from rubberband.cloud.aws.sweeping import sweep
+from rubberband.cloud.aws.sweeping import end_everything, sweep
 from rubberband.cloud.aws_fake import FakeCall, Fault
 from rubberband.cloud.aws_fake.spot_prices import HOUR_S
 from rubberband.errors import RubberbandError
-from rubberband.executor.accounting import bill_usd
-from rubberband.executor.controller import Controller
+from rubberband.executor.core.budget import bill_usd
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import Event
+from rubberband.executor.core.invariants import validate
+from rubberband.executor.core.state import Phase
 from rubberband.executor.driver import drive, replay
-from rubberband.executor.events import Event
-from rubberband.executor.invariants import validate
-from rubberband.executor.journal import MemoryJournal
-from rubberband.executor.state import Phase
+from rubberband.executor.journal.journal import MemoryJournal
 from tests.builders.aws_account import START_AT
 from tests.property.crash_cases import (
     BOOT_S,

@@ -6,19 +6,19 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+from rubberband.cloud.aws.boot import boot_times
 from rubberband.cloud.aws.calls import name_in
 from rubberband.cloud.aws.choosing import Ware
 from rubberband.cloud.aws.guards import Guards
 from rubberband.cloud.aws.preflight import preflight
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.aws.resolving import resolve
-from rubberband.cloud.aws.user_data import boot_times
 from rubberband.cloud.aws_fake.billing import BillLine
 from rubberband.cloud.aws_fake.instance import Instance
-from rubberband.cloud.cluster import Head
+from rubberband.cloud.provider import Head
 from rubberband.cloud.start_limits import start_limits
 from rubberband.cloud.virtual import VirtualClock
-from rubberband.executor.state import Job
+from rubberband.executor.core.state import Job
 from tests.builders.aws_account import START_AT, Account
 
 LEASE_S = 600.0

@@ -7,9 +7,9 @@ import math
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from rubberband.offer import Offer, gang_sizes, slots
-from rubberband.plan import Constraints, Stage
-from rubberband.profile import Profile
+from rubberband.values.offer import Offer, gang_sizes, slots
+from rubberband.values.plan import Constraints, Stage
+from rubberband.values.profile import Profile
 
 
 def every_plan(stages, profile, offer, constraints):

@@ -6,15 +6,15 @@ import itertools
 import math
 from dataclasses import replace
 
-from rubberband.executor.controller import Controller
-from rubberband.executor.events import Event
-from rubberband.executor.replanning import held, limits, remaining
-from rubberband.executor.state import Phase
-from rubberband.offer import gang_sizes, slots
-from rubberband.plan import Plan, StagePlan
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import Event
+from rubberband.executor.core.replanning import held, limits, remaining
+from rubberband.executor.core.state import Phase
 from rubberband.planner.model import predict
 from rubberband.planner.search import plan
-from rubberband.profile import Profile
+from rubberband.values.offer import gang_sizes, slots
+from rubberband.values.plan import Plan, StagePlan
+from rubberband.values.profile import Profile
 
 MOST_PLANS = 1000
 """Up to so many plans every one is tried; beyond, the exact search finds the shortest."""

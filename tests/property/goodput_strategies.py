@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from rubberband.adaptive import BatchLimits, BatchPoint, GoodputProfile, Throughput
-from rubberband.planner.goodput.throughput import step_s
+from rubberband.planner.goodput.model import step_s
+from rubberband.values.adaptive import BatchLimits, BatchPoint, GoodputProfile, Throughput
 
 SPAN = [
     (-(-gpus // 4), gpus, per_gpu, accumulation)

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.adaptive import BatchLimits, BatchPoint, GoodputProfile, Throughput
-from rubberband.goodput_words import GoodputWords, goodput_document
-from rubberband.planner.adapting import adapted, at_noise_scale
-from rubberband.planner.goodput.planning import fixed_seconds_per_iteration
-from rubberband.profile import Profile
+from rubberband.planner.goodput.planning import adapted, at_noise_scale, fixed_seconds_per_iteration
+from rubberband.spec.profile_file import GoodputWords, goodput_document
+from rubberband.values.adaptive import BatchLimits, BatchPoint, GoodputProfile, Throughput
+from rubberband.values.profile import Profile
 
 SIZES = [1, 2, 3, 4, 8, 16]
 seconds = st.floats(1e-5, 10.0)

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from rubberband.executor import rules
-from rubberband.executor.controller import Controller
+from rubberband.executor.core import rules
+from rubberband.executor.core.controller import Controller
 from tests.property.chaos import Outcome, replay_command, run_seed
 
 FEW, MANY, BLOCK = 400, 1_000, 100

@@ -8,13 +8,13 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.executor.accounting import bill_usd
-from rubberband.executor.controller import Controller
-from rubberband.executor.events import Event
-from rubberband.executor.state import Job
-from rubberband.offer import Spot
-from rubberband.plan import Plan
+from rubberband.executor.core.budget import bill_usd
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import Event
+from rubberband.executor.core.state import Job
 from rubberband.planner.model import predict
+from rubberband.values.offer import Spot
+from rubberband.values.plan import Plan
 from tests.builders.strategies import jobs
 from tests.builders.virtual_runs import run_virtual
 

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from rubberband.cloud.aws import calls, fleet, guards, spot_hours, sweeping
+from rubberband.cloud.aws import calls, fleet, guards, sweeping
+from rubberband.cloud.aws import pricing as spot_hours
 from rubberband.cloud.aws.intents import Intents
-from rubberband.executor.controller import Controller
+from rubberband.executor.core.controller import Controller
 from tests.property.crash_cases import AFTERWARDS, HIDDEN_S, WEATHERS, Point, Then, parse, undisturbed
 from tests.property.crash_points import points, replay_command, run_point, sample
 

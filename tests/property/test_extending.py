@@ -6,15 +6,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rubberband.executor.accounting import bill_usd
-from rubberband.executor.controller import Controller
+from rubberband.executor.core.budget import bill_usd
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import Event, LimitsChanged
+from rubberband.executor.core.extending import Extension, extension
+from rubberband.executor.core.invariants import validate
+from rubberband.executor.core.state import Job, Phase, State
 from rubberband.executor.driver import drive
-from rubberband.executor.events import Event, LimitsChanged
-from rubberband.executor.extending import Extension, extension
-from rubberband.executor.invariants import validate
-from rubberband.executor.journal import MemoryJournal
-from rubberband.executor.state import Job, Phase, State
-from rubberband.executor.virtual import VirtualBackend
+from rubberband.executor.journal.journal import MemoryJournal
+from rubberband.executor.virtual.backend import VirtualBackend
 from tests.builders.planned_jobs import planned_jobs
 from tests.builders.timed_requests import TimedInbox, extend
 from tests.builders.virtual_runs import jct_s

@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rubberband.errors import InputError
-from rubberband.experiment import Experiment
-from rubberband.files import dump_experiment, parse_experiment
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.loading import dump_experiment, parse_experiment
 from tests.builders.experiment_strategies import (
     experiments,
     yaml_like,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from rubberband.executor.controller import Controller
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import Event
+from rubberband.executor.core.forecast import Forecast, forecast
+from rubberband.executor.core.state import Job
 from rubberband.executor.driver import drive
-from rubberband.executor.events import Event
-from rubberband.executor.forecast import Forecast, forecast
-from rubberband.executor.journal import Journal
-from rubberband.executor.state import Job
-from rubberband.executor.virtual import VirtualBackend
+from rubberband.executor.journal.journal import Journal
+from rubberband.executor.virtual.backend import VirtualBackend
 from tests.builders.strategies import jobs
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.executor.events import Gang, Slot
-from rubberband.executor.free_slots import FreeSlots
-from rubberband.executor.placement import place
-from rubberband.offer import gang_sizes
+from rubberband.executor.core.events import Gang, Slot
+from rubberband.executor.core.free_slots import FreeSlots
+from rubberband.executor.core.placement import place
+from rubberband.values.offer import gang_sizes
 
 
 @settings(max_examples=200)

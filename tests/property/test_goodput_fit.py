@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.adaptive import Throughput
-from rubberband.planner.goodput.fit import fit, relative_errors
-from rubberband.planner.goodput.measured import Measured
+from rubberband.planner.goodput.fit import Measured, fit, relative_errors
+from rubberband.values.adaptive import Throughput
 from tests.property.goodput_strategies import SPAN, points_of, throughputs
 
 seeds = st.integers(0, 2**31)

@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.planner.goodput.autoscale import LOWER, scaled_size, scaling_efficiencies, should_scale
-from rubberband.planner.goodput.planning import fixed_seconds_per_iteration, seconds_per_iteration, with_noise_scale
+from rubberband.planner.goodput.planning import (
+    LOWER,
+    fixed_seconds_per_iteration,
+    scaled_size,
+    scaling_efficiencies,
+    seconds_per_iteration,
+    should_scale,
+    with_noise_scale,
+)
 from tests.property.goodput_strategies import goodput_profiles, noise_scales
 
 SIZES = [1, 2, 3, 4, 8, 16, 64]

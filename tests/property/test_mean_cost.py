@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rubberband.errors import InputError
-from rubberband.executor.state import Job
-from rubberband.offer import Spot
-from rubberband.plan import Plan
-from rubberband.planner.mean_cost import MeanCost
-from rubberband.planner.model import predict
+from rubberband.executor.core.state import Job
+from rubberband.planner.model import MeanCost, predict
+from rubberband.values.offer import Spot
+from rubberband.values.plan import Plan
 from tests.builders.strategies import jobs
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.executor.events import Gang, Slot
-from rubberband.executor.placement import place
-from rubberband.offer import gang_sizes, slots
+from rubberband.executor.core.events import Gang, Slot
+from rubberband.executor.core.placement import place
+from rubberband.values.offer import gang_sizes, slots
 
 
 @st.composite

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.offer import Offer
-from rubberband.plan import Cohort, Constraints, Plan, Stage, StagePlan
 from rubberband.planner.labels import extend, start
 from rubberband.planner.model import predict
 from rubberband.planner.table import build_table
-from rubberband.profile import Profile
+from rubberband.values.offer import Offer
+from rubberband.values.plan import Cohort, Constraints, Plan, Stage, StagePlan
+from rubberband.values.profile import Profile
 
 MOST = 6
 counts = st.lists(st.integers(1, MOST), min_size=1, max_size=5)

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rubberband.errors import InfeasibleError
-from rubberband.offer import Billing, Offer
-from rubberband.plan import Constraints, Plan, Planned, Stage, StagePlan
-from rubberband.planner.lanes import Lane, plan_job, sample_lanes
+from rubberband.planner.brackets import Lane, plan_job, sample_lanes
 from rubberband.planner.model import predict
 from rubberband.planner.search import plan
-from rubberband.profile import Profile
-from rubberband.scheduler import hyperband
+from rubberband.spec.search import hyperband
+from rubberband.values.offer import Billing, Offer
+from rubberband.values.plan import Constraints, Plan, Planned, Stage, StagePlan
+from rubberband.values.profile import Profile
 
 PROFILE = Profile(seconds_per_iteration={1: 30.0, 2: 16.0, 4: 9.0, 8: 6.0}, trial_startup_s=2.0)
 

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rubberband.errors import InfeasibleError
-from rubberband.offer import Offer, Spot, gang_sizes, slots
-from rubberband.plan import Cohort, Constraints, Plan, Stage, StagePlan
-from rubberband.planner.families import box_of
 from rubberband.planner.model import predict
+from rubberband.planner.policies import box_of
 from rubberband.planner.search import plan
 from rubberband.planner.solver import solve
 from rubberband.planner.table import build_table
-from rubberband.profile import Profile
+from rubberband.values.offer import Offer, Spot, gang_sizes, slots
+from rubberband.values.plan import Cohort, Constraints, Plan, Stage, StagePlan
+from rubberband.values.profile import Profile
 from tests.property.enumeration import jobs
 
 

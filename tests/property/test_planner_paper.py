@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.chance import Spread, measured
-from rubberband.offer import Offer, slots
-from rubberband.plan import Constraints, Plan, StagePlan
 from rubberband.planner.model import predict
 from rubberband.planner.paper import greedy, literal_plan, simulate
 from rubberband.planner.sampling import sample
 from rubberband.planner.search import plan
 from rubberband.planner.table import gangs_of
-from rubberband.profile import Profile
-from rubberband.scheduler import sha
+from rubberband.spec.search import sha
+from rubberband.values.chance import Spread, measured
+from rubberband.values.offer import Offer, slots
+from rubberband.values.plan import Constraints, Plan, StagePlan
+from rubberband.values.profile import Profile
 from tests.builders import strategies
 from tests.builders.strategies import carried_out
 from tests.property.enumeration import limited_jobs

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rubberband.chance import Spread
 from rubberband.errors import InfeasibleError
-from rubberband.offer import Offer, Spot, gang_sizes, slots
-from rubberband.plan import Cohort, Constraints, Plan, Stage, StagePlan
-from rubberband.planner.families import box_of
+from rubberband.planner.policies import box_of
 from rubberband.planner.sampling import Draws, sample
 from rubberband.planner.search import plan
-from rubberband.profile import Profile
+from rubberband.values.chance import Spread
+from rubberband.values.offer import Offer, Spot, gang_sizes, slots
+from rubberband.values.plan import Cohort, Constraints, Plan, Stage, StagePlan
+from rubberband.values.profile import Profile
 
 MOST_PLANS = 1500
 SPREADS = [Spread(), Spread(cv=0.5), Spread(samples=(0.5, 1.0, 1.5))]

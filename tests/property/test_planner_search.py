@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rubberband.errors import InfeasibleError
-from rubberband.offer import Offer
-from rubberband.plan import Constraints, Plan, Stage, StagePlan
 from rubberband.planner import solver
 from rubberband.planner.model import predict
 from rubberband.planner.search import frontier, plan
-from rubberband.profile import Profile
+from rubberband.values.offer import Offer
+from rubberband.values.plan import Constraints, Plan, Stage, StagePlan
+from rubberband.values.profile import Profile
 from tests.property.enumeration import best, every_plan, jobs, limited_jobs
 
 

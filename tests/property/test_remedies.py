@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rubberband.app.remedies import MOST_S
+from rubberband.app.terms import Terms, answer
 from rubberband.errors import InputError
-from rubberband.estimating import Terms, answer
-from rubberband.files import experiment_of
-from rubberband.plan import Change, Remedy
 from rubberband.planner.estimate import Estimate
-from rubberband.remedies import MOST_S
+from rubberband.spec.loading import experiment_of
 from rubberband.units import parse_duration
+from rubberband.values.plan import Change, Remedy
 
 INTEGERS = ("resources.gpus_per_trial.max", "resources.gpus_per_trial.min", "resources.max_instances")
 NEVER: Callable[[], float] = itertools.repeat(0.0).__next__

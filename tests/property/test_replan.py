@@ -8,14 +8,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rubberband.executor.accounting import bill_usd
-from rubberband.executor.controller import Controller
+from rubberband.executor.core.budget import bill_usd
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import Event
+from rubberband.executor.core.forecast import forecast
+from rubberband.executor.core.state import Job, Phase, State
 from rubberband.executor.driver import replay
-from rubberband.executor.events import Event
-from rubberband.executor.forecast import forecast
-from rubberband.executor.journal import Journal
-from rubberband.executor.state import Job, Phase, State
-from rubberband.executor.virtual import Faults, VirtualBackend
+from rubberband.executor.journal.journal import Journal
+from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from tests.builders.planned_jobs import planned_jobs
 from tests.builders.strategies import faults
 from tests.builders.virtual_runs import jct_s, run_until_killed, run_virtual

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.chance import Spread
-from rubberband.offer import Offer, Spot
-from rubberband.plan import Cohort, Plan, Stage, StagePlan
 from rubberband.planner.sampling import Draws
-from rubberband.profile import Profile
+from rubberband.values.chance import Spread
+from rubberband.values.offer import Offer, Spot
+from rubberband.values.plan import Cohort, Plan, Stage, StagePlan
+from rubberband.values.profile import Profile
 
 markets = st.sampled_from(["on_demand", "on_demand", "spot"])
 spreads = st.sampled_from([Spread(), Spread(cv=0.3), Spread(samples=(0.5, 1.0, 1.5))])

@@ -7,9 +7,9 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.executor.controller import Controller
-from rubberband.executor.events import Slot
-from rubberband.executor.state import TrialStatus
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import Slot
+from rubberband.executor.core.state import TrialStatus
 from tests.builders.jobs import JOB
 
 STATUSES = list(TrialStatus)

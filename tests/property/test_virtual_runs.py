@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.executor.accounting import bill_usd, paid_time
-from rubberband.executor.controller import Controller
+from rubberband.executor.core.budget import bill_usd, paid_time
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.state import Job, Phase, TrialStatus
 from rubberband.executor.driver import replay
-from rubberband.executor.journal import Journal
-from rubberband.executor.state import Job, Phase, TrialStatus
-from rubberband.executor.virtual import Faults, VirtualBackend
+from rubberband.executor.journal.journal import Journal
+from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from tests.builders.strategies import faults, jobs
 from tests.builders.virtual_runs import jct_s, run_until_killed, run_virtual
 

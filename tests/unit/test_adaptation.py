@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from rubberband.adaptive import AdaptiveBatch, BatchLimits
-from rubberband.executor.training.adaptation import AdaptiveBatching
-from rubberband.executor.training.batch_limits import resolve_limits
-from rubberband.executor.training.batch_uses import MOST_USES
-from rubberband.executor.training.failures import TrialFailure
+from rubberband.executor.training.adaptation import MOST_USES, AdaptiveBatching, resolve_limits
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import NoiseReading
 from rubberband.executor.training.lr_scaling import make_lr_scaling
+from rubberband.executor.training.runner import TrialFailure
 from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler
 from rubberband.executor.training.segment import BatchReport
+from rubberband.values.adaptive import AdaptiveBatch, BatchLimits
 from tests.builders import segments
 
 SEGMENT = replace(segments.SEGMENT, batch=AdaptiveBatch(interval=10))

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from rubberband.adaptive import BatchLimits, BatchPoint, Throughput
 from rubberband.executor.training.agent import DOUBTED_AFTER, GROWTH, MOST_POINTS, BatchAgent, BatchChoice
 from rubberband.planner.goodput.choice import choose, choose_at
-from rubberband.planner.goodput.throughput import step_s
+from rubberband.planner.goodput.model import step_s
+from rubberband.values.adaptive import BatchLimits, BatchPoint, Throughput
 
 LIMITS = BatchLimits(initial=64, max=4096)
 OVERHEAD_BOUND = Throughput(alpha_grad_s=0.01, beta_grad_s=1e-5, alpha_local_s=0.02, gamma=2.0)

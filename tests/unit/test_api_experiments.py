@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rubberband.api.run_logs import LogLine
+from rubberband.api.experiments.logs import LogLine
 from rubberband.api.store.records import Summary
 from rubberband.states import ExperimentState
 from tests.builders.fake_runs import FakeService, fake_service, virtual_result, words

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rubberband.api.measures import MAX_ENDED
+from rubberband.api.metrics import MAX_ENDED
 from rubberband.api.store.records import Summary
 from rubberband.errors import JournalError
 from rubberband.states import ExperimentState

@@ -11,8 +11,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from rubberband.api.documenting import EXPERIMENT_EXAMPLE, EXPERIMENT_YAML
-from rubberband.api.experiment_body import read_experiment
+from rubberband.api.experiments.body import read_experiment
+from rubberband.api.openapi import EXPERIMENT_EXAMPLE, EXPERIMENT_YAML
 from rubberband.api.problems import KINDS, MEDIA_TYPE
 from tests.builders.fake_runs import FakeService, fake_service, virtual_result
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.cloud.aws import console
+from rubberband.cloud.aws import states as console
 from rubberband.cloud.aws_fake import Fault
 from rubberband.cloud.aws_fake.faults import FakeError
 from tests.builders.aws_account import Account

@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import pytest
 
-from rubberband.cloud.aws.constraints import canonical, constraints
 from rubberband.cloud.aws.resolving import what_to_install
-from rubberband.resources import Aws
+from rubberband.cloud.aws.wheel import canonical, constraints
+from rubberband.spec.resources import Aws
 from tests.builders.aws_account import Account
 
 

@@ -12,8 +12,8 @@ from botocore import exceptions as boto
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse, HeadersDict
 from botocore.httpsession import URLLib3Session
 
+from rubberband.cloud.aws.client import open_session
 from rubberband.cloud.aws.errors import explain, missing_action, verdict
-from rubberband.cloud.aws.session import open_session
 from rubberband.errors import InputError
 
 

@@ -9,7 +9,7 @@ import pytest
 from rubberband.cloud.aws.gpu_check import WAIT_S, Said, amiss
 from rubberband.cloud.catalogue import offer
 from rubberband.errors import InputError
-from rubberband.resources import Resources
+from rubberband.spec.resources import Resources
 
 TWO = Said(ok=True, text="GPU 0: Tesla T4 (UUID: GPU-1)\nGPU 1: Tesla T4 (UUID: GPU-2)\n")
 NONE = Said(ok=False, text="NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n")

@@ -15,16 +15,16 @@ from typer.testing import CliRunner
 
 from rubberband.cli import app
 from rubberband.cloud.aws.calls import tags_of
-from rubberband.cloud.aws.ending import Ended, end_everything, living
 from rubberband.cloud.aws.head import HeadInstance, ensure_head, upload_folder
 from rubberband.cloud.aws.metadata import Place
 from rubberband.cloud.aws.network import ensure_group
+from rubberband.cloud.aws.sweeping import Ended, end_everything, living
 from rubberband.cloud.aws.token import publish_token
 from rubberband.cloud.aws_fake import Fault
 from rubberband.cloud.aws_fake.faults import FakeCall, FakeDisconnect, FakeError
 from rubberband.cloud.aws_fake.instance import Instance
 from rubberband.errors import InputError, ProviderError
-from rubberband.resources import Resources
+from rubberband.spec.resources import Resources
 from tests.builders.aws_account import Account
 
 EXPERIMENT = """
@@ -53,10 +53,10 @@ def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Account:
         monkeypatch.delenv(variable, raising=False)
     account = Account()
     account.session = account.fake.session("admin")
-    monkeypatch.setattr("rubberband.cloud.aws.session.open_session", lambda _: account.session)
+    monkeypatch.setattr("rubberband.cloud.aws.client.open_session", lambda _: account.session)
     passing: dict[str, Any] = {"clock": lambda: account.now, "sleep": account.sleep}
     monkeypatch.setattr("rubberband.cloud.aws.head.ensure_head", partial(ensure_head, **passing))
-    monkeypatch.setattr("rubberband.cloud.aws.ending.end_everything", partial(end_everything, **passing))
+    monkeypatch.setattr("rubberband.cloud.aws.sweeping.end_everything", partial(end_everything, **passing))
     return account
 
 

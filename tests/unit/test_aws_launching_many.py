@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.cloud.aws.calls import name_in, share
-from rubberband.cloud.aws.machines import NodeStart
+from rubberband.cloud.aws.calls import NodeStart, name_in, share
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.aws_fake import FakeCall, Fault
 from rubberband.errors import InputError, ProviderError

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from rubberband.cloud.aws.calls import Choice, client_token, launch_request, tags_of
-from rubberband.cloud.aws.ending import end_everything
-from rubberband.cloud.aws.machines import NodeStart
+from rubberband.cloud.aws.calls import Choice, NodeStart, client_token, launch_request, tags_of
 from rubberband.cloud.aws.network import ensure_cluster
 from rubberband.cloud.aws.preflight import preflight
 from rubberband.cloud.aws.resolving import resolve
+from rubberband.cloud.aws.sweeping import end_everything
 from rubberband.cloud.aws.token import read_token, token_parameter
 from rubberband.cloud.aws_fake.client import operation_names
 from rubberband.cloud.aws_fake.policy import statements

@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from rubberband.cloud.aws.clock_check import check_clock
-from rubberband.cloud.aws.extra import open_aws
-from rubberband.cloud.aws.preflight import preflight
-from rubberband.cloud.aws.storage_check import check_store, file_system
+from rubberband.cloud.aws.calls import open_aws
+from rubberband.cloud.aws.preflight import check_clock, check_store, file_system, preflight
 from rubberband.cloud.aws_fake import Fault
 from rubberband.cloud.aws_fake.faults import FakeCall, FakeError
 from rubberband.errors import InputError
-from rubberband.files import load_experiment
-from rubberband.offer import Offer
+from rubberband.spec.loading import load_experiment
+from rubberband.values.offer import Offer
 from tests.builders.aws_account import Account, offer, started
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 import rubberband
 from rubberband.cloud.aws import wheel
-from rubberband.cloud.aws.machines import Machines, NodeStart
+from rubberband.cloud.aws.calls import Machines, NodeStart
 from rubberband.cloud.aws.metadata import own_place
 from rubberband.cloud.aws.network import delete_groups, ensure_group
 from rubberband.cloud.aws.resolving import resolve, what_to_install
@@ -26,7 +26,7 @@ from rubberband.cloud.aws.token import publish_token, read_token, token_paramete
 from rubberband.cloud.aws_fake import Fault
 from rubberband.cloud.aws_fake.faults import FakeCall, FakeError
 from rubberband.errors import InputError
-from rubberband.resources import Aws
+from rubberband.spec.resources import Aws
 from tests.builders.aws_account import Account
 
 ROOT = Path(__file__).parents[2]
@@ -263,7 +263,7 @@ def test_an_instance_reads_the_token_and_nothing_else(
     account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish_token(account.session, "rubberband", tmp_path / "token")
-    monkeypatch.setattr("rubberband.cloud.aws.session.open_session", lambda _: account.fake.session("worker"))
+    monkeypatch.setattr("rubberband.cloud.aws.client.open_session", lambda _: account.fake.session("worker"))
     monkeypatch.setattr("time.sleep", account.sleep)
 
     assert fetch_token(token_parameter("rubberband"), "us-east-1", tmp_path / "of" / "worker") == 0
@@ -379,7 +379,7 @@ def test_the_wheel_holds_the_whole_package_and_can_be_imported(tmp_path: Path) -
     assert "rubberband/cloud/aws/policies/driver.json" in names
     assert "rubberband/executor/training/__init__.py" in names
     assert 'Requires-Dist: boto3>=1.35; extra == "aws"' in metadata
-    code = "import rubberband.cloud.aws.user_data as u; print(u.__file__)"
+    code = "import rubberband.cloud.aws.boot as u; print(u.__file__)"
     shown = subprocess.run(
         [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {[str(path), *sys.path]!r}; {code}"],
         capture_output=True,

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from rubberband.cloud.aws.sweeping import Swept, sweep
 from rubberband.cloud.aws_fake import Fault
 from rubberband.cloud.local.instance import lock
-from rubberband.commands.sweep import sweep as sweep_command
+from rubberband.commands.cloud import sweep as sweep_command
 from tests.fake_ec2 import World
 
 
@@ -142,7 +142,7 @@ def test_the_command_sweeps_ec2_as_well(tmp_path: Path, monkeypatch: pytest.Monk
 
     world = World(tmp_path / "experiments" / "digits" / "local", now=time.time())
     monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
-    monkeypatch.setattr("rubberband.cloud.aws.extra.open_aws", lambda _region: world.fake.session("driver"))
+    monkeypatch.setattr("rubberband.cloud.aws.calls.open_aws", lambda _region: world.fake.session("driver"))
     app = typer.Typer()
     app.command()(sweep_command)
     assert CliRunner().invoke(app, []).output == "nothing was left behind\n"

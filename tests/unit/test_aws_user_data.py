@@ -20,9 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.cloud.aws.console import last_words
-from rubberband.cloud.aws.machines import NodeStart
-from rubberband.cloud.aws.user_data import (
+from rubberband.cloud.aws.boot import (
     MAX_BYTES,
     Boot,
     Installation,
@@ -32,6 +30,8 @@ from rubberband.cloud.aws.user_data import (
     script,
     worker_script,
 )
+from rubberband.cloud.aws.calls import NodeStart
+from rubberband.cloud.aws.states import last_words
 from rubberband.errors import InputError
 
 START = NodeStart(instances=("i-001",), head_address="10.0.0.5:6379", gpus=4, lease_s=600.9, lifetime_s=7200.0)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.adaptive import BatchUse
-from rubberband.executor.batch_history import batch_history
-from rubberband.executor.state import Report
+from rubberband.executor.core.state import Report
+from rubberband.executor.result import batch_history
+from rubberband.values.adaptive import BatchUse
 
 
 def a_use(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rubberband.cloud.local.instance import Record, save
-from rubberband.offer import Offer
-from rubberband.profile import Profile
+from rubberband.values.offer import Offer
+from rubberband.values.profile import Profile
 from tests.bench.bench_ray_tune import Iteration, Run, held_s, kept, metered, planned, reported, table
 
 OFFER = Offer(instance_type="big", gpus=4, price_usd_per_hour=3600.0, max_instances=2, minimum_billed_s=10.0)

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from rubberband.chance import FIXED, Spread
 from rubberband.cloud.catalogue import offer, offers, price_source
 from rubberband.cloud.instance_types import catalogue
 from rubberband.errors import InputError, ProfileMissingError
-from rubberband.offer import Spot
-from rubberband.profile import Profile
-from rubberband.resources import Resources
+from rubberband.spec.resources import Resources
+from rubberband.values.chance import FIXED, Spread
+from rubberband.values.offer import Spot
+from rubberband.values.profile import Profile
 
 PROFILE = Profile(seconds_per_iteration={1: 1.0}, trial_startup_s=2.0, provision_delay_s=5.0, init_delay_s=6.0)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rubberband import cli
-from rubberband.commands.show import aligned
+from rubberband.commands.common import aligned
 from rubberband.units import parse_duration
 from rubberband.views.words import rounded
 from tests.builders.experiment_words import EXAMPLE
@@ -176,7 +176,7 @@ def test_an_interruption_is_exit_130(monkeypatch: pytest.MonkeyPatch, file: str)
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rubberband.files.load_experiment", interrupt)
+    monkeypatch.setattr("rubberband.spec.loading.load_experiment", interrupt)
     assert run(monkeypatch, "estimate", file) == 130
 
 

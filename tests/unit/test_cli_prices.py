@@ -29,13 +29,13 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeAws:
     fake = FakeAws(time.time)
     monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("RUBBERBAND_CATALOGUE", raising=False)
-    monkeypatch.setattr("rubberband.cloud.aws.session.open_session", lambda region: fake.session(region=region))
+    monkeypatch.setattr("rubberband.cloud.aws.client.open_session", lambda region: fake.session(region=region))
     return fake
 
 
 @pytest.fixture
 def offline(fake: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rubberband.cloud.aws.session.open_session", lambda _: fake.session("nobody"))
+    monkeypatch.setattr("rubberband.cloud.aws.client.open_session", lambda _: fake.session("nobody"))
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from rubberband.executor import accounting
-from rubberband.executor.events import (
+from rubberband.executor.core import budget as accounting
+from rubberband.executor.core.events import (
     CancelRequested,
     Command,
     DriverResumed,
@@ -24,9 +24,9 @@ from rubberband.executor.events import (
     TrialReported,
     TrialStarted,
 )
-from rubberband.executor.state import TrialStatus
-from rubberband.plan import Plan, StagePlan
-from rubberband.profile import Profile
+from rubberband.executor.core.state import TrialStatus
+from rubberband.values.plan import Plan, StagePlan
+from rubberband.values.profile import Profile
 from tests.builders.jobs import JOB
 from tests.builders.stories import Story, begun, checkpoint, kinds
 

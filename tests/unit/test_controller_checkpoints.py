@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rubberband.api.dashboard.experiment_words import happenings
-from rubberband.executor.controller import Controller
-from rubberband.executor.driver import replay
-from rubberband.executor.events import (
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import (
     CheckpointLost,
     Command,
     DiscardCheckpoint,
@@ -16,11 +15,12 @@ from rubberband.executor.events import (
     InstanceReleased,
     StartTrial,
 )
-from rubberband.executor.fortune import Faults
-from rubberband.executor.journal import MemoryJournal
+from rubberband.executor.core.state import TrialStatus
+from rubberband.executor.driver import replay
+from rubberband.executor.journal.journal import MemoryJournal
 from rubberband.executor.result import summarise
-from rubberband.executor.state import TrialStatus
-from rubberband.plan import Stage
+from rubberband.executor.virtual.fleet import Faults
+from rubberband.values.plan import Stage
 from rubberband.views.narration import Narrator
 from rubberband.views.report_html import render_html
 from rubberband.views.report_text import render

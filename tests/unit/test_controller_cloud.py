@@ -7,10 +7,9 @@ import math
 
 import pytest
 
-from rubberband.executor import accounting
-from rubberband.executor.codec import decode_event, decode_job
-from rubberband.executor.controller import Controller
-from rubberband.executor.events import (
+from rubberband.executor.core import budget as accounting
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import (
     DriverResumed,
     EndedInstance,
     InstanceInterrupted,
@@ -26,11 +25,12 @@ from rubberband.executor.events import (
     StartTrial,
     Tick,
 )
-from rubberband.executor.measured import measured
-from rubberband.executor.replanning import held
+from rubberband.executor.core.measured import measured
+from rubberband.executor.core.replanning import held
+from rubberband.executor.core.state import InstanceStatus
+from rubberband.executor.journal.journal import decode_event, decode_job
 from rubberband.executor.result import Result, summarise
-from rubberband.executor.state import InstanceStatus
-from rubberband.plan import Plan
+from rubberband.values.plan import Plan
 from tests.builders.jobs import JOB, SPOT, SPOT_OFFER, SPOT_PLAN, STAGES
 from tests.builders.stories import Story, begun, kinds
 

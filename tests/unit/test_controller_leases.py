@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from rubberband.executor.accounting import purse
-from rubberband.executor.events import (
+from rubberband.executor.core.budget import purse
+from rubberband.executor.core.events import (
     DriverResumed,
     InstanceLost,
     InstanceReady,
@@ -18,7 +18,7 @@ from rubberband.executor.events import (
     ReleaseInstance,
     Started,
 )
-from rubberband.executor.state import InstanceStatus
+from rubberband.executor.core.state import InstanceStatus
 from tests.builders.stories import LEASE_S, LEASED, Story, at_its_sync, begun, kinds
 
 

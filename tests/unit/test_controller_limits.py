@@ -6,10 +6,9 @@ import dataclasses
 
 import pytest
 
-from rubberband.executor import rules
-from rubberband.executor.codec import decode_event, encode_event
-from rubberband.executor.controller import Controller
-from rubberband.executor.events import (
+from rubberband.executor.core import rules
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import (
     CancelRequested,
     DriverResumed,
     InstanceReleased,
@@ -19,7 +18,8 @@ from rubberband.executor.events import (
     StartTrial,
     Tick,
 )
-from rubberband.executor.state import Job, Phase
+from rubberband.executor.core.state import Job, Phase
+from rubberband.executor.journal.journal import decode_event, encode_event
 from tests.builders.jobs import JOB
 from tests.builders.stories import Story, begun, kinds
 

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from rubberband.executor.accounting import bill_usd
-from rubberband.executor.events import (
+from rubberband.executor.core.budget import bill_usd
+from rubberband.executor.core.events import (
     CancelRequested,
     Command,
     DriverResumed,
@@ -19,14 +19,14 @@ from rubberband.executor.events import (
     Tick,
     TrialStarted,
 )
-from rubberband.executor.forecast import forecast
-from rubberband.executor.measured import measured
-from rubberband.executor.own_speeds import OwnSpeed
-from rubberband.executor.replanning import decide, held
-from rubberband.executor.state import Job, Phase
-from rubberband.plan import Plan, StagePlan
+from rubberband.executor.core.forecast import forecast
+from rubberband.executor.core.measured import measured
+from rubberband.executor.core.own_speeds import OwnSpeed
+from rubberband.executor.core.replanning import decide, held
+from rubberband.executor.core.state import Job, Phase
 from rubberband.planner.model import predict
-from rubberband.profile import Profile
+from rubberband.values.plan import Plan, StagePlan
+from rubberband.values.profile import Profile
 from tests.builders.jobs import JOB
 from tests.builders.stories import Story, begun, kinds
 

@@ -12,21 +12,21 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rubberband.api.app import app_of
+from rubberband.api.experiments.service import Runs
 from rubberband.api.feed import Feed
-from rubberband.api.plans import Plans
-from rubberband.api.runs import Runs
+from rubberband.api.plans.previews import Plans
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
+from rubberband.app.run import run_experiment
 from rubberband.cli import app
 from rubberband.errors import DamagedJournalError
 from rubberband.executor import session
-from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.journal import Journal, _events
-from rubberband.executor.reading import read
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.journal import Journal, _events
+from rubberband.executor.journal.reading import read
 from rubberband.executor.salvage import salvage
 from rubberband.states import ExperimentState
-from rubberband.tuning import run_experiment
 from tests.builders.service_client import served
 from tests.builders.service_runs import DONE, count_of, experiment, until
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from rubberband.api.dashboard.again import file_of
-from rubberband.api.dashboard.submitted import facts
-from rubberband.api.experiment_body import read_experiment
+from rubberband.api.dashboard.experiment import facts
+from rubberband.api.dashboard.pages import file_of
+from rubberband.api.experiments.body import read_experiment
 from rubberband.api.store.records import Submission
-from rubberband.experiment import Experiment
+from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from tests.builders.journalled_runs import words
 

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from rubberband.executor import session
-from rubberband.executor.controller import Controller
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import CancelRequested, DriverResumed, Event, Finish, LimitsChanged, TrialReported
+from rubberband.executor.core.invariants import validate
+from rubberband.executor.core.state import Job
 from rubberband.executor.driver import Observer, drive
-from rubberband.executor.events import CancelRequested, DriverResumed, Event, Finish, LimitsChanged, TrialReported
-from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.inbox import DriverRequest, Inbox, MemoryInbox, Requests
-from rubberband.executor.invariants import validate
-from rubberband.executor.journal import MemoryJournal
-from rubberband.executor.reading import read
-from rubberband.executor.state import Job
-from rubberband.executor.virtual import VirtualBackend
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.inbox import DriverRequest, Inbox, MemoryInbox, Requests
+from rubberband.executor.journal.journal import MemoryJournal
+from rubberband.executor.journal.reading import read
+from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.model import predict
-from rubberband.profile import Profile
+from rubberband.values.profile import Profile
 from tests.builders.jobs import JOB
 from tests.builders.sessions import Killed, dying_after, setup
 from tests.builders.timed_requests import TimedInbox, cancel, extend

@@ -16,7 +16,7 @@ import typer.main
 import yaml
 
 from rubberband.cli import app
-from rubberband.files import parse_experiment
+from rubberband.spec.loading import parse_experiment
 from tests.documents import PAGES, PLACES, ROOT, Block, Reader, agrees, blocks
 
 README = ROOT / "README.md"

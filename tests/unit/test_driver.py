@@ -7,9 +7,8 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from rubberband.executor.controller import Controller
-from rubberband.executor.driver import drive
-from rubberband.executor.events import (
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import (
     Command,
     DriverResumed,
     Event,
@@ -19,7 +18,8 @@ from rubberband.executor.events import (
     Started,
     Tick,
 )
-from rubberband.executor.journal import MemoryJournal
+from rubberband.executor.driver import drive
+from rubberband.executor.journal.journal import MemoryJournal
 from tests.builders.jobs import JOB
 
 FINISH = Finish(outcome="done", reason="")

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from rubberband.chance import Spread
-from rubberband.offer import Offer, Spot
-from rubberband.plan import Constraints, Plan, Stage, StagePlan
 from rubberband.planner.assumptions import assumptions
 from rubberband.planner.estimate import Case, estimate, estimate_plan
 from rubberband.planner.model import predict
-from rubberband.profile import Profile
+from rubberband.values.chance import Spread
+from rubberband.values.offer import Offer, Spot
+from rubberband.values.plan import Constraints, Plan, Stage, StagePlan
+from rubberband.values.profile import Profile
 
 STAGES = [Stage(trials=8, iterations=20), Stage(trials=2, iterations=80)]
 PROFILE = Profile(seconds_per_iteration={1: 30.0, 4: 9.0}, trial_startup_s=2.0)

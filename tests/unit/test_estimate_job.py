@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from rubberband.app.run import plan_job, run_experiment
 from rubberband.errors import InfeasibleError, InputError
-from rubberband.executor.folder import ExperimentFolder
-from rubberband.experiment import Experiment
-from rubberband.tuning import plan_job, run_experiment
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.spec.experiment import Experiment
 from tests.builders.experiment_words import MINIMAL
 
 PROFILES = {

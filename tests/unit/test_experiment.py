@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from rubberband.adaptive import AdaptiveBatch, BatchLimits, Throughput
-from rubberband.chance import FIXED, Spread, measured
-from rubberband.delays import delay_of
 from rubberband.errors import InputError, ProfileMissingError
-from rubberband.experiment import Experiment
-from rubberband.files import load_profile, save_profile
-from rubberband.plan import Stage
-from rubberband.profile import Profile
+from rubberband.spec.delays import delay_of
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.loading import load_profile, save_profile
+from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, Throughput
+from rubberband.values.chance import FIXED, Spread, measured
+from rubberband.values.plan import Stage
+from rubberband.values.profile import Profile
 from tests.builders.experiment_words import words
 
 GOODPUT: dict[str, Any] = {
@@ -437,8 +437,14 @@ def test_measured_delays_are_kept_one_by_one(tmp_path: Path) -> None:
         (b"{}", "schema: is required"),
         (b"\xff", "is not a JSON file"),
         (b"[" * 10_000, "is not a JSON file"),
-        (b'{"schema": "rubberband.profile/1", "seconds_per_iteration": {"1": NaN}}', "nan is not a finite number"),
-        (b'{"schema": "rubberband.profile/1", "seconds_per_iteration": {"1": 1}, "trial_cvs": 1}', "did you mean"),
+        (
+            b'{"schema": "rubberband.values.profile/1", "seconds_per_iteration": {"1": NaN}}',
+            "nan is not a finite number",
+        ),
+        (
+            b'{"schema": "rubberband.values.profile/1", "seconds_per_iteration": {"1": 1}, "trial_cvs": 1}',
+            "did you mean",
+        ),
         (b"0" * (2 << 20), "is larger than 1 MiB"),
     ],
 )

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.api.experiment_body import allows_code, read_experiment, require_allowed
+from rubberband.api.experiments.body import allows_code, read_experiment, require_allowed
 from rubberband.api.problems import INVALID, MALFORMED, MEDIA, REFUSED, TOO_LARGE, Kind, Problem
 from rubberband.api.settings import Limits, Settings
-from rubberband.experiment import Experiment
-from rubberband.files import MAX_BYTES, dump_experiment, parse_experiment
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.loading import MAX_BYTES, dump_experiment, parse_experiment
 from tests.builders.experiment_strategies import experiments, yaml_like
 from tests.builders.experiment_words import EXAMPLE, words
 

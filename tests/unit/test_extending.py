@@ -9,18 +9,18 @@ from collections.abc import Callable
 import pytest
 
 from rubberband.errors import InputError
-from rubberband.executor.accounting import bill_usd
-from rubberband.executor.controller import Controller
+from rubberband.executor.core.budget import bill_usd
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import Event, RestPlanned
+from rubberband.executor.core.extending import Limits, extension, limits_of
+from rubberband.executor.core.state import Job, Phase, State
 from rubberband.executor.driver import drive
-from rubberband.executor.events import Event, RestPlanned
-from rubberband.executor.extending import Limits, extension, limits_of
-from rubberband.executor.journal import Header, MemoryJournal
-from rubberband.executor.state import Job, Phase, State
-from rubberband.executor.virtual import VirtualBackend
-from rubberband.offer import Offer
-from rubberband.plan import Constraints
+from rubberband.executor.journal.journal import Header, MemoryJournal
+from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.search import plan
-from rubberband.profile import Profile
+from rubberband.values.offer import Offer
+from rubberband.values.plan import Constraints
+from rubberband.values.profile import Profile
 from tests.builders.jobs import JOB, STAGES
 from tests.builders.stories import Story, begun
 from tests.builders.timed_requests import TimedInbox, extend

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 from rubberband.api.dashboard.experiment_words import sentence
 from rubberband.api.dashboard.listing import row
+from rubberband.api.experiments.observed import outcome_of
 from rubberband.api.store.records import Submission, Summary
-from rubberband.api.summaries import outcome_of
 from rubberband.cli import app
 from rubberband.cloud.virtual import Fate
-from rubberband.executor import accounting
-from rubberband.executor.events import (
+from rubberband.executor.core import budget as accounting
+from rubberband.executor.core.events import (
     DriverResumed,
     InstanceLost,
     InstanceRefused,
@@ -29,7 +29,7 @@ from rubberband.executor.events import (
     Tick,
 )
 from rubberband.executor.result import Result, summarise
-from rubberband.executor.virtual import Faults
+from rubberband.executor.virtual.backend import Faults
 from rubberband.states import ExperimentState
 from rubberband.views.report_html import render_html
 from rubberband.views.report_text import render

@@ -7,14 +7,14 @@ import dataclasses
 import pytest
 
 from rubberband.cloud.virtual import Fate
-from rubberband.executor.controller import Controller
-from rubberband.executor.events import Event, InstanceRefused
-from rubberband.executor.fortune import Faults
-from rubberband.executor.invariants import validate
-from rubberband.executor.replanning import held
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import Event, InstanceRefused
+from rubberband.executor.core.invariants import validate
+from rubberband.executor.core.replanning import held
+from rubberband.executor.core.state import Job, Phase
 from rubberband.executor.result import summarise
-from rubberband.executor.state import Job, Phase
-from rubberband.plan import Market, Plan
+from rubberband.executor.virtual.fleet import Faults
+from rubberband.values.plan import Market, Plan
 from rubberband.views.narration import Narrator
 from rubberband.views.report_html import render_html
 from rubberband.views.tables import purchases

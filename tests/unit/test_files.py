@@ -9,8 +9,8 @@ import yaml
 
 import rubberband
 from rubberband.errors import InputError, ProfileMissingError
-from rubberband.experiment import Experiment
-from rubberband.files import (
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.loading import (
     default_profile_path,
     dump_experiment,
     experiment_schema,
@@ -18,7 +18,7 @@ from rubberband.files import (
     parse_experiment,
     save_profile,
 )
-from rubberband.profile import Profile
+from rubberband.values.profile import Profile
 from tests.builders.experiment_words import EXAMPLE, words
 
 SCHEMA = Path(rubberband.__file__).with_name("experiment.schema.json")

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rubberband.adaptive import BatchLimits, Throughput
 from rubberband.planner.goodput.choice import better, candidates, choose, choose_at, choose_many
+from rubberband.values.adaptive import BatchLimits, Throughput
 
 MODEL = Throughput(
     alpha_grad_s=0.02,

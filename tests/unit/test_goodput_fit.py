@@ -7,9 +7,9 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
-from rubberband.adaptive import BatchPoint, Throughput
 from rubberband.planner.goodput.fit import extrapolates, fit, relative_errors
-from rubberband.planner.goodput.throughput import grad_s, step_s
+from rubberband.planner.goodput.model import grad_s, step_s
+from rubberband.values.adaptive import BatchPoint, Throughput
 
 TRUTH = Throughput(
     alpha_grad_s=0.02,

@@ -7,9 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from rubberband.adaptive import Throughput
-from rubberband.planner.goodput.efficiency import efficiency, gain
-from rubberband.planner.goodput.throughput import combined_s, grad_s, samples_per_s, step_s, sync_s
+from rubberband.planner.goodput.model import combined_s, efficiency, gain, grad_s, samples_per_s, step_s, sync_s
+from rubberband.values.adaptive import Throughput
 
 MODEL = Throughput(
     alpha_grad_s=1.0,

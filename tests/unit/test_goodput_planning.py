@@ -6,15 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from rubberband.adaptive import BatchLimits, BatchPoint, GoodputProfile, Throughput
-from rubberband.planner.goodput.autoscale import scaled_size, scaling_efficiencies, should_scale
 from rubberband.planner.goodput.choice import choose
 from rubberband.planner.goodput.planning import (
     chosen,
     extrapolated,
     fixed_seconds_per_iteration,
+    scaled_size,
+    scaling_efficiencies,
     seconds_per_iteration,
+    should_scale,
 )
+from rubberband.values.adaptive import BatchLimits, BatchPoint, GoodputProfile, Throughput
 
 MODEL = GoodputProfile(
     throughput=Throughput(alpha_grad_s=0.02, beta_grad_s=0.001, alpha_local_s=0.03, alpha_node_s=0.2, gamma=2.0),

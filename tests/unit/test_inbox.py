@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rubberband.errors import InputError
-from rubberband.executor.inbox import DriverRequest, Inbox, MemoryInbox
+from rubberband.executor.journal.inbox import DriverRequest, Inbox, MemoryInbox
 
 LATER = DriverRequest(id="b-2", kind="extend", asked_at=20.0, deadline_s=60.0, max_cost_usd=1.5)
 CANCEL = DriverRequest(id="a-1", kind="cancel", asked_at=10.0)

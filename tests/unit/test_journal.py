@@ -11,15 +11,10 @@ import pytest
 import sqlalchemy as sql
 
 from rubberband.errors import JournalError, NameTakenError
-from rubberband.executor import events
-from rubberband.executor.codec import decode_event, decode_job, encode_event, encode_job
-from rubberband.executor.events import (
-    Event,
-    RestPlanned,
-    TrialFailed,
-)
-from rubberband.executor.journal import Journal, sqlite_url
-from rubberband.executor.training.failures import describe
+from rubberband.executor.core import events
+from rubberband.executor.core.events import Event, RestPlanned, TrialFailed
+from rubberband.executor.journal.journal import Journal, decode_event, decode_job, encode_event, encode_job, sqlite_url
+from rubberband.executor.training.runner import describe
 from tests.builders.jobs import EVENTS, JOB
 
 

@@ -14,12 +14,12 @@ import sqlalchemy as sql
 from rubberband.cloud.local.ray_node import environment
 from rubberband.errors import InputError, JournalError, NameTakenError
 from rubberband.executor import session
-from rubberband.executor.controller import Controller
-from rubberband.executor.database import Database
-from rubberband.executor.events import CancelRequested, Event, TrialReported
-from rubberband.executor.folder import ExperimentFolder, folders, open_folder
-from rubberband.executor.journal import Journal, journalled
-from rubberband.executor.reading import JournalReader, read
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import CancelRequested, Event, TrialReported
+from rubberband.executor.journal.database import Database
+from rubberband.executor.journal.folder import ExperimentFolder, folders, open_folder
+from rubberband.executor.journal.journal import Journal, journalled
+from rubberband.executor.journal.reading import JournalReader, read
 from rubberband.home import default_store
 from tests.builders.jobs import EVENTS, JOB
 from tests.builders.sessions import Killed, dying_after, setup

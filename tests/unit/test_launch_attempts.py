@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from rubberband.cloud.virtual import Fate
-from rubberband.executor.virtual import Faults
+from rubberband.executor.virtual.backend import Faults
 from tests.builders.jobs import launching_job
 from tests.builders.virtual_runs import run_virtual
 

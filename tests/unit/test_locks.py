@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.executor import locks
-from rubberband.executor.locks import EXCLUSIVE, SHARED, locked
+from rubberband.executor.journal import folder as locks
+from rubberband.executor.journal.folder import EXCLUSIVE, SHARED, locked
 
 
 def test_who_only_looks_is_waited_for_and_who_has_it_to_himself_is_not(tmp_path: Path) -> None:

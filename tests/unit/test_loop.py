@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 import rubberband
 from rubberband.executor.checkpoints import CheckpointStore, open_store
-from rubberband.executor.events import CheckpointRef
+from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.training.data import EvalLoader, fetch
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment

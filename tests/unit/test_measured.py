@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.adaptive import BatchLimits, BatchUse, GoodputProfile, Throughput
-from rubberband.executor.controller import Controller
-from rubberband.executor.events import Slot
-from rubberband.executor.measured import measured
-from rubberband.executor.rules import promoted
-from rubberband.executor.state import Allocation, InstanceRecord, InstanceStatus, Job, Report, StageRecord, State
-from rubberband.executor.virtual import VirtualBackend
-from rubberband.offer import Offer, Spot
-from rubberband.plan import Constraints, Stage
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import Slot
+from rubberband.executor.core.measured import measured
+from rubberband.executor.core.rules import promoted
+from rubberband.executor.core.state import Allocation, InstanceRecord, InstanceStatus, Job, Report, StageRecord, State
+from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.goodput import planning
 from rubberband.planner.search import plan
-from rubberband.profile import Profile
+from rubberband.values.adaptive import BatchLimits, BatchUse, GoodputProfile, Throughput
+from rubberband.values.offer import Offer, Spot
+from rubberband.values.plan import Constraints, Stage
+from rubberband.values.profile import Profile
 from tests.builders.jobs import JOB
 from tests.builders.virtual_runs import run_virtual
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rubberband.executor.training.gradient_noise import GradientNoise, NoiseReading
-from rubberband.executor.training.preconditioner import Preconditioner
+from rubberband.executor.training.noise_scale import Preconditioner
 
 GRADIENT = torch.linspace(0.0, 0.2, 400, dtype=torch.float64)
 SPREAD = torch.linspace(0.5, 1.5, 400, dtype=torch.float64)

@@ -10,9 +10,10 @@ from botocore.exceptions import ClientError
 from typer.testing import CliRunner
 
 from rubberband.cli import app
-from rubberband.cloud.aws import extra, images, own_images, resolving
+from rubberband.cloud.aws import calls as extra
+from rubberband.cloud.aws import images, own_images, resolving
+from rubberband.cloud.aws.calls import NodeStart
 from rubberband.cloud.aws.images import type_facts
-from rubberband.cloud.aws.machines import NodeStart
 from rubberband.cloud.aws.own_images import builder_type, built_image, delete_image, image_key
 from rubberband.cloud.aws.resolving import resolve, what_to_install
 from rubberband.cloud.aws.side_costs import side_facts
@@ -21,7 +22,7 @@ from rubberband.cloud.aws_fake.faults import FakeError
 from rubberband.cloud.catalogue import table_of
 from rubberband.cloud.side_costs import side_costs
 from rubberband.errors import InputError
-from rubberband.resources import Aws, Resources
+from rubberband.spec.resources import Aws, Resources
 from tests.property.crash_images import TYPE, BuildWorld, ImagePoint
 
 START = NodeStart(instances=("i-001",), head_address="10.0.0.1:1", gpus=1, lease_s=600.0, lifetime_s=3600.0)

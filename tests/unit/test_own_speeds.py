@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.executor.own_speeds import OwnSpeed, own_speeds, updated, with_metric
+from rubberband.executor.core.own_speeds import OwnSpeed, own_speeds, updated, with_metric
 
 
 def drawn(trials: int, iterations: int, trial_cv: float, iteration_cv: float, seed: int = 1) -> dict[int, list[float]]:

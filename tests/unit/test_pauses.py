@@ -10,11 +10,11 @@ from typing import cast
 import pytest
 
 from rubberband.api.dashboard.experiment_words import happenings
-from rubberband.cloud.cluster import ClusterProvider
+from rubberband.cloud.provider import ClusterProvider
 from rubberband.executor.checkpoints import open_store
-from rubberband.executor.events import Command, Event, InstanceLost, LaunchInstance, Tick
+from rubberband.executor.core.events import Command, Event, InstanceLost, LaunchInstance, Tick
 from rubberband.executor.ray.backend import RayBackend
-from rubberband.executor.ray.crew import Crew, CrewError, _Patience
+from rubberband.executor.ray.workers import Crew, CrewError, _Patience
 from rubberband.executor.result import summarise
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.views.narration import Narrator
@@ -127,9 +127,9 @@ def test_a_pause_takes_no_patience_from_workers_that_get_warm(tmp_path: Path, mo
         at[0] += took_s or 0.0
         return ([], pending) if took_s is not None else (pending, [])
 
-    monkeypatch.setattr("rubberband.executor.ray.crew.time", SimpleNamespace(monotonic=lambda: at[0]))
-    monkeypatch.setattr("rubberband.executor.ray.crew.ray.wait", look)
-    monkeypatch.setattr("rubberband.executor.ray.crew.ray.get", lambda _: None)
+    monkeypatch.setattr("rubberband.executor.ray.workers.time", SimpleNamespace(monotonic=lambda: at[0]))
+    monkeypatch.setattr("rubberband.executor.ray.workers.ray.wait", look)
+    monkeypatch.setattr("rubberband.executor.ray.workers.ray.get", lambda _: None)
     crew = Crew(
         "i-001",
         1,

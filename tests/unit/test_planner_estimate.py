@@ -8,13 +8,13 @@ from itertools import count
 
 import pytest
 
+from rubberband.commands.estimate_compare import plan_from_json, plan_to_json, prediction_from_json, prediction_to_json
 from rubberband.errors import InputError
-from rubberband.offer import Offer
-from rubberband.plan import Constraints, Plan, Stage, StagePlan
 from rubberband.planner.estimate import Case, estimate, estimate_plan
 from rubberband.planner.model import predict
-from rubberband.planner.plain import plan_from_json, plan_to_json, prediction_from_json, prediction_to_json
-from rubberband.profile import Profile
+from rubberband.values.offer import Offer
+from rubberband.values.plan import Constraints, Plan, Stage, StagePlan
+from rubberband.values.profile import Profile
 
 STAGES = [Stage(trials=8, iterations=2), Stage(trials=2, iterations=8)]
 PROFILE = Profile(seconds_per_iteration={1: 30.0, 2: 16.0, 4: 9.0})

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rubberband.errors import InputError
-from rubberband.offer import Offer, Spot
-from rubberband.plan import Cohort, Plan, Stage, StagePlan
 from rubberband.planner.model import least_instances, predict
-from rubberband.profile import Profile
+from rubberband.values.offer import Offer, Spot
+from rubberband.values.plan import Cohort, Plan, Stage, StagePlan
+from rubberband.values.profile import Profile
 
 PROFILE = Profile(seconds_per_iteration={1: 110.0, 2: 57.0, 4: 30.0, 8: 18.0}, trial_startup_s=2.0)
 RATE = 0.001  # USD per instance and second

@@ -9,13 +9,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rubberband.chance import Spread, measured
 from rubberband.errors import InputError
-from rubberband.offer import Offer, Spot
-from rubberband.plan import Constraints, Plan, Stage, StagePlan
 from rubberband.planner.model import predict
 from rubberband.planner.paper import build_dag, greedy, literal_plan, simulate
-from rubberband.profile import Profile
+from rubberband.values.chance import Spread, measured
+from rubberband.values.offer import Offer, Spot
+from rubberband.values.plan import Constraints, Plan, Stage, StagePlan
+from rubberband.values.profile import Profile
 
 STAGES = [Stage(trials=4, iterations=1), Stage(trials=2, iterations=2), Stage(trials=1, iterations=4)]
 PROFILE = Profile(seconds_per_iteration={1: 100.0, 2: 50.0, 4: 40.0})

@@ -5,15 +5,15 @@ import heapq
 import numpy as np
 import pytest
 
-from rubberband.chance import Law, Spread
-from rubberband.offer import Offer, Spot
-from rubberband.plan import Constraints, Plan, Stage, StagePlan
 from rubberband.planner.makespan import makespan
 from rubberband.planner.risk import odds
 from rubberband.planner.sampling import Samples, sample
 from rubberband.planner.search import plan
 from rubberband.planner.solver import Box
-from rubberband.profile import Profile
+from rubberband.values.chance import Law, Spread
+from rubberband.values.offer import Offer, Spot
+from rubberband.values.plan import Constraints, Plan, Stage, StagePlan
+from rubberband.values.profile import Profile
 
 
 def scheduled(trials_s, num_slots):

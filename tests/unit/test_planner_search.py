@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rubberband.errors import InfeasibleError, InputError
-from rubberband.offer import Offer
-from rubberband.plan import Constraints, Stage
 from rubberband.planner.search import frontier, meets, plan
-from rubberband.profile import Profile
+from rubberband.values.offer import Offer
+from rubberband.values.plan import Constraints, Stage
+from rubberband.values.profile import Profile
 
 STAGES = [
     Stage(trials=trials, iterations=iterations) for trials, iterations in ((32, 1), (10, 3), (3, 9), (1, 37))

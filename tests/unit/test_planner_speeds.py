@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rubberband.offer import Offer
-from rubberband.plan import Plan, Speeds, Stage, StagePlan
 from rubberband.planner.sampling import Draws, sample
-from rubberband.profile import Profile
+from rubberband.values.offer import Offer
+from rubberband.values.plan import Plan, Speeds, Stage, StagePlan
+from rubberband.values.profile import Profile
 
 STAGES = [Stage(trials=8, iterations=4), Stage(trials=3, iterations=8), Stage(trials=1, iterations=16)]
 OFFER = Offer(instance_type="test", gpus=1, price_usd_per_hour=3.6, max_instances=8)

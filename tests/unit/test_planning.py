@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from rubberband.app.planning import plan_job
 from rubberband.errors import InfeasibleError
-from rubberband.executor.reserve import SLACK_S, Reserve
-from rubberband.executor.state import Job
-from rubberband.executor.virtual import VirtualBackend
-from rubberband.experiment import Experiment
-from rubberband.offer import Offer, Spot
-from rubberband.plan import StagePlan
-from rubberband.planning import plan_job
-from rubberband.profile import Profile
+from rubberband.executor.core.budget import SLACK_S, Reserve
+from rubberband.executor.core.state import Job
+from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.spec.experiment import Experiment
+from rubberband.values.offer import Offer, Spot
+from rubberband.values.plan import StagePlan
+from rubberband.values.profile import Profile
 from tests.builders.experiments import PROFILE, experiment
 from tests.builders.virtual_runs import run_virtual
 

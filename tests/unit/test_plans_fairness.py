@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rubberband.api import planner_pool
-from rubberband.api.plans import PlanAnswer, Plans, Preview
+from rubberband.api.plans import pool as planner_pool
+from rubberband.api.plans.pool import Turns
+from rubberband.api.plans.previews import PlanAnswer, Plans, Preview
 from rubberband.api.settings import Limits
-from rubberband.api.turns import Turns
 from tests.builders.plan_services import of, preview, served
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rubberband.api.plan_memory import Known, Memory, PlanAnswer
+from rubberband.api.plans.previews import Known, Memory, PlanAnswer
 from rubberband.api.problems import INVALID, Problem
 
 

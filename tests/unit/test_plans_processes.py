@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from rubberband.api import planner_pool
-from rubberband.api.experiment_body import read_experiment
-from rubberband.api.plans import Plans, Preview
+from rubberband.api.experiments.body import read_experiment
+from rubberband.api.plans import pool as planner_pool
+from rubberband.api.plans.previews import Plans, Preview
 from rubberband.api.problems import INVALID, MALFORMED, MEDIA, TOO_LONG, UNAVAILABLE, Kind, Problem
 from rubberband.api.settings import Limits
-from rubberband.experiment import Experiment
+from rubberband.spec.experiment import Experiment
 from tests.builders.experiment_words import words
 from tests.builders.plan_services import of, preview, served
 

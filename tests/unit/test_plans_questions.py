@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from rubberband.api.planner_process import Question, planned, question_of, serve
+from rubberband.api.plans.process import Question, planned, question_of, serve
 from rubberband.api.problems import PROFILE_MISSING, REFUSED, Problem
-from rubberband.estimating import Terms, answer
-from rubberband.experiment import Experiment
+from rubberband.app.terms import Terms, answer
+from rubberband.spec.experiment import Experiment
 from tests.builders.experiment_words import words
 
 NOWHERE = Path("/nowhere")

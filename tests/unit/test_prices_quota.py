@@ -11,7 +11,7 @@ from rubberband.cloud.aws_fake import FakeAws, FakeCall, FakeError, Fault
 from rubberband.cloud.aws_fake.quota_codes import QUOTAS
 from rubberband.cloud.aws_fake.quota_codes import quota_code as code_of_the_fake
 from rubberband.errors import ProviderError
-from rubberband.plan import Market
+from rubberband.values.plan import Market
 
 G_ON_DEMAND, G_SPOT = "L-DB2E81BA", "L-3819A6DF"
 

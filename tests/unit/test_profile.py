@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rubberband.profile import Profile
+from rubberband.values.profile import Profile
 
 
 @pytest.mark.parametrize(

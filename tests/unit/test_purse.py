@@ -7,12 +7,19 @@ import dataclasses
 import pytest
 
 from rubberband.cloud.virtual import Fate
-from rubberband.executor import accounting
-from rubberband.executor.controller import Controller
-from rubberband.executor.events import CancelRequested, DriverResumed, Event, InstanceReleased, InstanceRunning, Started
-from rubberband.executor.state import InstanceStatus
-from rubberband.executor.virtual import Faults
-from rubberband.offer import Billing
+from rubberband.executor.core import budget as accounting
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import (
+    CancelRequested,
+    DriverResumed,
+    Event,
+    InstanceReleased,
+    InstanceRunning,
+    Started,
+)
+from rubberband.executor.core.state import InstanceStatus
+from rubberband.executor.virtual.backend import Faults
+from rubberband.values.offer import Billing
 from tests.builders.jobs import JOB, SPOT
 from tests.builders.stories import LEASED, Story, at_its_sync
 from tests.builders.virtual_runs import run_virtual

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from rubberband.executor.ranking import best_trial, rank
-from rubberband.executor.state import Report, TrialState, TrialStatus
+from rubberband.executor.core.state import Report, TrialState, TrialStatus
+from rubberband.executor.core.trials import best_trial, rank
 from tests.builders.jobs import JOB
 from tests.builders.stories import begun
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import rubberband
-from rubberband.experiment import Experiment
-from rubberband.files import load_experiment, parse_experiment
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.loading import load_experiment, parse_experiment
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.executor.ray import remote_logs
-from rubberband.executor.ray.remote_logs import LogPart, append, read_new
+from rubberband.executor.ray import logs as remote_logs
+from rubberband.executor.ray.logs import LogPart, append, read_new
 from rubberband.executor.trial_log import Appender, TrialLog, left_out_line
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rubberband.executor.accounting import paid_time
-from rubberband.executor.codec import decode_event
-from rubberband.executor.events import (
+from rubberband.executor.core.budget import paid_time
+from rubberband.executor.core.events import (
     WITHOUT_CHECKPOINT,
     Command,
     StartTrial,
@@ -14,9 +13,10 @@ from rubberband.executor.events import (
     TrialReported,
     TrialStarted,
 )
-from rubberband.executor.measured import measured
+from rubberband.executor.core.measured import measured
+from rubberband.executor.core.rules import SHORTEST_HANG_S
+from rubberband.executor.journal.journal import decode_event
 from rubberband.executor.result import Result, summarise
-from rubberband.executor.rules import SHORTEST_HANG_S
 from rubberband.views.narration import Narrator
 from rubberband.views.report_text import render
 from tests.builders.jobs import JOB

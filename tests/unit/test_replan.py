@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import pytest
 
 from rubberband.errors import InputError
-from rubberband.offer import Offer
-from rubberband.plan import Cohort, Constraints, Plan, Speeds, Stage, StagePlan
 from rubberband.planner.replan import Replanned, replan
 from rubberband.planner.solver import Objective
-from rubberband.profile import Profile
+from rubberband.values.offer import Offer
+from rubberband.values.plan import Cohort, Constraints, Plan, Speeds, Stage, StagePlan
+from rubberband.values.profile import Profile
 
 STAGES = (Stage(trials=8, iterations=2), Stage(trials=4, iterations=4), Stage(trials=1, iterations=8))
 PROFILE = Profile(seconds_per_iteration={1: 30.0})

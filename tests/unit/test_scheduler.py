@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rubberband.errors import InputError
-from rubberband.plan import Stage, total_iterations
-from rubberband.scheduler import hyperband, sha, stages
+from rubberband.spec.search import hyperband, sha, stages
+from rubberband.values.plan import Stage, total_iterations
 
 
 def pairs(chain: tuple[Stage, ...]) -> list[tuple[int, int]]:

@@ -12,9 +12,9 @@ import pytest
 from rubberband.api.problems import Problem
 from rubberband.api.settings import Limits, Settings
 from rubberband.errors import JournalError
-from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.hosting import read_order
-from rubberband.executor.inbox import Inbox
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.hosting import read_order
+from rubberband.executor.journal.inbox import Inbox
 from rubberband.states import ExperimentState
 from tests.builders.service_runs import DONE, House, count_of, experiment, extend, extension, template, until
 

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from rubberband.api.experiments.watcher import Processes
 from rubberband.api.problems import Problem
-from rubberband.api.processes import Processes
 from rubberband.api.settings import Limits, Settings
+from rubberband.app.run import run_experiment
 from rubberband.cli import app
-from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.hosting import Order
-from rubberband.executor.inbox import DriverRequest, Inbox
-from rubberband.experiment import Experiment
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.hosting import Order
+from rubberband.executor.journal.inbox import DriverRequest, Inbox
+from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
-from rubberband.tuning import run_experiment
 from tests.builders.service_runs import DONE, House, count_of, cut_off, experiment, extend, template
 
 QUEUED, RUNNING, INTERRUPTED = ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.INTERRUPTED

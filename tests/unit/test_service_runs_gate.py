@@ -9,12 +9,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from rubberband.api import watching
+from rubberband.api.experiments import watcher as watching
+from rubberband.api.experiments.discovery import Stamp, stamp_of
 from rubberband.api.problems import Problem
 from rubberband.api.settings import Limits, Settings
-from rubberband.api.taking_in import Stamp, stamp_of
-from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.inbox import DriverRequest, Inbox
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.states import ExperimentState
 from tests.builders.service_runs import DONE, House, count_of, cut_off, experiment, template, until
 

@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.api.observing import Failure
-from rubberband.api.problems import Problem
-from rubberband.api.run_logs import (
+from rubberband.api.experiments.logs import (
     LINE_BYTES,
     MAX_FILES,
     PAGE_BYTES,
@@ -22,6 +20,8 @@ from rubberband.api.run_logs import (
     trial_files,
     write_cursor,
 )
+from rubberband.api.experiments.observed import Failure
+from rubberband.api.problems import Problem
 
 FAILED = (Failure(seq=7, trial=1, lines=("attempt 1 raised: no", "Traceback")),)
 

@@ -6,8 +6,8 @@ import pytest
 
 from rubberband.api.problems import Problem
 from rubberband.api.settings import Limits, Settings
-from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.inbox import Inbox
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.inbox import Inbox
 from rubberband.states import ExperimentState
 from tests.builders.service_runs import DONE, House, cut_off, experiment, extend, template
 

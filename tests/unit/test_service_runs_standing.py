@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from rubberband.api.experiments.observed import Sight, Standing, standing
 from rubberband.api.store.records import Submission
-from rubberband.api.summaries import Sight, Standing, standing
-from rubberband.executor.hosting import Ending, Mark
+from rubberband.executor.journal.hosting import Ending, Mark
 from rubberband.states import ExperimentState
 
 QUEUED, STARTING, RUNNING = ExperimentState.QUEUED, ExperimentState.STARTING, ExperimentState.RUNNING

@@ -15,18 +15,18 @@ from pkgutil import resolve_name
 
 import pytest
 
-from rubberband.adaptive import AdaptiveBatch, BatchLimits, BatchPoint, GoodputProfile, Throughput
 from rubberband.errors import EntrypointError, InputError, JournalError, NameTakenError, StoreAwayError
 from rubberband.executor import session
-from rubberband.executor.controller import Controller
-from rubberband.executor.events import Event, FailureKind
-from rubberband.executor.folder import ExperimentFolder, folders
-from rubberband.executor.journal import Journal, sqlite_url
-from rubberband.executor.reading import read
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import Event, FailureKind
+from rubberband.executor.journal.folder import ExperimentFolder, folders
+from rubberband.executor.journal.journal import Journal, sqlite_url
+from rubberband.executor.journal.reading import read
 from rubberband.executor.session import Setup
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.virtual import Faults, VirtualBackend
-from rubberband.plan import Plan
+from rubberband.executor.virtual.backend import Faults, VirtualBackend
+from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, BatchPoint, GoodputProfile, Throughput
+from rubberband.values.plan import Plan
 from tests.builders.jobs import JOB
 from tests.builders.sessions import Killed, dying_after, setup
 
@@ -223,10 +223,10 @@ def test_a_view_that_cannot_write_does_not_end_the_run(folder: ExperimentFolder)
 
 STEPS = [
     "rubberband.executor.session.make_store",
-    "rubberband.executor.journal._metadata.create_all",
-    "rubberband.executor.journal.Journal.create",
-    "rubberband.executor.journal.Journal.close",
-    "rubberband.executor.journal.os.replace",
+    "rubberband.executor.journal.journal._metadata.create_all",
+    "rubberband.executor.journal.journal.Journal.create",
+    "rubberband.executor.journal.journal.Journal.close",
+    "rubberband.executor.journal.journal.os.replace",
 ]
 
 
@@ -264,7 +264,7 @@ def test_a_creation_that_fails_leaves_the_name_free(tmp_path: Path, monkeypatch:
 
     folder = ExperimentFolder(home=tmp_path, name="test")
     with monkeypatch.context() as patched:
-        patched.setattr("rubberband.executor.journal.os.replace", refuse)
+        patched.setattr("rubberband.executor.journal.journal.os.replace", refuse)
         with pytest.raises(JournalError, match="No space left"):
             session.create(folder, JOB, setup(checkpoints=str(folder.checkpoints)))
     session.create(folder, JOB, setup(checkpoints=str(folder.checkpoints)))

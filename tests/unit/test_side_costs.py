@@ -15,15 +15,15 @@ from rubberband.cloud.catalogue import offer
 from rubberband.cloud.instance_types import catalogue
 from rubberband.cloud.prices import LiveTable
 from rubberband.cloud.side_costs import SideFacts, side_costs, side_prices
-from rubberband.executor.accounting import bill_lines, bill_usd
-from rubberband.executor.controller import Controller
+from rubberband.executor.core.budget import bill_lines, bill_usd
+from rubberband.executor.core.controller import Controller
 from rubberband.executor.driver import replay
 from rubberband.executor.result import summarise
-from rubberband.offer import BillLine, SideCost
-from rubberband.plan import Constraints
-from rubberband.planner import bill
+from rubberband.planner import assumptions as bill
 from rubberband.planner.estimate import Case, estimate_plan
-from rubberband.resources import Resources
+from rubberband.spec.resources import Resources
+from rubberband.values.offer import BillLine, SideCost
+from rubberband.values.plan import Constraints
 from rubberband.views.estimate_stages import covers
 from rubberband.views.spending import spending
 from tests.builders.aws_account import Account

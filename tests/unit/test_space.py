@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 import rubberband
-from rubberband import space
-from rubberband.domains import DOMAINS
 from rubberband.errors import InputError
+from rubberband.spec import space
+from rubberband.spec.space import DOMAINS
 
 SPACE: dict[str, Any] = {
     "uniform": rubberband.uniform(0, 1),

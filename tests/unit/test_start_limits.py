@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rubberband.cloud.catalogue import offer
 from rubberband.cloud.start_limits import armed_s, firmware_s, reach_s, start_limits
-from rubberband.resources import Resources
+from rubberband.spec.resources import Resources
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from rubberband.api.planner_process import planned, question_of
-from rubberband.cases import with_start_times
-from rubberband.chance import FIXED
+from rubberband.api.plans.process import planned, question_of
+from rubberband.app.cases import with_start_times
+from rubberband.app.terms import answer, local_terms
 from rubberband.cli import app
-from rubberband.estimating import answer, local_terms
-from rubberband.experiment import Experiment
-from rubberband.start_times import FILE, LATEST, MOST_BYTES, Start, record, start_of, start_times, starts_of
+from rubberband.spec.experiment import Experiment
+from rubberband.values.chance import FIXED
+from rubberband.values.start_times import FILE, LATEST, MOST_BYTES, Start, record, start_of, start_times, starts_of
 
 CODE = "code:train"
 START = Start(entrypoint=CODE, instances=4, provision_s=2.0, init_s=19.0)

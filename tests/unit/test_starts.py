@@ -6,13 +6,12 @@ import dataclasses
 
 import pytest
 
-from rubberband.executor.controller import Controller
-from rubberband.executor.events import Slot
-from rubberband.executor.measured import measured
-from rubberband.executor.starts import Starts, starts
-from rubberband.executor.state import Allocation, InstanceRecord, InstanceStatus, Job, State
-from rubberband.offer import Offer
-from rubberband.profile import Profile
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import Slot
+from rubberband.executor.core.measured import Starts, measured, starts
+from rubberband.executor.core.state import Allocation, InstanceRecord, InstanceStatus, Job, State
+from rubberband.values.offer import Offer
+from rubberband.values.profile import Profile
 from tests.builders.jobs import JOB
 
 PROFILE = Profile(seconds_per_iteration={1: 10.0}, trial_startup_s=0.2)

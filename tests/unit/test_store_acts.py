@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rubberband.api.store.act_rows import ACT_KEPT_S
 from rubberband.api.store.records import Submission
-from rubberband.api.store.sql import SqlStore
+from rubberband.api.store.sql import ACT_KEPT_S, SqlStore
 from rubberband.states import ExperimentState
 
 QUEUED, RUNNING = ExperimentState.QUEUED, ExperimentState.RUNNING

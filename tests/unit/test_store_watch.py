@@ -10,8 +10,15 @@ import pytest
 
 from rubberband.errors import StoreAwayError
 from rubberband.executor.checkpoints import make_store, open_store
-from rubberband.executor.events import CheckpointLost, CheckpointRef, Event, FailureKind, TrialFailed, TrialReported
-from rubberband.executor.ray.store_watch import StoreWatch
+from rubberband.executor.core.events import (
+    CheckpointLost,
+    CheckpointRef,
+    Event,
+    FailureKind,
+    TrialFailed,
+    TrialReported,
+)
+from rubberband.executor.ray.backend import StoreWatch
 
 
 def failed(kind: FailureKind) -> Event:

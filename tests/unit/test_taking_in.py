@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.api.following import Follower
+from rubberband.api.experiments.discovery import Newcomers, taken_in
+from rubberband.api.experiments.observed import Follower
 from rubberband.api.store.sql import SqlStore, open_store
-from rubberband.api.taking_in import Newcomers, taken_in
-from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.whole_journal import read_at_once
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.reading import read_at_once
 from rubberband.states import ExperimentState
 from tests.builders.service_runs import DONE, House, count_of, cut_off, template, until
 

@@ -18,10 +18,10 @@ import pytest
 import rubberband
 from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints import CheckpointStore, open_store
-from rubberband.executor.events import WITHOUT_CHECKPOINT
+from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.failures import MOST_DETAILS
 from rubberband.executor.training.run import run_segment, warm_up
+from rubberband.executor.training.runner import MOST_DETAILS
 from rubberband.executor.training.segment import SegmentFailure, SegmentRepeated, SegmentReport, SegmentStarted
 from tests.builders import segments
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.api.run_logs import page
-from rubberband.executor.ray.log_pump import LogPump
+from rubberband.api.experiments.logs import page
+from rubberband.executor.ray.logs import LogPump
 from rubberband.executor.trial_log import Appender, TrialLog, left_out_line, printed_bytes, read
 
 LIMIT_BYTES = 800
@@ -117,7 +117,7 @@ def test_a_log_that_was_written_without_a_limit_gets_one(tmp_path: Path) -> None
 CHATTER = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from rubberband.executor.ray.log_pump import LogPump
+from rubberband.executor.ray.logs import LogPump
 from rubberband.executor.trial_log import TrialLog
 
 with LogPump().redirected(TrialLog(path=Path(sys.argv[1]), limit_bytes=800_000)):

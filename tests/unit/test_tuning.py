@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from rubberband.adaptive import BatchLimits, GoodputProfile, Throughput
-from rubberband.batch import Batch
+from rubberband.app.measure import MeasuredProfile, Spent, make_setup, measure_profile
+from rubberband.app.run import announce_device, cloud_terms, plan_job, run_experiment
 from rubberband.cloud.local import ray_node
 from rubberband.errors import Cancelled, InputError, RubberbandError
-from rubberband.executor.folder import ExperimentFolder
-from rubberband.executor.inbox import DriverRequest, Inbox
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.session import Setup, local_devices
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.virtual import Faults, VirtualBackend
-from rubberband.experiment import Experiment
-from rubberband.measuring import MeasuredProfile, Spent, make_setup, measure_profile
-from rubberband.offer import Offer
-from rubberband.profile_file import load_profile
-from rubberband.tuning import announce_device, cloud_terms, plan_job, run_experiment
+from rubberband.executor.virtual.backend import Faults, VirtualBackend
+from rubberband.spec.batch import Batch
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.profile_file import load_profile
+from rubberband.values.adaptive import BatchLimits, GoodputProfile, Throughput
+from rubberband.values.offer import Offer
 from tests.builders.adaptive_backend import AdaptiveBackend
 from tests.builders.aws_account import Account
 from tests.builders.experiments import PROFILE, experiment
@@ -46,7 +46,7 @@ def measured(
             return AdaptiveBackend("test", offer, PROFILE, metric=metric).told_by(MODEL, 500.0)
         return VirtualBackend("test", offer, PROFILE, metric=metric, faults=faults)
 
-    monkeypatch.setattr("rubberband.measuring.make_ray_backend", make_backend)
+    monkeypatch.setattr("rubberband.app.measure.make_ray_backend", make_backend)
     entrypoint = Entrypoint.parse("nosuch:Trial", search_path=(home,))
     return measure_profile(asked, entrypoint, ExperimentFolder(home=home, name="test"))
 
@@ -151,7 +151,7 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Account:
     """The one that sessions are opened for; the driver is in its VPC."""
     made = Account()
     made.now = time.time()  # prices are asked for as of now
-    monkeypatch.setattr("rubberband.cloud.aws.session.open_session", lambda *_: made.session)
+    monkeypatch.setattr("rubberband.cloud.aws.client.open_session", lambda *_: made.session)
     monkeypatch.setattr("rubberband.cloud.aws.preflight.own_place", lambda: made.place)
     return made
 
@@ -194,7 +194,7 @@ def test_a_measurement_ends_what_one_that_was_cut_off_left_on_ec2(
         def close(self) -> None:
             closed.append(self._run)
 
-    monkeypatch.setattr("rubberband.measuring.open_cluster", Cluster)
+    monkeypatch.setattr("rubberband.app.measure.open_cluster", Cluster)
     note = tmp_path / "profiling" / "experiments" / "test" / "run"
     note.parent.mkdir(parents=True)
     note.write_text("of one that was cut off")
@@ -210,13 +210,13 @@ def test_measuring_ends_when_a_request_asks_for_it_and_the_request_is_gone_then(
 ) -> None:
     folder = ExperimentFolder(home=tmp_path, name="test")
     inbox = Inbox(folder.inbox)
-    monkeypatch.setattr("rubberband.tuning.find_entrypoint", lambda *_: Entrypoint.parse("nosuch:Trial"))
+    monkeypatch.setattr("rubberband.app.run.find_entrypoint", lambda *_: Entrypoint.parse("nosuch:Trial"))
 
     def make_backend(_folder: object, _setup: Setup, offer: Offer, metric: str, **_: int) -> VirtualBackend:
         inbox.put(DriverRequest(id="c-1", kind="cancel", asked_at=1.0))
         return VirtualBackend("test", offer, PROFILE, metric=metric)
 
-    monkeypatch.setattr("rubberband.measuring.make_ray_backend", make_backend)
+    monkeypatch.setattr("rubberband.app.measure.make_ray_backend", make_backend)
     with pytest.raises(Cancelled, match="nothing was saved"):
         run_experiment(experiment(), folder)
     assert inbox.pending() == []

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from rubberband.adaptive import BatchLimits, BatchPoint
-from rubberband.executor.controller import Controller
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import Event
 from rubberband.executor.driver import drive
-from rubberband.executor.events import Event
-from rubberband.executor.journal import Journal
+from rubberband.executor.journal.journal import Journal
 from rubberband.executor.result import Result
-from rubberband.executor.virtual import Faults
+from rubberband.executor.virtual.backend import Faults
+from rubberband.values.adaptive import BatchLimits, BatchPoint
 from rubberband.views import report_html
 from rubberband.views.batch_charts import batches_over_time
 from rubberband.views.batch_gpus_chart import batches_by_gpus

@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 
 from rubberband.cloud.virtual import Fate
+from rubberband.executor.core.state import Job
 from rubberband.executor.result import Result
-from rubberband.executor.state import Job
-from rubberband.executor.virtual import Faults
-from rubberband.offer import Spot
-from rubberband.plan import Plan, StagePlan
+from rubberband.executor.virtual.backend import Faults
 from rubberband.planner.model import predict
+from rubberband.values.offer import Spot
+from rubberband.values.plan import Plan, StagePlan
 from rubberband.views.live import summary
 from rubberband.views.report_html import render_html
 from rubberband.views.report_text import render

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.executor.forecast import Forecast
+from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.result import Result
 from rubberband.views.allocation_chart import allocation
 from rubberband.views.learning_chart import MOST_POINTS, learning_curves

@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import json
 
-from rubberband.executor.controller import Controller
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.state import Job
 from rubberband.executor.driver import drive
-from rubberband.executor.inbox import DriverRequest
-from rubberband.executor.journal import MemoryJournal
+from rubberband.executor.journal.inbox import DriverRequest
+from rubberband.executor.journal.journal import MemoryJournal
 from rubberband.executor.result import Result, summarise
-from rubberband.executor.state import Job
-from rubberband.executor.virtual import VirtualBackend
+from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.views.live import open_view
 from rubberband.views.report_html import render_html
 from rubberband.views.report_text import render

@@ -10,12 +10,12 @@ from itertools import pairwise
 import pytest
 from rich.console import Console
 
-from rubberband.executor.controller import Controller
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import DriverResumed, Event, TrialReported
+from rubberband.executor.core.state import Job, Phase, State
 from rubberband.executor.driver import drive
-from rubberband.executor.events import DriverResumed, Event, TrialReported
-from rubberband.executor.journal import Journal
-from rubberband.executor.state import Job, Phase, State
-from rubberband.executor.virtual import Faults, VirtualBackend
+from rubberband.executor.journal.journal import Journal
+from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.views import live
 from rubberband.views.live import TerminalView, open_view, stage_table, summary
 from rubberband.views.narration import Narrator

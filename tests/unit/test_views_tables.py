@@ -8,9 +8,9 @@ import json
 import pytest
 
 from rubberband.executor.result import Result, summarise
-from rubberband.executor.virtual import VirtualBackend
-from rubberband.plan import Plan
+from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.model import predict
+from rubberband.values.plan import Plan
 from rubberband.views import words
 from rubberband.views.report_text import MOST_TRIALS, render, tables
 from rubberband.views.tables import decisions, failures, headlines, incidents, paid_time, ranked, stages, trials

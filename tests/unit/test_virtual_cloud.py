@@ -10,7 +10,7 @@ import pytest
 
 from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
-from rubberband.executor.events import (
+from rubberband.executor.core.events import (
     Event,
     InstanceInterrupted,
     InstanceLost,
@@ -21,11 +21,11 @@ from rubberband.executor.events import (
     LaunchInstance,
     ReleaseInstance,
 )
-from rubberband.executor.fortune import AttemptFate, Messages
-from rubberband.executor.virtual import Faults, VirtualBackend
-from rubberband.offer import Offer, Spot
-from rubberband.plan import Market
-from rubberband.profile import Profile
+from rubberband.executor.virtual.backend import Faults, VirtualBackend
+from rubberband.executor.virtual.fleet import AttemptFate, Messages
+from rubberband.values.offer import Offer, Spot
+from rubberband.values.plan import Market
+from rubberband.values.profile import Profile
 
 OFFER = Offer(
     instance_type="test",

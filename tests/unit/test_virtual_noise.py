@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rubberband.chance import Spread
 from rubberband.cloud.virtual import VirtualClock
-from rubberband.executor.accounting import bill_usd
-from rubberband.executor.state import Job
-from rubberband.executor.virtual import VirtualBackend
-from rubberband.executor.virtual_noise import Noise
-from rubberband.offer import Offer
-from rubberband.plan import Plan, Stage, StagePlan
+from rubberband.executor.core.budget import bill_usd
+from rubberband.executor.core.state import Job
+from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.executor.virtual.noise import Noise
 from rubberband.planner.model import predict
 from rubberband.planner.sampling import sample
-from rubberband.profile import Profile
+from rubberband.values.chance import Spread
+from rubberband.values.offer import Offer
+from rubberband.values.plan import Plan, Stage, StagePlan
+from rubberband.values.profile import Profile
 from tests.builders.virtual_runs import run_virtual
 
 OFFER = Offer(

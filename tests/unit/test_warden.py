@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rubberband.executor.ray import warden as module
-from rubberband.executor.ray.warden import Beat, Warden
+from rubberband.executor.ray import remote_agent as module
+from rubberband.executor.ray.remote_agent import Beat, Warden
 from tests.integration.conversation import eventually
 
 

@@ -1,0 +1,1 @@
+"""Submitted experiments: queue, start, watch, limits, logs."""

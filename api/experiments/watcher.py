@@ -1,0 +1,469 @@
+"""The thread that looks after all experiments: starts those that wait, follows those that run, finds those by hand."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from rubberband.api.experiments.discovery import LONG_MOMENT_S, MOMENT_S, Newcomers, Stamp, stamp_of
+from rubberband.api.experiments.gate import GOES_ON, Gate
+from rubberband.api.experiments.observed import Follower, Observed, at_work
+from rubberband.api.store.protocol import Store
+from rubberband.api.store.records import Submission
+from rubberband.errors import InputError, JournalError, RubberbandError
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.hosting import Order, holding, write_order
+from rubberband.states import AT_WORK, ExperimentState
+from rubberband.views.words import printable
+
+# Starts the processes of experiments, each at most once. Nothing here depends on being their parent.
+
+
+HOSTED: Sequence[str] = (sys.executable, "-P", "-m", "rubberband.app.hosted")
+"""What is started; HOME, NAME and the descriptor of the lock follow. Its folder must not come before its modules."""
+
+_LAST_S = 0.5
+"""A process that ends just now is waited for, or a start would come to nothing."""
+
+
+class NotStartedError(RubberbandError):
+    """A process could not be started."""
+
+
+class Processes:
+    """The processes that this server started. They go on without it."""
+
+    def __init__(self, command: Sequence[str] = HOSTED) -> None:
+        self._command = command
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, folder: ExperimentFolder, order: Order) -> bool:
+        """Start one that carries out `order`; False if one is at work already.
+
+        It has the lock before it exists, so that whoever does not see the lock held knows that there is none. Raises
+        NotStartedError.
+        """
+        try:
+            with holding(folder, wait_s=_LAST_S) as lock:
+                if lock is None:
+                    return False
+                write_order(folder, order)
+                self._spawn(folder, order, lock)
+        except (OSError, InputError) as error:
+            raise NotStartedError(f"its process could not be started: {error}") from None
+        return True
+
+    def _spawn(self, folder: ExperimentFolder, order: Order, lock: int) -> None:
+        log = os.open(folder.process_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            self._children[folder.name] = subprocess.Popen(
+                [*self._command, str(folder.home), folder.name, str(lock)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=_environment(order.store),
+                cwd=next((path for path in order.code if os.path.isdir(path)), folder.path),
+                start_new_session=True,
+                pass_fds=(lock,),
+            )
+        finally:
+            os.close(log)
+
+    def reap(self) -> None:
+        """Let those go that have ended, so that none is left as a zombie."""
+        self._children = {name: child for name, child in self._children.items() if child.poll() is None}
+
+    def let_go(self) -> None:
+        """Be their parent no longer; they go on."""
+        self.reap()
+        for child in self._children.values():
+            child.returncode = 0  # nobody waits for it here: Popen would warn that it still runs
+        self._children = {}
+
+
+def _environment(store: str | None) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name != "RUBBERBAND_STORE"}
+    return kept if store is None else kept | {"RUBBERBAND_STORE": store}
+
+
+log = logging.getLogger("rubberband.api.experiments.service")
+_Found = TypeVar("_Found")
+
+BRISK_S, FAST_S, SLOW_S, RETRY_S = 0.02, 0.1, 1.0, 1.0
+LOOK_AROUND_S = 2.0
+"""How often experiments are looked for that are run by hand, or go on by hand."""
+LOOKING_SHARE = 0.02
+"""Of the time, where there are so many that looking takes long."""
+FOLLOWED_AT_ONCE = 5
+"""So many that are found and not over are looked at in a round, so that others do not wait."""
+PRUNE_S = 60.0
+WELL_S = 60.0
+"""A watcher that was not through with a round for so long is not well."""
+
+IDLE = frozenset({ExperimentState.QUEUED, ExperimentState.UNREADABLE})
+"""Known, and not followed in every round."""
+
+
+class Watcher:
+    """One for each server. What requests change is told by `kick`; all else happens in its thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        processes: Processes,
+        wake: Callable[[], None],
+        *,
+        home: Path,
+        journals: str | None,
+        code: Sequence[Path],
+        entrypoints: Sequence[str],
+        most_usd: float | None = None,
+        max_running: int,
+        gate: Gate,
+    ) -> None:
+        """`journals` is the URL of the store that journals are in; None: in the experiments' folders."""
+        self._gate = gate
+        self._store, self._processes, self._wake = store, processes, wake
+        self._home, self._journals, self._max_running = home, journals, max_running
+        self._code, self._entrypoints = tuple(str(path) for path in code), tuple(entrypoints)
+        self._most_usd = most_usd
+        self._rows: dict[str, Submission] = {}
+        """Those that wait, run, or cannot be read."""
+        self._queue: list[str] = []
+        self._settled: dict[str, Stamp | float] = {}
+        """All others: the stamp of the journal, or, as long as it was not looked at, when the row was changed."""
+        self._followers: dict[str, Follower] = {}
+        self._spawned: set[tuple[str, int]] = set()
+        self._by_hand: set[str] = set()
+        """Those that somebody went on with by hand: whether they go on is for that one to say."""
+        self._told: set[str] = set()
+        self._loaded = False
+        self._is_lost = self._is_pruning = False
+        self._look_at, self._pruned_at = -math.inf, -math.inf
+        self._newcomers = Newcomers(store, wake, home=home, journals=journals)
+        self._dirty: dict[str, None] = {}
+        """Those whose rows requests changed, in that order."""
+        self._dirty_lock = threading.Lock()
+        self._kicked = threading.Event()
+        self._closing = threading.Event()
+        self._well_at = time.monotonic()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread = threading.Thread(target=self._run, name="rubberband-watcher", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        self._closing.set()
+        self._kicked.set()
+        if self._thread is not None:
+            self._thread.join()
+        for follower in self._followers.values():
+            follower.close()
+        self._processes.let_go()
+
+    def kick(self, name: str) -> None:
+        """The row of this experiment was changed, or its folder: see to it at once."""
+        with self._dirty_lock:
+            self._dirty[name] = None
+        self._kicked.set()
+
+    def observed(self, name: str) -> Observed | None:
+        """The journal of an experiment that is followed now."""
+        follower = self._followers.get(name)
+        return None if follower is None else follower.observed
+
+    def folder(self, name: str) -> ExperimentFolder:
+        """Where an experiment lives."""
+        return ExperimentFolder(home=self._home, name=name, store=self._journals)
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it goes its rounds: the store answers, and nothing hangs."""
+        alive = self._thread is not None and self._thread.is_alive()
+        return alive and not self._is_lost and time.monotonic() - self._well_at < WELL_S
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            wait_s = RETRY_S
+            try:
+                self.round()
+                wait_s = BRISK_S if self._newcomers.found else FAST_S if self._is_busy else SLOW_S
+                if self._is_lost:
+                    log.warning("the store answers again")
+                self._is_lost, self._well_at = False, time.monotonic()
+            except JournalError as error:
+                if not self._is_lost:
+                    log.error(
+                        "the store does not answer; experiments go on, and are watched again once it does: %s", error
+                    )
+                self._is_lost = True
+            except Exception:
+                log.exception("watching the experiments failed; it is tried again")
+            self._kicked.wait(wait_s)
+            self._kicked.clear()
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._runs_any or self._is_pruning or bool(self._newcomers.others or self._queue)
+
+    @property
+    def _runs_any(self) -> bool:
+        return any(row.state in AT_WORK for row in self._rows.values())
+
+    def round(self) -> None:
+        """Look at everything once. Raises JournalError if the store does not answer: the next round makes it good."""
+        if not self._loaded:
+            self._load()
+        self._take_changes()
+        self._processes.reap()
+        for name in [name for name, row in self._rows.items() if row.state not in IDLE]:
+            self._alone(name, self._follow)
+        self._start_queued()
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_around()
+            took_s = time.monotonic() - now
+            self._look_at = now + max(LOOK_AROUND_S, took_s / LOOKING_SHARE)
+        for row, stamp in self._newcomers.take(self._is_known, MOMENT_S if self._runs_any else LONG_MOMENT_S):
+            self._settled[row.name] = stamp
+        for _ in self._newcomers.others[:FOLLOWED_AT_ONCE]:
+            self._take_in(self._newcomers.others.pop())
+        self._prune(now)
+
+    def _prune(self, now: float) -> None:
+        """Forget what is old: of the feed a little in each round, so that those that run do not wait."""
+        if now - self._pruned_at >= PRUNE_S:
+            self._store.prune(at=time.time())
+            self._pruned_at, self._is_pruning = now, True
+        if self._is_pruning:
+            self._is_pruning = self._store.prune_feed(at=time.time()) > 0
+
+    def _alone(self, name: str, act: Callable[[str], _Found]) -> _Found | None:
+        """Do something about one experiment; what goes wrong there is told once, and harms no other."""
+        try:
+            return act(name)
+        except JournalError:
+            raise
+        except Exception:
+            if name not in self._told:
+                self._told.add(name)
+                log.exception("experiment %s cannot be looked after; it is tried again", name)
+            return None
+
+    # What is known
+
+    def _load(self) -> None:
+        rows: list[Submission] = []
+        cursor = None
+        while True:
+            page = self._store.submissions(limit=500, after=cursor)
+            rows += page.items
+            cursor = page.next
+            if cursor is None:
+                break
+        for row in reversed(rows):
+            self._take(row)
+        for name in list(self._queue):
+            self._alone(name, self._is_refused)
+        self._loaded = True
+
+    def _take_changes(self) -> None:
+        with self._dirty_lock:
+            dirty = list(self._dirty)
+        for name in dirty:
+            with self._dirty_lock:
+                self._dirty.pop(name, None)
+            try:
+                row = self._store.submission(name)
+            except JournalError:
+                self.kick(name)
+                raise
+            if row is not None:
+                self._take(row)
+        if dirty:
+            self._wake()
+
+    def _take(self, row: Submission) -> None:
+        """Put a row where it belongs by its state."""
+        name = row.name
+        if row.state is ExperimentState.QUEUED:
+            if name not in self._queue:
+                self._queue.append(name)
+        elif name in self._queue:
+            self._queue.remove(name)
+        if row.state in AT_WORK | IDLE:
+            self._rows[name] = row
+            self._settled.pop(name, None)
+        elif name in self._rows or name not in self._settled:
+            self._settle(row)
+
+    def _settle(self, row: Submission) -> None:
+        was_followed = self._rows.pop(row.name, None) is not None
+        follower = self._followers.pop(row.name, None)
+        if follower is not None:
+            follower.close()
+        folder = self.folder(row.name)
+        stamp = stamp_of(folder)
+        # Who has gone on with it since it was looked at may have written already: it is looked at again.
+        self._settled[row.name] = row.changed_at if not was_followed else () if at_work(folder) else stamp
+
+    # Those that run
+
+    def _follow(self, name: str) -> None:
+        row = self._rows[name]
+        follower = self._followers.get(name)
+        if follower is None:
+            follower = self._followers[name] = Follower(self.folder(name), self._store, self._wake)
+        found = follower.step(row)
+        if found is None:
+            if not self._is_refused(name):
+                self._spawn(row)
+            return
+        was_cut_off = found.state is ExperimentState.INTERRUPTED and row.state in AT_WORK
+        may_go_on = was_cut_off and name not in self._by_hand
+        act = self._gate.resumption(found, self.folder(name), follower.observed) if may_go_on else None
+        self._take(found)
+        if was_cut_off:
+            why = GOES_ON if act is not None else printable(found.reason) or "its process is gone; resume it to go on"
+            log.warning("experiment %s: %s", name, why)
+        if act is not None:
+            self._change(found, ExperimentState.QUEUED, GOES_ON, request=act)
+
+    # Those that wait
+
+    def _start_queued(self) -> None:
+        running = sum(row.state in AT_WORK and row.attempt > 0 for row in self._rows.values())
+        for name in list(self._queue):
+            if running >= self._max_running:
+                break
+            running += bool(self._alone(name, self._begin))
+
+    def _begin(self, name: str) -> bool:
+        """Give it a process, and write that down first; False if it must wait, or cannot begin."""
+        row, folder = self._rows[name], self.folder(name)
+        if at_work(folder):  # an earlier process of it has not quite ended
+            return False
+        if row.words and row.attempt == 0 and folder.exists:
+            self._change(row, ExperimentState.REFUSED, "the name was taken meanwhile by an experiment run by hand")
+            return False
+        if self._is_refused(name):
+            return False
+        attempt = row.attempt + 1
+        if not self._change(row, ExperimentState.STARTING, "", attempt=attempt):
+            return False
+        self._spawn(self._store.submission(row.name) or row)  # its words may have been changed as long as it waited
+        return True
+
+    def _is_refused(self, name: str) -> bool:
+        """Whether it may not be started as the service is run now; that is written down then."""
+        refused = self._gate.refused(self._rows[name], self.folder(name))
+        if refused is not None:
+            self._change(self._rows[name], refused.state, refused.reason)
+        return refused is not None
+
+    def _spawn(self, row: Submission) -> None:
+        """Start its process, unless that was tried already and nothing came of it."""
+        folder = self.folder(row.name)
+        order = self._order(row, folder)
+        try:
+            if (row.name, row.attempt) in self._spawned:
+                raise NotStartedError(f"its process ended before it began; {folder.process_log} may tell why")
+            self._spawned.add((row.name, row.attempt))
+            self._by_hand.discard(row.name)
+            self._processes.start(folder, order)
+        except NotStartedError as error:
+            state = ExperimentState.INTERRUPTED if order.resume else ExperimentState.REFUSED
+            self._change(row, state, str(error))
+
+    def _order(self, row: Submission, folder: ExperimentFolder) -> Order:
+        return Order.of(
+            attempt=row.attempt,
+            resume=folder.exists,
+            words=row.words,
+            policy=row.policy,
+            code=self._code,
+            entrypoints=self._entrypoints,
+            most_usd=self._most_usd,
+            waits=self._gate.auto_resume,
+            store=self._journals,
+        )
+
+    def _change(
+        self, row: Submission, state: ExperimentState, reason: str, *, attempt: int | None = None, request: str = ""
+    ) -> bool:
+        at, expected = time.time(), {row.state}
+        kept = self._store.change(
+            row.name, at=at, state=state, expected=expected, reason=reason, attempt=attempt, request=request
+        )
+        if kept:
+            self._wake()
+            attempt = row.attempt if attempt is None else attempt
+            self._take(replace(row, state=state, reason=reason, changed_at=at, attempt=attempt))
+        else:
+            self.kick(row.name)
+        return kept
+
+    # Those that are run by hand
+
+    def _look_around(self) -> None:
+        for name in [name for name, row in self._rows.items() if row.state is ExperimentState.UNREADABLE]:
+            self._alone(name, self._follow)
+        for name, seen in list(self._settled.items()):
+            folder = self.folder(name)
+            stamp = stamp_of(folder)
+            if _is_newer(stamp, seen) or (stamp is None and at_work(folder)):
+                self._wake_up(name)
+            else:
+                self._settled[name] = stamp
+        self._newcomers.look(self._rows.keys() | self._settled.keys())
+
+    def _is_known(self, name: str) -> bool:
+        return name in self._rows or name in self._settled
+
+    def _wake_up(self, name: str) -> None:
+        """What had ended goes on, or was changed by hand: follow it again until it settles."""
+        row = self._store.submission(name)
+        if row is not None:
+            self._settled.pop(name, None)
+            self._rows[name] = row
+            self._by_hand.add(name)
+            self._alone(name, self._follow)
+
+    def _take_in(self, folder: ExperimentFolder) -> None:
+        """Keep an experiment that was run by hand; its events are told first, so that none is lost."""
+        if self._is_known(folder.name):  # submitted meanwhile
+            return
+        follower = Follower(folder, self._store, self._wake, patience=1)
+        try:
+            row = follower.first_row()
+        except JournalError:
+            follower.close()
+            raise
+        if row is None:
+            follower.close()
+            return
+        self._followers[folder.name] = follower
+        if not self._store.add(row):  # submitted at this very moment
+            row = self._store.submission(folder.name) or row
+        self._wake()
+        self._rows[folder.name] = row
+        self._take(row)
+
+
+def _is_newer(stamp: Stamp, seen: Stamp | float) -> bool:
+    """Whether a journal was written since `seen`: a stamp, or Unix time."""
+    if isinstance(seen, float):
+        return any(written_ns > seen * 1e9 for written_ns, _ in stamp or ())
+    return stamp != seen

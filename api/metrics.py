@@ -1,0 +1,172 @@
+"""Experiments as measures for Prometheus: spend, slack, plan error, instances, trials. Read from the store when asked.
+
+Those that are active and the latest that ended have labels of their own, so that the number of series stays bounded.
+"""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rubberband.api.models import slack_s
+from rubberband.api.store.protocol import Store
+from rubberband.api.store.records import Submission
+from rubberband.executor.core.state import TrialStatus
+from rubberband.executor.result import Result
+from rubberband.states import OVER, ExperimentState
+
+MAX_ENDED = 100
+"""Experiments that are over and still have labels."""
+MAX_OPEN = 500
+"""Experiments that are not over and have labels."""
+_PAGE = 500
+
+
+class ExperimentMeasures(Collector):
+    """A collector over the store's summaries."""
+
+    def __init__(self, store: Store, result: Callable[[str], Result | None]) -> None:
+        self._store, self._result = store, result
+
+    def describe(self) -> list[GaugeMetricFamily]:
+        """Nothing is read to register this."""
+        return []
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The measures as of now."""
+        open_, ended = self._labelled()
+        yield self._states()
+        yield _family("rubberband_spend_usd", "The bill so far.", [*open_, *ended], lambda one: one.summary.cost_usd)
+        yield _family("rubberband_max_cost_usd", "The cap.", [*open_, *ended], lambda one: one.summary.max_cost_usd)
+        yield _family(
+            "rubberband_deadline_slack_seconds",
+            "From the (expected) end to the deadline; negative where it is late.",
+            [*open_, *ended],
+            slack_s,
+        )
+        yield _plan_errors([*open_, *ended])
+        yield _family("rubberband_instances", "Instances that are held.", open_, lambda one: one.summary.instances)
+        yield self._trials(open_)
+
+    def _labelled(self) -> tuple[Sequence[Submission], Sequence[Submission]]:
+        still_open = [state for state in ExperimentState if state not in OVER]
+        open_ = self._store.submissions(states=still_open, limit=MAX_OPEN).items
+        return open_, self._store.submissions(states=OVER, limit=MAX_ENDED).items
+
+    def _states(self) -> GaugeMetricFamily:
+        family = GaugeMetricFamily("rubberband_experiments", "Experiments in each state.", labels=["state"])
+        counts: collections.Counter[str] = collections.Counter(self._store.count_states())
+        for state in ExperimentState:
+            family.add_metric([state.value], counts[state])
+        return family
+
+    def _trials(self, running: Sequence[Submission]) -> GaugeMetricFamily:
+        family = GaugeMetricFamily("rubberband_trials", "Trials by how they stand.", labels=["experiment", "status"])
+        for one in running:
+            if one.state is not ExperimentState.RUNNING:
+                continue
+            result = self._result(one.name)
+            counts = (
+                collections.Counter(trial.status for trial in result.trials)
+                if result is not None
+                else collections.Counter()
+            )
+            for status in TrialStatus:
+                family.add_metric([one.name, status.value], counts[status.value])
+        return family
+
+
+def _family(
+    name: str, documentation: str, experiments: Sequence[Submission], value: Callable[[Submission], float | None]
+) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, documentation, labels=["experiment"])
+    for one in experiments:
+        if (measured := value(one)) is not None:
+            family.add_metric([one.name], measured)
+    return family
+
+
+def _plan_errors(experiments: Sequence[Submission]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(
+        "rubberband_plan_error_ratio",
+        "How far what came (or is forecast) is from the first plan: 0.1 is a tenth more.",
+        labels=["experiment", "what"],
+    )
+    for one in experiments:
+        for what, ratio in plan_errors(one).items():
+            family.add_metric([one.name, what], ratio)
+    return family
+
+
+def plan_errors(one: Submission) -> dict[str, float]:
+    """`time` and `cost`: how far what came, or is forecast, is from the plan; only of what is known."""
+    summary = one.summary
+    over = one.state is ExperimentState.DONE
+    came = {
+        "time": (summary.jct_s if over else summary.forecast_jct_s, summary.planned_jct_s),
+        "cost": (summary.cost_usd if over else summary.forecast_cost_usd, summary.planned_cost_usd),
+    }
+    return {what: value / planned - 1.0 for what, (value, planned) in came.items() if value is not None and planned}
+
+
+# How many requests there were, and how long they took: counted by route, never by what a client chooses freely.
+
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS", "PUT", "PATCH"})
+_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class RequestMeasures:
+    """The counts of one app."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        labels = ("method", "route", "status")
+        self._requests = Counter("rubberband_requests", "Requests that were answered.", labels, registry=registry)
+        self._latency = Histogram(
+            "rubberband_request_seconds",
+            "Seconds until a request was answered whole.",
+            ("method", "route"),
+            buckets=_BUCKETS_S,
+            registry=registry,
+        )
+        self._streams = Gauge("rubberband_event_streams", "Streams of events that are open.", registry=registry)
+
+    def counting(self, app: ASGIApp) -> ASGIApp:
+        """`app`, with its requests counted here."""
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http":
+                await app(scope, receive, send)
+                return
+            status, begun_s = 0, time.perf_counter()
+            stream = scope["path"] == "/v1/events"
+
+            async def sending(message: Message) -> None:
+                nonlocal status
+                if message["type"] == "http.response.start":
+                    status = message["status"]
+                await send(message)
+
+            if stream:
+                self._streams.inc()
+            try:
+                await app(scope, receive, sending)
+            finally:
+                if stream:
+                    self._streams.dec()
+                self._count(scope, status, None if stream else time.perf_counter() - begun_s)
+
+        return counted
+
+    def _count(self, scope: Scope, status: int, took_s: float | None) -> None:
+        route = getattr(scope.get("route"), "path", "") or "(none)"
+        method = scope["method"] if scope["method"] in _METHODS else "(other)"
+        self._requests.labels(method, route, str(status or 499)).inc()
+        if took_s is not None:
+            self._latency.labels(method, route).observe(took_s)

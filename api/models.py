@@ -1,0 +1,680 @@
+"""What the service answers, as models: they are the OpenAPI document's, and answers are not validated against them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rubberband.api.store.records import FeedEvent, Submission, Summary
+from rubberband.executor.result import Result, StageResult, TrialResult
+from rubberband.states import ACTIVE, ExperimentState
+
+if TYPE_CHECKING:
+    from rubberband.executor.core.extending import Extension, Outlook
+
+
+class Answer(BaseModel):
+    """Base of every answer: more may be added to it, so clients leave alone what they do not know."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class ProblemAnswer(Answer):
+    """An error (RFC 9457)."""
+
+    type: str = Field(description="What kind of problem it is: a path of this service that explains it.")
+    title: str
+    status: int = Field(ge=400, le=599)
+    detail: str = Field(description="One line: what, which value, which limit, the remedy.")
+
+
+class KindView(Answer):
+    """A kind of problem."""
+
+    type: str
+    title: str
+    status: int
+    explanation: str = Field(description="When it happens, and what to do.")
+
+
+class SummaryView(Answer):
+    """How an experiment stands. All zero or null before it began."""
+
+    trials: int
+    stages: int
+    stage: int
+    iterations: int
+    target_iterations: int
+    instances: int
+    started_at: float | None
+    ended_at: float | None
+    jct_s: float
+    cost_usd: float
+    planned_jct_s: float | None
+    planned_cost_usd: float | None
+    forecast_jct_s: float | None
+    forecast_cost_usd: float | None
+    deadline_s: float | None = Field(description="Seconds from the start.")
+    max_cost_usd: float | None
+    metric: str
+    mode: Literal["max", "min"]
+    best_value: float | None
+    best_trial: int | None
+
+
+class ExperimentView(Answer):
+    """An experiment, as lists show it. Instants are Unix time in seconds."""
+
+    name: str
+    state: ExperimentState
+    owner: str = Field(description="Name of the token that submitted it; empty without one.")
+    created_at: float
+    changed_at: float
+    reason: str = Field(description="Why it is where it is, in one line.")
+    policy: str
+    plan: str | None = Field(description="Id of the plan that it was submitted with.")
+    attempt: int = Field(description="How often a process was started for it.")
+    entrypoint: str | None
+    provider: str | None
+    slack_s: float | None = Field(description="Seconds between its (expected) end and its deadline; null without one.")
+    summary: SummaryView
+
+
+class ExperimentPage(Answer):
+    """A page of experiments, newest first."""
+
+    items: list[ExperimentView]
+    next: str | None = Field(description="The cursor of the next page; null on the last one.")
+
+
+class StageView(Answer):
+    """A stage, planned against actual."""
+
+    stage: int
+    trials: int
+    iterations: int
+    gpus_per_trial: int
+    planned_instances: int
+    instances: int
+    planned_s: float
+    actual_s: float | None
+    planned_cost_usd: float
+    actual_cost_usd: float | None
+    promoted: list[int]
+    start_s: float | None
+
+
+class Expectation(Answer):
+    """How long it takes and what it costs in the end."""
+
+    jct_s: float | None
+    cost_usd: float | None
+
+
+class Best(Answer):
+    """The best trial so far."""
+
+    trial: int
+    value: float | None
+    iterations: int
+    configuration: dict[str, Any]
+    metrics: dict[str, float | None]
+
+
+class GrantedLimits(Answer):
+    """More time or money that was granted after the start; null is no limit."""
+
+    at_s: float = Field(description="Seconds from the start.")
+    deadline_before_s: float | None
+    deadline_s: float | None
+    max_cost_before_usd: float | None
+    max_cost_usd: float | None
+
+
+class ExperimentDetail(ExperimentView):
+    """An experiment with its words and stages."""
+
+    words: dict[str, Any] = Field(description="The experiment in the file's words.")
+    stages: list[StageView]
+    planned: Expectation
+    forecast: Expectation
+    best: Best | None
+    extensions: list[GrantedLimits]
+
+
+class TrialView(Answer):
+    """A trial."""
+
+    trial: int
+    status: str
+    configuration: dict[str, Any]
+    iterations: int
+    metrics: dict[str, float | None] = Field(description="Of its latest report; null for what is no finite number.")
+    failures: int
+    failure: str | None
+    checkpoint: dict[str, Any] | None
+
+
+class TrialPage(Answer):
+    """A page of trials, by number."""
+
+    items: list[TrialView]
+    next: str | None
+
+
+class PlannedUse(Answer):
+    """What the first plan held in a stage, in seconds from the start."""
+
+    stage: int
+    start_s: float
+    end_s: float
+    instances: int
+    gpus_per_trial: int
+
+
+class Allocations(Answer):
+    """Which instances were held when, what their GPUs did, and what was planned."""
+
+    instances: list[dict[str, Any]]
+    busy: list[dict[str, Any]]
+    planned: list[PlannedUse]
+
+
+class StageCost(Answer):
+    """What a stage costs."""
+
+    stage: int
+    planned_cost_usd: float
+    actual_cost_usd: float | None
+
+
+class BillLineView(Answer):
+    """An amount of a bill."""
+
+    line: str = Field(description="What it is for, such as `instances` or `root volumes`.")
+    usd: float
+
+
+class Costs(Answer):
+    """The bill so far, against the plan and the cap, in US dollars."""
+
+    cost_usd: float
+    planned_cost_usd: float | None
+    max_cost_usd: float | None
+    forecast_cost_usd: float | None
+    profiling_cost_usd: float
+    head_cost_usd: float
+    bill: list[BillLineView] = Field(description="The lines that add up to `cost_usd`.")
+    paid: dict[str, float]
+    stages: list[StageCost]
+    instances: list[dict[str, Any]]
+
+
+class Decisions(Answer):
+    """What was decided at each SYNC, and how limits were extended."""
+
+    items: list[dict[str, Any]]
+    extensions: list[GrantedLimits]
+
+
+class LogLine(Answer):
+    """A line that was printed."""
+
+    trial: int | None
+    text: str
+
+
+class LogPage(Answer):
+    """Lines of logs; ask again with `next` for what came since."""
+
+    lines: list[LogLine]
+    next: str
+
+
+class Report(Answer):
+    """What `rubberband report -o json` prints (`rubberband.report/1`)."""
+
+    name: str
+    outcome: str
+
+
+class OutlookView(Answer):
+    """What is expected of an experiment under given limits."""
+
+    jct_s: float | None
+    cost_usd: float | None
+    deadline_s: float | None
+    max_cost_usd: float | None
+    plan: dict[str, Any]
+    feasible: bool
+    reason: str
+
+
+class ExtensionView(Answer):
+    """What other limits change."""
+
+    before: OutlookView
+    after: OutlookView
+    stage: int = Field(description="The first stage that the plans are about.")
+    added_s: float | None
+    added_usd: float | None
+    applied: bool = Field(description="Whether the limits were changed, and not only looked at.")
+
+
+class PriceList(Answer):
+    """What instance types have and cost (`rubberband.prices/1`)."""
+
+    region: str
+    types: list[dict[str, Any]]
+    notes: list[str]
+
+
+class Health(Answer):
+    """Whether the service works; `checks` says of each part."""
+
+    status: Literal["ok", "unavailable"]
+    checks: dict[str, str] = {}
+
+
+class ExtendBody(BaseModel):
+    """Other limits for an experiment. Only raising them is granted."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
+
+    deadline: str | float | None = Field(
+        default=None, description="A duration such as `40m` (from the submission), seconds, or an absolute time."
+    )
+    max_cost: float | None = Field(default=None, gt=0, description="In US dollars.")
+    dry_run: bool = Field(default=True, description="Only show what would change; false changes it.")
+
+
+# Experiments and their results as the JSON of the REST contract. Pure.
+#
+# What is no finite number becomes null: JSON has no other word for it.
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON holds it: dataclasses and mappings as objects, infinities and NaN as null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, Sequence | set | frozenset):
+        return [plain(inner) for inner in value]
+    return str(value)
+
+
+def to_bytes(value: Any) -> bytes:
+    """A value of `plain` as JSON text."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def slack_s(submission: Submission) -> float | None:
+    """Seconds between the (expected) end of an experiment and its deadline; None without a deadline or a start."""
+    summary = submission.summary
+    if summary.deadline_s is None or summary.started_at is None:
+        return None
+    expected_s = summary.forecast_jct_s if submission.state in ACTIVE else None
+    return summary.deadline_s - (summary.jct_s if expected_s is None else expected_s)
+
+
+def experiment_view(submission: Submission) -> dict[str, Any]:
+    """An experiment in a list."""
+    words = submission.words
+    resources = words.get("resources")
+    entrypoint = words.get("entrypoint")
+    return {
+        "name": submission.name,
+        "state": submission.state.value,
+        "owner": submission.owner,
+        "created_at": submission.created_at,
+        "changed_at": submission.changed_at,
+        "reason": submission.reason,
+        "policy": submission.policy,
+        "plan": submission.plan,
+        "attempt": submission.attempt,
+        "entrypoint": None if entrypoint is None else str(entrypoint),
+        "provider": resources.get("provider") if isinstance(resources, Mapping) else None,
+        "slack_s": plain(slack_s(submission)),
+        "summary": plain(submission.summary),
+    }
+
+
+def experiment_detail(submission: Submission, result: Result | None) -> dict[str, Any]:
+    """An experiment on its own."""
+    summary = submission.summary
+    return experiment_view(submission) | {
+        "words": plain(submission.words),
+        "stages": [] if result is None else plain(result.stages),
+        "planned": _planned(summary, result),
+        "forecast": _expectation(summary.forecast_jct_s, summary.forecast_cost_usd),
+        "best": None if result is None or result.best is None else _best(result.best, result.metric),
+        "extensions": [] if result is None else extensions(result),
+    }
+
+
+def _planned(summary: Summary, result: Result | None) -> dict[str, Any]:
+    if result is None:
+        return _expectation(summary.planned_jct_s, summary.planned_cost_usd)
+    return _expectation(result.planned_jct_s, result.planned_cost_usd)
+
+
+def _expectation(jct_s: float | None, cost_usd: float | None) -> dict[str, Any]:
+    return {"jct_s": plain(jct_s), "cost_usd": plain(cost_usd)}
+
+
+def _best(trial: TrialResult, metric: str) -> dict[str, Any]:
+    found: dict[str, Any] = plain(
+        {
+            "trial": trial.trial,
+            "value": trial.metrics.get(metric),
+            "iterations": trial.iterations,
+            "configuration": trial.configuration,
+            "metrics": trial.metrics,
+        }
+    )
+    return found
+
+
+def extensions(result: Result) -> list[Any]:
+    """How the limits were changed, in order."""
+    found: list[Any] = plain(result.extensions)
+    return found
+
+
+def trial_view(trial: TrialResult, *, curves: bool) -> dict[str, Any]:
+    """A trial; its learning curve and its batch sizes as well if `curves`."""
+    names = ("trial", "status", "configuration", "iterations", "metrics", "failures", "failure", "checkpoint")
+    wanted = (*names, "curve", "batches") if curves else names
+    return {name: plain(getattr(trial, name)) for name in wanted}
+
+
+def allocations(result: Result | None) -> dict[str, Any]:
+    """Which instances were held and busy when, and what was planned."""
+    if result is None:
+        return {"instances": [], "busy": [], "planned": []}
+    return {
+        "instances": plain(result.instances),
+        "busy": plain(result.busy),
+        "planned": plain(list(planned_uses(result.stages))),
+    }
+
+
+def planned_uses(stages: Sequence[StageResult]) -> Iterator[dict[str, Any]]:
+    """What the first plan held in each stage, in seconds from the start."""
+    start_s = 0.0
+    for stage in stages:
+        yield {
+            "stage": stage.stage,
+            "start_s": start_s,
+            "end_s": start_s + stage.planned_s,
+            "instances": stage.planned_instances,
+            "gpus_per_trial": stage.gpus_per_trial,
+        }
+        start_s += stage.planned_s
+
+
+def costs(submission: Submission, result: Result | None) -> dict[str, Any]:
+    """The bill so far, against the plan and the cap."""
+    summary = submission.summary
+    if result is None:
+        return {
+            "cost_usd": summary.cost_usd,
+            "planned_cost_usd": summary.planned_cost_usd,
+            "max_cost_usd": summary.max_cost_usd,
+            "forecast_cost_usd": plain(summary.forecast_cost_usd),
+            "profiling_cost_usd": 0.0,
+            "head_cost_usd": 0.0,
+            "bill": [],
+            "paid": {},
+            "stages": [],
+            "instances": [],
+        }
+    spent = [_stage_cost(stage) for stage in result.stages]
+    return {
+        "cost_usd": result.actual_cost_usd,
+        "planned_cost_usd": plain(result.planned_cost_usd),
+        "max_cost_usd": plain(result.max_cost_usd),
+        "forecast_cost_usd": plain(summary.forecast_cost_usd),
+        "profiling_cost_usd": result.profiling_cost_usd,
+        "head_cost_usd": result.head_cost_usd,
+        "bill": plain(result.bill),
+        "paid": plain(asdict(result.paid)),
+        "stages": spent,
+        "instances": plain(result.instances),
+    }
+
+
+def _stage_cost(stage: StageResult) -> dict[str, Any]:
+    return {
+        "stage": stage.stage,
+        "planned_cost_usd": plain(stage.planned_cost_usd),
+        "actual_cost_usd": plain(stage.actual_cost_usd),
+    }
+
+
+def decisions(result: Result | None) -> dict[str, Any]:
+    """What was decided at each SYNC, and how limits were changed."""
+    if result is None:
+        return {"items": [], "extensions": []}
+    return {"items": plain(result.decisions), "extensions": extensions(result)}
+
+
+def extension_view(extension: Extension) -> dict[str, Any]:
+    """What other limits change."""
+    return {
+        "before": _outlook(extension.before),
+        "after": _outlook(extension.after),
+        "stage": extension.stage,
+        "added_s": plain(extension.added_s),
+        "added_usd": plain(extension.added_usd),
+        "applied": extension.applied,
+    }
+
+
+def _outlook(outlook: Outlook) -> dict[str, Any]:
+    found: dict[str, Any] = plain(outlook)
+    return found
+
+
+def feed_event(event: FeedEvent) -> dict[str, Any]:
+    """A line of the feed."""
+    found: dict[str, Any] = plain(event)
+    return found
+
+
+# Answers as they may look, for the OpenAPI document. None holds a null: FastAPI would leave those out.
+
+
+def example(description: str, value: Any) -> dict[str, Any]:
+    """The `responses` entry of an answer in JSON that may look so."""
+    return {"description": description, "content": {"application/json": {"example": value}}}
+
+
+SUMMARY: dict[str, Any] = {
+    "trials": 8,
+    "stages": 3,
+    "stage": 2,
+    "iterations": 26,
+    "target_iterations": 26,
+    "instances": 0,
+    "started_at": 1795291210.0,
+    "ended_at": 1795291340.0,
+    "jct_s": 124.0,
+    "cost_usd": 0.22,
+    "planned_jct_s": 120.0,
+    "planned_cost_usd": 0.21,
+    "forecast_jct_s": 124.0,
+    "forecast_cost_usd": 0.22,
+    "deadline_s": 1190.0,
+    "max_cost_usd": 40.0,
+    "metric": "accuracy",
+    "mode": "max",
+    "best_value": 0.94,
+    "best_trial": 3,
+}
+VIEW: dict[str, Any] = {
+    "name": "digits-sha",
+    "state": "done",
+    "owner": "ci",
+    "created_at": 1795291200.0,
+    "changed_at": 1795291341.0,
+    "reason": "",
+    "policy": "optimal",
+    "plan": "3q2-7wAAAAA",
+    "attempt": 1,
+    "entrypoint": "examples.digits:DigitsTrial",
+    "provider": "local",
+    "slack_s": 1066.0,
+    "summary": SUMMARY,
+}
+PAGE: dict[str, Any] = {"items": [VIEW], "next": "WzE3OTUyOTEyMDAuMCwgImRpZ2l0cy1zaGEiXQ"}
+_STAGE: dict[str, Any] = {
+    "stage": 0,
+    "trials": 8,
+    "iterations": 1,
+    "gpus_per_trial": 1,
+    "planned_instances": 2,
+    "instances": 2,
+    "planned_s": 40.0,
+    "actual_s": 41.5,
+    "planned_cost_usd": 0.08,
+    "actual_cost_usd": 0.083,
+    "promoted": [0, 3, 5],
+    "start_s": 0.0,
+}
+_EXTENDED: dict[str, Any] = {
+    "at_s": 50.0,
+    "deadline_before_s": 1190.0,
+    "deadline_s": 2990.0,
+    "max_cost_before_usd": 40.0,
+    "max_cost_usd": 40.0,
+}
+DETAIL: dict[str, Any] = VIEW | {
+    "words": {"version": 1, "name": "digits-sha"},
+    "stages": [_STAGE],
+    "planned": {"jct_s": 120.0, "cost_usd": 0.21},
+    "forecast": {"jct_s": 124.0, "cost_usd": 0.22},
+    "best": {
+        "trial": 3,
+        "value": 0.94,
+        "iterations": 3,
+        "configuration": {"lr": 0.01},
+        "metrics": {"accuracy": 0.94, "loss": 0.2},
+    },
+    "extensions": [_EXTENDED],
+}
+TRIALS: dict[str, Any] = {
+    "items": [
+        {
+            "trial": 3,
+            "status": "completed",
+            "configuration": {"lr": 0.01},
+            "iterations": 3,
+            "metrics": {"accuracy": 0.94, "loss": 0.2},
+            "failures": 1,
+            "failure": "raised: CUDA out of memory",
+            "checkpoint": {"url": "checkpoints/trial-003/3", "digest": "9f86d081", "size_bytes": 20480},
+        }
+    ],
+    "next": "4",
+}
+_INSTANCE: dict[str, Any] = {
+    "instance": "i-1",
+    "requested_s": 0.0,
+    "running_s": 8.0,
+    "ready_s": 11.0,
+    "ended_s": 48.0,
+    "cost_usd": 0.06,
+    "reason": "the stage needs it no more",
+    "market": "spot",
+    "instance_type": "local",
+    "zone": "",
+    "price_usd_per_hour": 3.6,
+    "interrupted_s": 46.0,
+    "preempted": True,
+}
+ALLOCATIONS: dict[str, Any] = {
+    "instances": [_INSTANCE],
+    "busy": [{"instance": "i-1", "gpu": 0, "trial": 3, "stage": 0, "start_s": 11.0, "training_s": 13.0, "end_s": 23.0}],
+    "planned": [{"stage": 0, "start_s": 0.0, "end_s": 40.0, "instances": 2, "gpus_per_trial": 1}],
+}
+COSTS: dict[str, Any] = {
+    "cost_usd": 0.13,
+    "planned_cost_usd": 0.21,
+    "max_cost_usd": 40.0,
+    "forecast_cost_usd": 0.22,
+    "profiling_cost_usd": 0.0,
+    "head_cost_usd": 0.0,
+    "bill": [{"line": "instances", "usd": 0.13}],
+    "paid": {"training_gpu_s": 96.0, "total_gpu_s": 130.0},
+    "stages": [{"stage": 0, "planned_cost_usd": 0.08, "actual_cost_usd": 0.083}],
+    "instances": [_INSTANCE],
+}
+DECISIONS: dict[str, Any] = {
+    "items": [
+        {
+            "stage": 1,
+            "at_s": 41.5,
+            "changed": False,
+            "reason": "the plan stays the cheapest that keeps the deadline",
+            "plan": {"stages": [{"instances": 2, "gpus_per_trial": 1}]},
+            "present_jct_s": 124.0,
+            "present_cost_usd": 0.22,
+            "jct_s": 124.0,
+            "cost_usd": 0.22,
+        }
+    ],
+    "extensions": [_EXTENDED],
+}
+LOGS: dict[str, Any] = {
+    "lines": [{"trial": 3, "text": "epoch 3: accuracy 0.94"}, {"trial": 5, "text": "epoch 3: accuracy 0.91"}],
+    "next": "eyIzIjo0MTJ9",
+}
+_OUTLOOK: dict[str, Any] = {
+    "jct_s": 124.0,
+    "cost_usd": 0.22,
+    "deadline_s": 1190.0,
+    "max_cost_usd": 40.0,
+    "plan": {"stages": [{"instances": 2, "gpus_per_trial": 1}]},
+    "feasible": True,
+    "reason": "124 s of 1190 s",
+}
+EXTENSION: dict[str, Any] = {
+    "before": _OUTLOOK,
+    "after": _OUTLOOK | {"deadline_s": 2990.0, "jct_s": 190.0, "cost_usd": 0.18},
+    "stage": 2,
+    "added_s": 66.0,
+    "added_usd": -0.04,
+    "applied": False,
+}
+PRICES: dict[str, Any] = {
+    "schema": "rubberband.prices/1",
+    "region": "us-east-1",
+    "types": [
+        {
+            "instance_type": "g4dn.xlarge",
+            "gpus": 1,
+            "gpu": "T4",
+            "gpu_memory_gib": 16.0,
+            "vcpus": 4,
+            "memory_gib": 16.0,
+            "on_demand_usd_per_hour": 0.526,
+            "on_demand_source": "catalogue",
+            "spot_usd_per_hour": 0.158,
+        }
+    ],
+    "notes": [],
+}

@@ -1,0 +1,1 @@
+"""Plan previews, and the processes that compute them."""

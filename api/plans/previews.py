@@ -1,0 +1,372 @@
+"""Plan previews: asked once, planned in a process of their own, and remembered."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rubberband.api.experiments.body import JSON_TYPE, require_json
+from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion, read_answer
+from rubberband.api.plans.pool import HardError, Planner, Pool
+from rubberband.api.problems import INTERNAL, PROVIDER, TOO_LONG, UNAVAILABLE, Problem
+from rubberband.api.settings import MIB, Settings
+from rubberband.api.store.protocol import Store
+from rubberband.api.store.records import StoredPlan
+from rubberband.errors import RubberbandError
+from rubberband.spec.experiment import Experiment
+from rubberband.values.plan import Policy
+
+# What was answered before: which question a request asks, and its answer, as much as fits in memory.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanAnswer:
+    """The answer to a preview, ready to be sent."""
+
+    id: str
+    status: int
+    """200; 422 where no plan meets the constraints."""
+    body: bytes
+    """`rubberband.estimate/1` as JSON, or a problem that carries it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What a request is known to ask: the id of a question, or what is wrong with it."""
+
+    meaning: str | Problem
+    until: float | None = None
+    """Unix time; None: for ever."""
+
+
+class Memory:
+    """Answers by id, and the ids of requests; what was not asked for longest is forgotten first."""
+
+    def __init__(self, most_bytes: int, most_requests: int) -> None:
+        self._most_bytes, self._most_requests = most_bytes, most_requests
+        self._requests: OrderedDict[Hashable, Known] = OrderedDict()
+        self._answers: OrderedDict[str, PlanAnswer] = OrderedDict()
+        self._bytes = 0
+
+    def recall(self, request: Hashable, now: float) -> PlanAnswer | Problem | None:
+        """What the request was answered with, if that still holds at `now` (Unix time)."""
+        known = self._requests.get(request)
+        if known is None:
+            return None
+        if known.until is not None and known.until <= now:
+            del self._requests[request]
+            return None
+        self._requests.move_to_end(request)
+        return known.meaning if isinstance(known.meaning, Problem) else self.answer(known.meaning)
+
+    def answer(self, id: str) -> PlanAnswer | None:
+        """The answer to a question."""
+        found = self._answers.get(id)
+        if found is not None:
+            self._answers.move_to_end(id)
+        return found
+
+    def keep_answer(self, answer: PlanAnswer) -> None:
+        """Remember an answer, unless it alone is too large."""
+        before = self._answers.pop(answer.id, None)
+        self._bytes -= 0 if before is None else len(before.body)
+        if len(answer.body) > self._most_bytes:
+            return
+        self._answers[answer.id] = answer
+        self._bytes += len(answer.body)
+        while self._bytes > self._most_bytes:
+            _, oldest = self._answers.popitem(last=False)
+            self._bytes -= len(oldest.body)
+
+    def keep_request(self, request: Hashable, known: Known) -> None:
+        """Remember what a request asks."""
+        self._requests[request] = known
+        self._requests.move_to_end(request)
+        if len(self._requests) > self._most_requests:
+            self._requests.popitem(last=False)
+
+
+__all__ = ["PlanAnswer", "Plans", "Preview"]
+
+_PASSING = (TOO_LONG, UNAVAILABLE, INTERNAL, PROVIDER)
+"""Problems that the same question may not have again."""
+_MOST_BYTES = 64 * MIB
+_MOST_REQUESTS = 50_000
+_MOST_UNKEPT = 1000
+"""Answers that wait to be stored; of more, the oldest are not."""
+_KEEP_EVERY_S = 0.1
+"""Answers are stored together: one by one they would cost the server as much as all else that it does for them."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """A question as it comes in: the body of an experiment that would start now, and how to plan it."""
+
+    body: bytes
+    media_type: str = JSON_TYPE
+    overrides: Sequence[str] = ()
+    policy: Policy = "optimal"
+    frontier: bool = False
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request that is being answered, for all who sent it."""
+
+    task: asyncio.Task[PlanAnswer] = field(init=False)
+    waiting: int = 0
+    begun: bool = False
+    """Whether a process is at it."""
+
+
+class Plans:
+    """Previews plans. Pure: the same question has the same answer, and the same id."""
+
+    def __init__(self, settings: Settings, store: Store) -> None:
+        self._settings, self._store = settings, store
+        self.alive = False
+        """Whether it is between start and close."""
+        self._memory = Memory(_MOST_BYTES, _MOST_REQUESTS)
+        self._pool = Pool(settings)
+        self._asked: dict[bytes, _Asked] = {}
+        self._planning: dict[str, asyncio.Future[PlanAnswer]] = {}
+        self._unkept: dict[str, StoredPlan] = {}
+        self._keeper: asyncio.Task[None] | None = None
+        self._kept: dict[str, None] = {}
+        """Ids of the answers that may be in the store, the latest last: other questions need not wait for it."""
+
+    async def start(self) -> None:
+        """Be ready. A process that plans starts with the first question, and takes a second."""
+        self._kept = dict.fromkeys(await asyncio.to_thread(self._store.plan_ids))
+        self.alive = True
+
+    async def close(self) -> None:
+        """End the processes that plan; what they were asked is given up, what they answered is stored."""
+        self.alive = False
+        tasks = [asked.task for asked in self._asked.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._pool.close()
+        if self._keeper is not None:
+            await self._keeper
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that plan, as far as they were started."""
+        return self._pool.pids
+
+    async def preview(
+        self,
+        experiment: Experiment,
+        *,
+        policy: Policy = "optimal",
+        frontier: bool = False,
+        seed: int = 0,
+        caller: str = "",
+    ) -> PlanAnswer:
+        """Plan an experiment that would start now. Raises Problem for what cannot be planned."""
+        words = experiment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+        preview = Preview(body=json.dumps(words).encode(), policy=policy, frontier=frontier, seed=seed)
+        return await self.answer(preview, fingerprint(preview.body, f"{policy} {frontier} {seed}".encode()), caller)
+
+    async def rest(self, question: RestQuestion, caller: str = "") -> RestAnswer:
+        """What other limits bring for an experiment. Callers take turns. Raises Problem."""
+        planning_s, is_hard = self._settings.limits.planning_s, False
+        asked = {"rest": asdict(question), "planning_s": planning_s}
+        while True:
+            try:
+                async with self._pool.planner(caller, is_hard=is_hard) as planner:
+                    return read_answer(await planner.rest(asked))
+            except HardError:
+                is_hard = True
+            except Problem as problem:
+                if problem.kind is not TOO_LONG:
+                    raise
+                by_hand = f"`rubberband extend {question.name}` on the machine where it runs may take longer"
+                raise Problem(
+                    TOO_LONG, f"what these limits bring was not known within {planning_s:g} s, the most here; {by_hand}"
+                ) from None
+
+    def recall(self, fingerprint: bytes) -> PlanAnswer | None:
+        """The answer to a request that came before; None if it is to be asked. Raises Problem if it had one."""
+        found = self._memory.recall(fingerprint, time.time())
+        if isinstance(found, Problem):
+            raise again(found)
+        return found
+
+    async def answer(self, preview: Preview, fingerprint: bytes, caller: str = "") -> PlanAnswer:
+        """The answer to a request; `fingerprint` is the same for the same request only. Raises Problem.
+
+        Callers take turns with what they ask.
+        """
+        known = self.recall(fingerprint)
+        if known is not None:
+            return known
+        asked = self._asked.get(fingerprint)
+        if asked is None:
+            require_json(preview.body, preview.media_type)
+            asked = self._asked[fingerprint] = _Asked()
+            asked.task = asyncio.create_task(self._ask(preview, fingerprint, asked, caller))
+            asked.task.add_done_callback(lambda done: self._forget(fingerprint, done))
+        asked.waiting += 1
+        try:
+            return await asyncio.shield(asked.task)
+        except Problem as problem:
+            raise again(problem) from None
+        finally:
+            asked.waiting -= 1
+            # What was begun is finished, to be remembered: it may be asked again.
+            if not (asked.waiting or asked.begun):
+                asked.task.cancel()
+                self._asked.pop(fingerprint, None)
+
+    async def find(self, id: str) -> PlanAnswer | None:
+        """The answer with this id; None if there is none (any more)."""
+        known = self._memory.answer(id)
+        return known if known is not None else await self._stored(id)
+
+    def _forget(self, fingerprint: bytes, done: asyncio.Task[PlanAnswer]) -> None:
+        if fingerprint in self._asked and self._asked[fingerprint].task is done:
+            del self._asked[fingerprint]
+        if not done.cancelled():
+            done.exception()
+
+    async def _ask(self, preview: Preview, fingerprint: bytes, request: _Asked, caller: str) -> PlanAnswer:
+        is_hard = False
+        while True:
+            try:
+                return await self._ask_once(preview, fingerprint, request, caller, is_hard=is_hard)
+            except HardError:
+                is_hard, request.begun = True, False
+                if not request.waiting:
+                    raise Problem(UNAVAILABLE, "nobody waits for this plan any more; ask again") from None
+
+    async def _ask_once(
+        self, preview: Preview, fingerprint: bytes, request: _Asked, caller: str, *, is_hard: bool
+    ) -> PlanAnswer:
+        now = float(int(time.time()))
+        until, identified = None, False
+        try:
+            async with self._pool.planner(caller, is_hard=is_hard) as planner:
+                request.begun = True
+                asked = await planner.ask(self._question(preview, now))
+                identified, until = True, None if asked["good_s"] is None else now + asked["good_s"]
+                answer = await self._planned(planner, asked["id"], preview)
+            answer = answer if isinstance(answer, PlanAnswer) else await asyncio.shield(answer)
+        except Problem as problem:
+            if problem.kind not in _PASSING and (identified or not self._asks_cloud):
+                self._memory.keep_request(fingerprint, Known(meaning=again(problem), until=until))
+            raise
+        self._memory.keep_request(fingerprint, Known(meaning=answer.id, until=until))
+        return answer
+
+    def _question(self, preview: Preview, now: float) -> dict[str, Any]:
+        return {
+            "body": preview.body.decode("latin-1"),
+            "media_type": preview.media_type,
+            "overrides": list(preview.overrides),
+            "policy": preview.policy,
+            "frontier": preview.frontier,
+            "seed": preview.seed,
+            "most_usd": self._settings.limits.max_cost_usd,
+            "now": now,
+            "planning_s": self._settings.limits.planning_s,
+        }
+
+    @property
+    def _asks_cloud(self) -> bool:
+        """Whether reading a question may ask AWS, which may answer otherwise the next time."""
+        return "aws" in self._settings.providers
+
+    async def _planned(self, planner: Planner, id: str, preview: Preview) -> PlanAnswer | asyncio.Future[PlanAnswer]:
+        """The answer to what a planner was asked; or the promise of one, if another planner is at it."""
+        # While the store is asked, another planner may begin it, and may even be done.
+        known = (await self.find(id) if id in self._kept else None) or self._memory.answer(id) or self._planning.get(id)
+        if known is not None:
+            await planner.skip()
+            return known
+        promise = self._planning[id] = asyncio.get_running_loop().create_future()
+        try:
+            answer = await self._plan(planner, id, preview)
+            promise.set_result(answer)
+        except Problem as problem:
+            promise.set_exception(again(problem))
+            promise.exception()
+            raise
+        finally:
+            del self._planning[id]
+            if not promise.done():  # it was given up: whoever waits for the promise asks by itself
+                promise.set_exception(HardError())
+                promise.exception()
+        return answer
+
+    async def _plan(self, planner: Planner, id: str, preview: Preview) -> PlanAnswer:
+        told, body = await planner.plan()
+        answer = PlanAnswer(id=id, status=told["status"], body=body)
+        self._memory.keep_answer(answer)
+        options = {"policy": preview.policy, "frontier": preview.frontier, "seed": preview.seed}
+        self._keep(
+            StoredPlan(
+                id=id, created_at=time.time(), words=told["words"], options=options, status=answer.status, body=body
+            )
+        )
+        return answer
+
+    async def _stored(self, id: str) -> PlanAnswer | None:
+        unkept = self._unkept.get(id)
+        try:
+            found = unkept or await asyncio.to_thread(self._store.plan, id)
+        except RubberbandError as error:
+            _log.warning("plan %s was not looked up: %s", id, error)
+            return None
+        if found is None:
+            return None
+        answer = PlanAnswer(id=found.id, status=found.status, body=found.body)
+        self._memory.keep_answer(answer)
+        return answer
+
+    def _keep(self, plan: StoredPlan) -> None:
+        """Store a plan, with others that come soon."""
+        self._unkept[plan.id] = plan
+        self._kept.pop(plan.id, None)
+        self._kept[plan.id] = None
+        if len(self._kept) > self._settings.keeping.plans:
+            del self._kept[next(iter(self._kept))]
+        if len(self._unkept) > _MOST_UNKEPT:
+            del self._unkept[next(iter(self._unkept))]
+        if self._keeper is None or self._keeper.done():
+            self._keeper = asyncio.create_task(self._keep_all())
+
+    async def _keep_all(self) -> None:
+        while self._unkept:
+            await asyncio.sleep(_KEEP_EVERY_S)
+            plans = list(self._unkept.values())
+            try:
+                await asyncio.to_thread(self._store.keep_plans, plans)
+            except RubberbandError as error:
+                _log.warning("%d plans were not stored: %s", len(plans), error)
+            for plan in plans:
+                self._unkept.pop(plan.id, None)
+
+
+def fingerprint(*parts: bytes) -> bytes:
+    """The same for the same parts only."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.digest()
+
+
+def again(problem: Problem) -> Problem:
+    """The same problem, to be raised anew: without the frames of where it was raised before."""
+    return Problem(problem.kind, problem.detail, headers=problem.headers, **problem.extensions)

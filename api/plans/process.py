@@ -1,0 +1,222 @@
+"""The process that plans for the service: `python -m rubberband.api.plans.process HOME [--live]`.
+
+It is asked on stdin and answers on stdout, in lines of JSON. The first one says that it is ready. Then a question comes
+in, its identity goes out, and only then the server says whether the answer is wanted, since it may be known. The
+answer's bytes follow the line that tells their number. It ends with its stdin, or by itself where one plan takes much
+longer than it may.
+"""
+
+from __future__ import annotations
+
+import base64
+import gc
+import hashlib
+import json
+import math
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import rubberband
+from rubberband.api.experiments.body import read_experiment, require_no_paths
+from rubberband.api.experiments.limit_preview import answered
+from rubberband.api.problems import INFEASIBLE, INTERNAL, PROFILE_MISSING, TOO_LONG, Problem, problem_of
+from rubberband.app.terms import Answer, Terms, answer, local_terms
+from rubberband.cloud.catalogue import table_of, types_of
+from rubberband.errors import RubberbandError
+from rubberband.spec.experiment import Experiment
+from rubberband.units import format_duration
+
+_VERSION = rubberband.__version__
+_LIVE_GOOD_S = 60.0
+"""How long an answer with prices that were asked for, or starts that were seen, is given again."""
+_MOST_BYTES = 4 << 30
+"""Of memory: what needs more would take the server's, and too long anyway."""
+_TOO_MUCH = (
+    f"planning needs more than {_MOST_BYTES >> 30} GiB of memory, the most here; give fewer instance_types or stages, "
+    "or lower max_instances or the number of trials"
+)
+_GARBAGE = (50_000, 20, 20)
+"""New objects, collections and collections of these after which garbage is collected, younger and older."""
+_SPARE_S = 5
+"""So much later than the server would end it, the process ends itself: the server may be gone."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked: an experiment that would start at `now` (Unix time, whole seconds), and how to plan it."""
+
+    experiment: Experiment
+    options: Mapping[str, Any]
+    """policy, frontier, seed, most_usd (what no remedy may pass)."""
+    terms: Terms
+    now: float
+    id: str
+    good_s: float | None
+    """How long the identity stays that of the words; None: for ever."""
+    words: Json
+    """The experiment as it was written: what was left out stays out."""
+
+
+def words_of(experiment: Experiment) -> Json:
+    """The words of an experiment without defaults, since an estimate tells what was given from what was not."""
+    return experiment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+
+
+def question_of(asked: Mapping[str, Any], home: Path, *, live: bool) -> Question:
+    """The question that a line asks. Raises Problem and RubberbandError."""
+    body = asked["body"].encode("latin-1")
+    experiment = read_experiment(body, asked["media_type"], asked["overrides"])
+    require_no_paths(experiment)
+    terms, good_s = Terms(), None
+    if live and experiment.resources.provider == "aws":
+        from rubberband.app.terms import live_terms
+
+        terms, good_s = live_terms(experiment, home), _LIVE_GOOD_S
+    elif experiment.resources.provider == "local" and experiment.entrypoint is not None:
+        terms, good_s = local_terms(experiment, home), _LIVE_GOOD_S
+    if experiment.constraints.deadline_at is not None:
+        good_s = 1.0
+    options = {name: asked[name] for name in ("policy", "frontier", "seed", "most_usd")}
+    words = words_of(experiment)
+    return Question(
+        experiment=experiment,
+        options=options,
+        terms=terms,
+        now=asked["now"],
+        id=_identity(experiment, words, options, terms, asked["now"]),
+        good_s=good_s,
+        words=words,
+    )
+
+
+def _identity(experiment: Experiment, words: Json, options: Mapping[str, Any], terms: Terms, now: float) -> str:
+    """The same for the same answer: of all that it depends on, and of nothing else."""
+    table = table_of(experiment.resources, table=terms.table)
+    rows = [
+        repr(table.get(name)) for name in (*types_of(experiment.resources), experiment.resources.aws.head_instance_type)
+    ]
+    asked = {
+        "version": _VERSION,
+        "words": words,
+        "options": options,
+        "now": None if experiment.constraints.deadline_at is None else now,
+        "prices": [*rows, repr(terms.room), *terms.notes],
+        "starts": repr(terms.starts),
+    }
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).digest()
+    return base64.urlsafe_b64encode(digest[:24]).decode()
+
+
+def planned(question: Question) -> tuple[int, bytes]:
+    """The status and the body of the answer. Raises Problem and RubberbandError for what cannot be planned."""
+    profiles = question.experiment.loaded_profiles()
+    if profiles is None:
+        raise Problem(
+            PROFILE_MISSING,
+            "profile: is required to plan; measure one with `rubberband profile`, or write "
+            "profile: {seconds_per_iteration: {1: 60}}",
+        )
+    found = answer(
+        question.experiment, profiles, question.terms, now=question.now, clock=time.perf_counter, **question.options
+    )
+    if found.estimate.feasible:
+        return 200, json.dumps(found.to_json() | {"id": question.id}, allow_nan=False).encode()
+    problem = infeasible(found, question.id)
+    return problem.kind.status, json.dumps(problem.to_json(), allow_nan=False).encode()
+
+
+def infeasible(found: Answer, identity: str) -> Problem:
+    """No plan keeps the limits: what would have to be allowed, in seconds and dollars and in the file's words."""
+    estimate = found.estimate
+    if estimate.nearest is not None:
+        jct_s, cost_usd = estimate.nearest.jct_s, estimate.nearest.cost_usd
+        detail = estimate.reason or "no plan meets the constraints"
+    else:
+        assert estimate.prediction is not None, "what has no plan has a nearest one"
+        jct_s, cost_usd = estimate.prediction.jct_s, estimate.prediction.cost_usd
+        detail = "the plan of this policy does not keep the limits; change the policy, or raise the limits"
+    words = {"deadline": format_duration(math.ceil(jct_s)), "max_cost": math.ceil(cost_usd * 100.0) / 100.0}
+    nearest = {"jct_s": jct_s, "cost_usd": cost_usd}
+    data = found.to_json()
+    return Problem(
+        INFEASIBLE,
+        detail,
+        nearest=nearest,
+        nearest_words=words,
+        remedies=data.get("remedies", []),
+        estimate=data,
+        id=identity,
+    )
+
+
+def serve(questions: BinaryIO, answers: BinaryIO, home: Path, *, live: bool) -> None:
+    """Answer until there are no more questions."""
+    while line := questions.readline():
+        asked = json.loads(line)
+        signal.alarm(math.ceil(asked["planning_s"]) + _SPARE_S)
+        try:
+            if "rest" in asked:
+                _tell(answers, {"rest": answered(asked["rest"], home)})
+            else:
+                _preview(asked, questions, answers, home, live=live)
+        except RubberbandError as error:
+            _tell_problem(answers, problem_of(error))
+        except Problem as problem:
+            _tell_problem(answers, problem)
+        except MemoryError:
+            _tell_problem(answers, Problem(TOO_LONG, _TOO_MUCH))
+        except Exception:
+            traceback.print_exc()
+            _tell_problem(
+                answers, Problem(INTERNAL, "planning failed by a fault of the service; its log has the trace")
+            )
+        signal.alarm(0)
+
+
+def _preview(asked: Json, questions: BinaryIO, answers: BinaryIO, home: Path, *, live: bool) -> None:
+    question = question_of(asked, home, live=live)
+    _tell(answers, {"id": question.id, "good_s": question.good_s})
+    if questions.readline() == b"plan\n":
+        status, body = planned(question)
+        _tell(answers, {"status": status, "words": question.words, "length": len(body)}, body)
+
+
+def _tell(answers: BinaryIO, line: Json, body: bytes = b"") -> None:
+    answers.write(json.dumps(line).encode() + b"\n" + body)
+    answers.flush()
+
+
+def _tell_problem(answers: BinaryIO, problem: Problem) -> None:
+    _tell(answers, {"problem": problem.kind.slug, "detail": problem.detail, "extensions": problem.extensions})
+
+
+def _limit_memory() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    limit = _MOST_BYTES if most == resource.RLIM_INFINITY else min(most, _MOST_BYTES)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, most))
+
+
+def main() -> None:
+    """Serve the parent. Ctrl-C in its terminal is for the parent to act on."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _limit_memory()
+    # What was imported stays for good: it need not be looked through each time that garbage is collected. Planning
+    # makes little garbage that refers to itself, and keeps much that would be looked through in vain.
+    gc.freeze()
+    gc.set_threshold(*_GARBAGE)
+    home, *flags = sys.argv[1:]
+    _tell(sys.stdout.buffer, {"ready": True})
+    serve(sys.stdin.buffer, sys.stdout.buffer, Path(home), live="--live" in flags)
+
+
+if __name__ == "__main__":
+    main()

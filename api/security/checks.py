@@ -1,0 +1,164 @@
+"""How much one caller may ask: a token bucket for the rate, a count for what is served at the same time. Not async."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+from rubberband.api.problems import FOREIGN_HOST, FOREIGN_ORIGIN, RATE, Problem
+from rubberband.api.settings import Limits
+from rubberband.units import shown
+
+_MOST_KEYS = 10_000
+"""Callers that are remembered. One that is forgotten has its whole burst again."""
+
+
+class Buckets:
+    """A token bucket for each caller. `per_s` of zero sets no limit."""
+
+    def __init__(self, *, per_s: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.per_s, self.burst, self._clock = per_s, burst, clock
+        self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def wait_s(self, key: str) -> float:
+        """Seconds until the caller may ask again; 0 if it may now."""
+        if not self.per_s:
+            return 0.0
+        return max(0.0, (1.0 - self._level(key)) / self.per_s)
+
+    def take(self, key: str) -> float:
+        """Take one, if there is one: 0. Else the seconds to wait."""
+        wait_s = self.wait_s(key)
+        if not wait_s and self.per_s:
+            self._levels[key] = (self._level(key) - 1.0, self._clock())
+            self._levels.move_to_end(key)
+            if len(self._levels) > _MOST_KEYS:
+                self._levels.popitem(last=False)
+        return wait_s
+
+    def refuse(self, wait_s: float, detail: str) -> Problem:
+        """The answer to who has to wait."""
+        seconds = max(1, math.ceil(wait_s))
+        window_s = max(1, math.ceil(self.burst / self.per_s))
+        headers = {
+            "Retry-After": str(seconds),
+            "RateLimit-Policy": f'"requests";q={self.burst};w={window_s}',
+            "RateLimit": f'"requests";r=0;t={seconds}',
+        }
+        return Problem(RATE, f"{detail}; ask again in {seconds} s", headers=headers)
+
+    def _level(self, key: str) -> float:
+        level, at = self._levels.get(key, (float(self.burst), 0.0))
+        return min(float(self.burst), level + (self._clock() - at) * self.per_s)
+
+
+class Turnstile:
+    """Lets requests pass, as many as the limits allow."""
+
+    def __init__(self, limits: Limits, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
+        self._buckets = Buckets(per_s=limits.requests_per_s, burst=limits.burst, clock=clock)
+        self._inside: Counter[tuple[str, bool]] = Counter()
+
+    @contextmanager
+    def passing(self, key: str, *, stream: bool) -> Iterator[None]:
+        """Be inside, as long as the request is served. Raises Problem (RATE)."""
+        wait_s = self._buckets.take(key)
+        if wait_s:
+            limits = self._limits
+            raise self._buckets.refuse(
+                wait_s, f"more than {limits.requests_per_s:g} requests a second, after {limits.burst} at once"
+            )
+        inside = (key, stream)
+        most = self._limits.streams if stream else self._limits.concurrent
+        if self._inside.get(inside, 0) >= most:
+            raise _crowded(most, "streams of events are open" if stream else "requests are being served")
+        self._inside[inside] += 1
+        try:
+            yield
+        finally:
+            self._inside[inside] -= 1
+            if not self._inside[inside]:
+                del self._inside[inside]
+
+
+def _crowded(most: int, what: str) -> Problem:
+    headers = {
+        "Retry-After": "1",
+        "RateLimit-Policy": f'"concurrent";q={most}',
+        "RateLimit": '"concurrent";r=0',
+    }
+    return Problem(RATE, f"{most} {what} already, the most at the same time; wait for one to end", headers=headers)
+
+
+def address_key(address: str) -> str:
+    """By what an address is counted: itself, or its network of 64 bits, of which one home or machine has all."""
+    if ":" not in address:
+        return address
+    try:
+        return str(ipaddress.ip_network((address.partition("%")[0], 64), strict=False))
+    except ValueError:
+        return address
+
+
+# Whether a request was meant for this service: its Host, and the page that sent it. Pure.
+
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+def host_of(value: str) -> str:
+    """The name in a Host header, lower-case, without port and final dot: `[::1]:80` -> `[::1]`."""
+    name, colon, port = value.strip().rpartition(":")
+    if not colon or not (port == "" or port.isdigit()):
+        name = value.strip()
+    return name.lower().removesuffix(".")
+
+
+def require_host(values: Collection[str], served: Collection[str]) -> None:
+    """Refuse a request for another host, which a page elsewhere may send by a name of its own. Raises Problem."""
+    if "*" in served:
+        return
+    host = host_of(next(iter(values))) if len(values) == 1 else ""
+    if host not in served:
+        asked = shown(host) if host else "no single host"
+        raise Problem(
+            FOREIGN_HOST, f"this service is not {asked}; ask for one of its names, or start it with --host-name"
+        )
+
+
+def require_own_page(method: str, *, fetch_site: str | None, origin: str | None, host: str) -> None:
+    """Refuse a change that a page of another site asks for, in the name of who looks at it. Raises Problem.
+
+    Browsers say where a request comes from (Sec-Fetch-Site, or else Origin); other clients say neither.
+    """
+    if method in SAFE_METHODS:
+        return
+    if fetch_site is not None:
+        own = fetch_site in {"same-origin", "none"}
+    else:
+        own = origin is None or _netloc(origin) == host.lower()
+    if not own:
+        raise Problem(
+            FOREIGN_ORIGIN, "a page of another site asked for this; send it from this service's pages, or with a token"
+        )
+
+
+def _netloc(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
+
+
+def safe_next(wanted: str | None) -> str:
+    """Where to go after signing in: a path of this service, whatever was asked for."""
+    path = wanted or "/"
+    plain = path.isascii() and path.isprintable() and "\\" not in path and " " not in path
+    inside = path.startswith("/") and not path.startswith("//")
+    return path if plain and inside and len(path) <= 2000 else "/"

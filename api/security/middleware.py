@@ -1,0 +1,352 @@
+"""What every request passes before it reaches a route: a plain ASGI layer, outside of all others.
+
+In this order: an id and the headers of the answer; the Host; the announced size of the body; who asks; whether a page
+of another site asks in that one's name; how much that one asks. The body is counted while the app reads it. What is
+refused is answered here, as a problem. Nothing is read, and nothing is looked up, before it has to be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+
+from rubberband.api.problems import (
+    INTERNAL,
+    MALFORMED,
+    MEDIA_TYPE,
+    TOO_LARGE,
+    TOO_SLOW,
+    UNAVAILABLE,
+    Problem,
+    problem_of,
+)
+from rubberband.api.security.authentication import STRANGER, UNKNOWN, Doorkeeper, Visitor, Way, stranger_refused
+from rubberband.api.security.checks import Turnstile, address_key, require_host, require_own_page, safe_next
+from rubberband.api.security.tokens import Tokens
+from rubberband.api.service import Service
+from rubberband.errors import RubberbandError
+
+# The body of a request, counted as it comes in and never kept: too much of it, or too slow, is refused.
+
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+
+BODY_S = 30.0
+"""A body must be there whole by then."""
+_DRAINED_BYTES = 64 << 20
+_DRAINED_S = 10.0
+_CLOSE = {"Connection": "close"}
+
+
+class Body:
+    """What an app receives of a request."""
+
+    def __init__(self, receive: Receive, *, limit_bytes: int, within_s: float = BODY_S) -> None:
+        self._receive, self._limit_bytes, self._within_s = receive, limit_bytes, within_s
+        self._read_bytes = 0
+        self._whole = False
+        self._deadline: float | None = None
+        self.problem: Problem | None = None
+        """Why it is refused, once it is: what the app made of that is of no interest."""
+
+    def require_announced(self, content_length: str | None) -> None:
+        """Refuse what is announced as too large, before any of it is read. Raises Problem."""
+        if content_length is None:
+            return
+        if not (content_length.isascii() and content_length.isdigit()):
+            raise Problem(MALFORMED, "Content-Length is not a number", headers=_CLOSE)
+        if len(content_length) > 18 or int(content_length) > self._limit_bytes:
+            raise self._too_large()
+
+    async def receive(self) -> Message:
+        """The next message for the app. Raises Problem for what is refused."""
+        if self.problem is not None:
+            raise self.problem
+        if self._whole:
+            return await self._receive()
+        message = await self._next()
+        self._read_bytes += len(message.get("body", b""))
+        self._whole = message["type"] != "http.request" or not message.get("more_body", False)
+        if self._read_bytes > self._limit_bytes:
+            self.problem = self._too_large()
+            raise self.problem
+        return message
+
+    async def drain(self) -> None:
+        """Read on and throw away, for some seconds: who sends all before it reads shall find the answer."""
+        try:
+            async with asyncio.timeout(_DRAINED_S):
+                while not self._whole and self._read_bytes < _DRAINED_BYTES:
+                    message = await self._receive()
+                    self._read_bytes += len(message.get("body", b""))
+                    self._whole = message["type"] != "http.request" or not message.get("more_body", False)
+        except TimeoutError:
+            return
+
+    async def _next(self) -> Message:
+        loop = asyncio.get_running_loop()
+        if self._deadline is None:
+            self._deadline = loop.time() + self._within_s
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                return await self._receive()
+        except TimeoutError:
+            detail = f"the body was not there within {self._within_s:g} s; send it faster"
+            self.problem = Problem(TOO_SLOW, detail, headers=_CLOSE)
+            raise self.problem from None
+
+    def _too_large(self) -> Problem:
+        detail = f"the body has more than {self._limit_bytes} bytes; send less, or let the operator raise --body-limit"
+        return Problem(TOO_LARGE, detail, headers=_CLOSE, limit_bytes=self._limit_bytes)
+
+
+# One request on its way out: its id, the headers that every answer has, and the line for the log.
+
+
+Send = Callable[[Message], Awaitable[None]]
+
+CONTENT_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""Where a page sets one of its own, that one holds."""
+_DEFAULTS: tuple[tuple[bytes, bytes], ...] = (
+    (b"content-security-policy", CONTENT_POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+)
+_HTTPS_ONLY = (b"strict-transport-security", b"max-age=31536000")
+_ID = re.compile(r"[0-9A-Za-z._-]{1,64}", re.ASCII)
+
+access_log = logging.getLogger("rubberband.access")
+
+
+class Exchange:
+    """What is answered to one request."""
+
+    def __init__(self, send: Send, *, id: str | None, method: str, target: str, https: bool) -> None:
+        self.id = id if id is not None and _ID.fullmatch(id) else secrets.token_hex(8)
+        self._send, self._method, self._target, self._https = send, method, target, https
+        self._began_at = time.monotonic()
+        self._status = 0
+        self.complete = False
+
+    @property
+    def started(self) -> bool:
+        """Whether an answer has begun."""
+        return self._status > 0
+
+    async def send(self, message: Message) -> None:
+        """Pass on a part of the answer."""
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            message["headers"] = self._with_defaults(list(message.get("headers", ())))
+        elif message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.complete = True
+        await self._send(message)
+
+    async def answer(self, status: int, headers: Mapping[str, str], content: bytes, body: Body | None = None) -> None:
+        """Answer at once; with `body`, the connection is kept until the client has sent that (or too much)."""
+        told = {"Content-Length": str(len(content)), **headers}
+        encoded = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in told.items()]
+        await self.send({"type": "http.response.start", "status": status, "headers": encoded})
+        shown = b"" if self._method == "HEAD" else content
+        await self.send({"type": "http.response.body", "body": shown, "more_body": body is not None})
+        if body is not None:
+            await body.drain()
+            await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def refuse(self, problem: Problem, body: Body | None = None) -> None:
+        """Answer with a problem."""
+        content = json.dumps(problem.to_json()).encode()
+        await self.answer(problem.kind.status, {"Content-Type": MEDIA_TYPE, **problem.headers}, content, body)
+
+    def tell(self, who: str, address: str) -> None:
+        """Write the line of the log. The query is left out: it may hold what was pasted."""
+        level = logging.DEBUG if self._target.startswith(("/static/", "/healthz", "/readyz")) else logging.INFO
+        if access_log.isEnabledFor(level):
+            took_ms = (time.monotonic() - self._began_at) * 1e3
+            access_log.log(
+                level,
+                "%s %s %s %d %.1fms %s %s",
+                address or "-",
+                self._method,
+                self._target,
+                self._status,
+                took_ms,
+                who or "-",
+                self.id,
+            )
+
+    def _with_defaults(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        present = {name.lower() for name, _ in headers}
+        headers.append((b"x-request-id", self.id.encode()))
+        headers.extend(pair for pair in _DEFAULTS if pair[0] not in present)
+        if self._https:
+            headers.append(_HTTPS_ONLY)
+        return headers
+
+
+Scope = MutableMapping[str, Any]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+PUBLIC = ("/healthz", "/readyz", "/login", "/logout")
+PUBLIC_BELOW = "/static/"
+_STREAMS = "/v1/events"
+_SIGN_IN = ("POST", "/login")
+_SIGN_IN_BYTES = 32 << 10
+"""Of its form, the largest body that is read of a stranger."""
+_FOR_PROGRAMS = ("/v1/", "/metrics", "/openapi.json", "/problems/")
+
+log = logging.getLogger("rubberband.server")
+
+
+def secure(app: ASGIApp, service: Service) -> ASGIApp:
+    """The app behind all that guards it. Inside, `request.state` has `principal`, `still_allowed` and so on."""
+    settings = service.settings
+    tokens = Tokens(service.store, session_s=settings.keeping.sessions_s, ended=service.feed.wake)
+    return _Secured(app, service, Doorkeeper(tokens, required=settings.auth))
+
+
+def is_public(path: str) -> bool:
+    """Whether a path is answered without a token."""
+    return path in PUBLIC or path.startswith(PUBLIC_BELOW)
+
+
+class _Secured:
+    def __init__(self, app: ASGIApp, service: Service, doorkeeper: Doorkeeper) -> None:
+        self._app, self._settings, self._doorkeeper = app, service.settings, doorkeeper
+        self._hosts = frozenset(host.lower() for host in service.settings.hosts)
+        self._turnstile = Turnstile(service.settings.limits)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers, address = _headers(scope), (scope.get("client") or ("",))[0]
+        exchange = Exchange(
+            send,
+            id=headers.get("x-request-id"),
+            method=scope["method"],
+            target=scope.get("raw_path", b"").decode("latin-1") or quote(scope["path"]),
+            https=scope.get("scheme") == "https",
+        )
+        most_bytes = self._settings.limits.body_bytes
+        signs_in = (scope["method"], scope["path"]) == _SIGN_IN
+        body = Body(receive, limit_bytes=min(most_bytes, _SIGN_IN_BYTES) if signs_in else most_bytes)
+        scope.setdefault("state", {}).update(request_id=exchange.id, doorkeeper=self._doorkeeper, principal=STRANGER)
+        try:
+            await self._serve(scope, headers, address, body, exchange)
+        except Problem as problem:
+            await _refuse(exchange, problem, body, headers)
+        except RubberbandError as error:
+            await _refuse(exchange, problem_of(error), body, headers)
+        except asyncio.CancelledError:
+            # By uvicorn, of what is being served when the time to end is over, such as a body that does not come.
+            if exchange.started:
+                raise
+            await _refuse(exchange, Problem(UNAVAILABLE, "the service ends; ask again when it is back"), body, headers)
+        except Exception:
+            log.exception("request %s failed", exchange.id)
+            await _refuse(exchange, Problem(INTERNAL, f"this is in the log as {exchange.id}"), body, headers)
+        finally:
+            exchange.tell(scope["state"]["principal"].name, address)
+
+    async def _serve(
+        self, scope: Scope, headers: Mapping[str, str], address: str, body: Body, exchange: Exchange
+    ) -> None:
+        path, method = scope["path"], scope["method"]
+        require_host([value.decode("latin-1") for name, value in scope["headers"] if name == b"host"], self._hosts)
+        body.require_announced(headers.get("content-length"))
+        visitor = await self._who(path, headers, address)
+        principal = visitor.principal
+        still_allowed = partial(self._doorkeeper.still_good, visitor.credential)
+        scope["state"].update(principal=principal, still_allowed=still_allowed)
+        _require_own_page(method, headers, visitor.way)
+        if principal is STRANGER and not is_public(path):
+            if not _is_visit(method, path, headers):
+                raise stranger_refused()
+            await exchange.answer(303, {"Location": _sign_in_page(scope)}, b"")
+            return
+        scope["state"]["caller"] = caller = principal.token or address_key(address)
+        if (method, path) == _SIGN_IN:  # by the address it would be limited by who else is there; wrong tokens are
+            await self._pass_on(scope, body, exchange)
+            return
+        with self._turnstile.passing(caller, stream=path == _STREAMS):
+            await self._pass_on(scope, body, exchange)
+
+    async def _who(self, path: str, headers: Mapping[str, str], address: str) -> Visitor:
+        try:
+            return await self._doorkeeper.who(headers, address)
+        except (Problem, RubberbandError):
+            if is_public(path):
+                return UNKNOWN
+            raise
+
+    async def _pass_on(self, scope: Scope, body: Body, exchange: Exchange) -> None:
+        async def send(message: Message) -> None:
+            if body.problem is None or exchange.started:
+                await exchange.send(message)
+
+        try:
+            await self._app(scope, body.receive, send)
+        except Exception:
+            if body.problem is None:
+                raise
+        if body.problem is not None:
+            raise body.problem
+
+
+async def _refuse(exchange: Exchange, problem: Problem, body: Body, headers: Mapping[str, str]) -> None:
+    """Answer with a problem, unless an answer was given; one that was begun cannot be mended, only cut off."""
+    if exchange.complete:
+        return
+    if exchange.started:
+        raise problem
+    sends_anyway = "connection" in {name.lower() for name in problem.headers} and "expect" not in headers
+    await exchange.refuse(problem, body if sends_anyway else None)
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    """By name, in lower case. Of those that come twice, those that are lists are joined, and others are refused."""
+    found: dict[str, str] = {}
+    for raw, value in scope["headers"]:
+        name, text = raw.decode("latin-1").lower(), value.decode("latin-1")
+        found[name] = f"{found[name]}{'; ' if name == 'cookie' else ', '}{text}" if name in found else text
+    return found
+
+
+def _require_own_page(method: str, headers: Mapping[str, str], way: Way) -> None:
+    """A token in a header is sent by nobody but who has it."""
+    if way != "bearer":
+        require_own_page(
+            method,
+            fetch_site=headers.get("sec-fetch-site"),
+            origin=headers.get("origin"),
+            host=headers.get("host", ""),
+        )
+
+
+def _is_visit(method: str, path: str, headers: Mapping[str, str]) -> bool:
+    """Whether a person opens a page."""
+    reads = method in {"GET", "HEAD"} and headers.get("sec-fetch-mode", "navigate") == "navigate"
+    return reads and not path.startswith(_FOR_PROGRAMS)
+
+
+def _sign_in_page(scope: Scope) -> str:
+    query = scope.get("query_string", b"").decode("latin-1")
+    wanted = safe_next(quote(scope["path"]) + (f"?{query}" if query else ""))
+    return "/login" if wanted == "/" else f"/login?next={quote(wanted, safe='')}"

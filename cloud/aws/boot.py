@@ -1,0 +1,203 @@
+"""The script that an instance runs when it boots (UserData): the same text for the same values, always.
+
+A worker first of all arms its lease, so that it ends itself whatever fails afterwards; then it installs what it needs,
+fetches the Ray token from SSM with its role, and joins the head. No secret is in the script: every process of the
+instance can read it. The shell itself is in `boot.sh` and `worker.sh`; here are the values that it works with.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+from rubberband.cloud.aws.calls import NodeStart
+from rubberband.distribution import DISTRIBUTION
+from rubberband.errors import InputError
+from rubberband.units import shown
+
+MAX_BYTES = 16 * 1024
+"""What EC2 takes as UserData, before base64."""
+
+_OUR_WHEEL = re.compile(r"(https|s3)://\S*/rubberband_tune-[^/\s]+\.whl(#\S*)?")
+_OURS = re.compile(r"rubberband[-_.]+tune(?![-\w.]).*", re.IGNORECASE | re.DOTALL)
+_OTHERS = re.compile(r"rubberband(?![-\w.]).*|\S*/rubberband-[^/\s]+\.whl(#\S*)?", re.IGNORECASE | re.DOTALL)
+"""On an index this is the name of somebody else's project."""
+_S3_WHEEL = re.compile(r"s3://[^/\s]+/\S*[^/\s]\.whl(#sha256=[0-9a-f]{64})?")
+_EXTRAS = "[ray,aws]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """What an instance installs before it does anything; nothing where there are no requirements."""
+
+    python: str
+    """Such as `3.11`: the driver's, as Ray asks for."""
+    requirements: tuple[str, ...] = ()
+    """What pip installs; wheels of `wheels` under their path, such as `./wheels/mine-0.1-py3-none-any.whl`."""
+    wheels: tuple[str, ...] = ()
+    """s3:// addresses of wheels, which the instance fetches with its role into ./wheels; one that ends in #sha256=… is
+    installed only if that is its digest."""
+    index_url: str | None = None
+    """Where pip finds requirements; None: at PyPI, or as the image is set up."""
+    constraints: str = ""
+    """The versions of the driver's packages, as `constraints.sent` has them; empty: any that fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boot:
+    """What the boot scripts of all instances of an experiment have in common."""
+
+    region: str
+    token_parameter: str
+    """Name of the SSM parameter that holds the Ray token."""
+    installation: Installation
+    setup: tuple[str, ...] = ()
+    """Shell commands, run as root after the installation."""
+    built: bool = False
+    """Whether the image has the environment already (`rubberband image build`), all but the driver's own package."""
+    ray_settings: Mapping[str, str]
+    """Environment of the Ray node."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """With `cuda`, an instance joins only if it has its GPUs, and its torch can use them."""
+
+
+def brings_the_package(install: str) -> bool:
+    """Whether `resources.aws.install` says which rubberband an instance has. Raises InputError."""
+    return install.strip() == "none" or any(
+        _OURS.fullmatch(word) or _OUR_WHEEL.fullmatch(word) for word in words_of(install)
+    )
+
+
+def installation(install: str, *, python: str, ray: str, index_url: str | None = None) -> Installation:
+    """What `resources.aws.install` asks for: requirements, wheels by URL, or `none`. `ray`: the driver's version.
+
+    A wheel of this package brings its extras. Raises InputError for words that cannot be told apart, and for those that
+    would install this package from an index that is not the user's, or the other project of its name.
+    """
+    if install.strip() == "none":
+        return Installation(python=python)
+    words = words_of(install)
+    for word in words:
+        if word.startswith("s3://") and not _S3_WHEEL.fullmatch(word):
+            raise InputError(f"resources.aws.install: {shown(word)} is no wheel; write s3://bucket/….whl")
+        if _OTHERS.fullmatch(word):
+            raise InputError(
+                f"resources.aws.install: {shown(word)} is another project on the package index; this one is "
+                f"{DISTRIBUTION}, and instances install the driver's by themselves: leave it out"
+            )
+        if index_url is None and _OURS.fullmatch(word) and "@" not in word:
+            raise InputError(
+                f"resources.aws.install: {shown(word)} does not say from where; give the index that has it "
+                "(resources.aws.index_url), write the URL of a wheel, or leave it out for the driver's own"
+            )
+    return Installation(
+        python=python,
+        requirements=(*(_requirement(word) for word in words), f"ray=={ray}"),
+        wheels=tuple(word for word in words if word.startswith("s3://")),
+        index_url=index_url,
+    )
+
+
+def words_of(install: str) -> tuple[str, ...]:
+    """The requirements in `resources.aws.install`, as a shell would split them. Raises InputError."""
+    try:
+        return tuple(shlex.split(install))
+    except ValueError as error:
+        raise InputError(
+            f"resources.aws.install: {shown(install)} has an open quotation ({error}); write requirements as on pip's "
+            "command line"
+        ) from None
+
+
+def worker_script(boot: Boot, start: NodeStart) -> str:
+    """The UserData of a worker. Raises InputError if it is longer than EC2 takes (16 KB): the set-up commands are."""
+    values = {
+        "LEASE_S": str(max(1, int(start.lease_s))),
+        "BOOT_S": str(max(1, int(max(start.lease_s, start.boot_s)))),
+        "LIFETIME_S": str(max(1, int(start.lifetime_s))),
+        "INSTANCES": start.instances,
+        "HEAD_ADDRESS": start.head_address,
+        "GPUS": str(start.gpus),
+        "DEVICE": boot.device,
+        "TOKEN": boot.token_parameter,
+        "IMAGE_MARKER": start.image_marker,
+        "RAY_SETTINGS": tuple(f"{key}={value}" for key, value in sorted(boot.ray_settings.items())),
+        **_shared_values(boot.region, boot.installation, boot.setup),
+    }
+    return script(
+        values,
+        "boot.sh",
+        *(["built.sh"] if boot.built else []),
+        *(["builder.sh"] if start.image_marker else []),
+        "worker.sh",
+    )
+
+
+def head_script(
+    region: str, installed: Installation, setup: tuple[str, ...], folders: tuple[str, ...], *, idle_s: float = 0.0
+) -> str:
+    """The UserData of the head, which fetches the packed folders at these s3:// addresses. Raises as a worker's.
+
+    The head stops itself once nothing has run on it for `idle_s` seconds; 0: never.
+    """
+    return script(
+        {"FOLDERS": folders, "IDLE_S": str(int(idle_s)), **_shared_values(region, installed, setup)},
+        "boot.sh",
+        "head.sh",
+    )
+
+
+def script(values: Mapping[str, str | tuple[str, ...]], *shell_files: str) -> str:
+    """A bash script that sets the values, every one quoted, and goes on with the shell files of this package."""
+    lines = [f"{name}={_quoted(value)}" for name, value in values.items()]
+    text = "\n".join(("#!/bin/bash", *lines, "", *(_shell(name) for name in shell_files)))
+    if len(text.encode()) > MAX_BYTES:
+        raise InputError(
+            f"resources.aws.setup: the boot script has {len(text.encode())} bytes, and EC2 takes {MAX_BYTES}; shorten "
+            "the commands, let one fetch a script, or keep checkpoints in a bucket (s3://…), which has room for more"
+        )
+    return text
+
+
+def boot_times(text: str) -> tuple[float, float]:
+    """(lease, lifetime) in seconds that a worker's UserData arms; what a simulated machine reads out of it.
+
+    The lease is the longest: that of a machine which boots until nothing puts it off any more.
+    """
+    found = {name: float(value) for name, value in re.findall(r"^(LEASE_S|BOOT_S|LIFETIME_S)=(\d+)$", text, re.M)}
+    return max(found["LEASE_S"], found.get("BOOT_S", 0.0)), found["LIFETIME_S"]
+
+
+def _shared_values(region: str, installed: Installation, setup: tuple[str, ...]) -> dict[str, str | tuple[str, ...]]:
+    return {
+        "REGION": region,
+        "PYTHON_VERSION": installed.python,
+        "REQUIREMENTS": installed.requirements,
+        "WHEELS": installed.wheels,
+        "INDEX_URL": installed.index_url or "",
+        "CONSTRAINTS": installed.constraints,
+        "SETUP": setup,
+    }
+
+
+def _requirement(word: str) -> str:
+    ours = _OUR_WHEEL.fullmatch(word) is not None
+    if word.startswith("s3://"):
+        return f"./wheels/{word.partition('#')[0].rpartition('/')[2]}{_EXTRAS if ours else ''}"
+    return f"{DISTRIBUTION}{_EXTRAS} @ {word}" if ours else word
+
+
+def _quoted(value: str | tuple[str, ...]) -> str:
+    return shlex.quote(value) if isinstance(value, str) else f"({' '.join(shlex.quote(each) for each in value)})"
+
+
+@cache
+def _shell(name: str) -> str:
+    """A shell file of this package, without the comments that only readers need: EC2 takes so little."""
+    text = files("rubberband.cloud.aws").joinpath(name).read_text(encoding="utf-8")
+    return re.sub(r"^ *# (?!shellcheck ).*\n", "", text, flags=re.MULTILINE)

@@ -1,0 +1,373 @@
+"""What the controller hears and what it orders: the whole language between it and a backend.
+
+Events are facts, appended to the journal before their commands run; commands are orders, derived from events and
+never stored. All instants (`occurred_at`, `running_at`, …) are seconds on the backend's clock (Unix time on real ones).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rubberband.executor.core.own_speeds import OwnSpeed
+from rubberband.values.adaptive import BatchLimits, BatchMode, BatchUse
+from rubberband.values.plan import Market, Plan, StagePrediction
+from rubberband.values.profile import Profile
+
+FailureKind = Literal["raised", "not_a_number", "no_metric", "hung", "died", "checkpoint"]
+"""Why an attempt failed: the trial's code raised; its metric is NaN or infinite, or missing; no report in time; its
+process ended; its checkpoint could not be written or read back."""
+
+WITHOUT_CHECKPOINT = (
+    "reported without a checkpoint. Pass checkpoint= so that trials can be paused; without it they are trained from "
+    "zero after every stage"
+)
+"""What is said of a function, which is the subject of the sentence."""
+
+Outcome = Literal["done", "cancelled", "budget", "failed"]
+"""How an experiment ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Slot:
+    """One GPU (real or logical) of one instance; it holds one warm worker."""
+
+    instance: str
+    gpu: int
+
+
+Gang = tuple[Slot, ...]
+"""The slots of one trial's workers; rank i trains on the i-th."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRef:
+    """Where a checkpoint lies and what it must hash to."""
+
+    url: str
+    digest: str
+    """SHA-256 of the file, in hexadecimal."""
+    size_bytes: int
+
+
+# Events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened at `occurred_at`."""
+
+    occurred_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started(Event):
+    """The experiment begins: its first launch may be ordered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceRunning(Event):
+    """SCALE is over: the provider runs (and bills) the instance since `running_at`."""
+
+    instance: str
+    running_at: float
+    price_usd_per_hour: float | None = None
+    """At purchase; None: that of the offer."""
+    instance_type: str = ""
+    """What was bought; empty: the offer's."""
+    zone: str = ""
+    hour_prices_usd: tuple[float, ...] | None = None
+    """USD per hour of each hour since it began to run, as far as is known; None: its price stays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstancePriced(Event):
+    """What the hours of an instance cost that it has begun (spot), also of one that is gone. It replaces what was told
+    before: hours that the provider waives cost nothing.
+    """
+
+    instance: str
+    hour_prices_usd: tuple[float, ...]
+    """USD per hour of each hour since it began to run, as far as is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceReady(Event):
+    """INIT_INSTANCE is over: the instance's workers are warm."""
+
+    instance: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceRefused(Event):
+    """The provider did not start the instance; nothing is billed for it."""
+
+    instance: str
+    reason: str
+    failed_start: bool = False
+    """Whether its start was begun and failed, rather than refused for want of capacity, quota or rights."""
+    sold_out: bool = False
+    """Whether its market has none for this account now, in no zone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceLost(Event):
+    """The instance is gone without having been released, at `ended_at`; its trials go on elsewhere."""
+
+    instance: str
+    ended_at: float
+    reason: str
+    preempted: bool = False
+    """Whether the provider took it away (spot)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceInterrupted(Event):
+    """The provider gave notice: it takes the instance away soon (spot). It runs, and is billed, until then."""
+
+    instance: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceReleased(Event):
+    """The provider took the instance back: it is billed until `ended_at`."""
+
+    instance: str
+    ended_at: float
+    running_at: float | None = None
+    """Since when it was billed, if it ran; it may have begun to after it was given up."""
+    price_usd_per_hour: float | None = None
+    """At purchase; None: that of the offer, or as was told when it ran."""
+    instance_type: str = ""
+    """What was bought, and where; empty: as was told when it ran."""
+    zone: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialStarted(Event):
+    """The gang is up and its first step begins: startup is over."""
+
+    trial: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialReported(Event):
+    """The trial has done `iterations` iterations in all, and `checkpoint` holds them durably."""
+
+    trial: int
+    attempt: int
+    iterations: int
+    metrics: Mapping[str, float]
+    checkpoint: CheckpointRef
+    batches: tuple[BatchUse, ...] = ()
+    """The batch sizes of the iteration, in order; empty where the batch is fixed."""
+    limits: BatchLimits | None = None
+    """Which batches there are to choose among; None where the batch is fixed."""
+    samples_per_iteration: int | None = None
+    """Of an iteration at the initial batch size; None where the batch is fixed."""
+    saved_iterations: int | None = None
+    """Iterations that the checkpoint really holds, where those are fewer: a function passed none, or none of late. What
+    came after is trained again whenever the trial goes on. None: all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRepeated(Event):
+    """The trial has done an iteration again that it had reported before, since its checkpoint does not hold it."""
+
+    trial: int
+    attempt: int
+    iterations: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialFailed(Event):
+    """The attempt ended in a failure of the trial's own; its gang is free."""
+
+    trial: int
+    attempt: int
+    kind: FailureKind
+    message: str
+    """One line for the report."""
+    details: str = ""
+    """The trace-back, for the log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointLost(Event):
+    """The attempt could not start: its checkpoint is gone, or not what was written. Its gang is free.
+
+    The trial has not failed. It goes back to the checkpoint before, or to its beginning.
+    """
+
+    trial: int
+    attempt: int
+    message: str
+    """One line for the report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverStopped(Event):
+    """The driver gave up: the checkpoint store went away. Everything is given back, and a resume goes on."""
+
+    reason: str
+    """One line for the report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveInstance:
+    """An instance that the provider shows when a driver resumes."""
+
+    instance: str
+    running_at: float | None
+    """None while it is still being provisioned."""
+    price_usd_per_hour: float | None = None
+    """At purchase; None: that of the offer."""
+    hour_prices_usd: tuple[float, ...] | None = None
+    """USD per hour of each hour since it began to run, as far as is known; None: its price stays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedInstance:
+    """An instance that ran and ended while no driver watched."""
+
+    instance: str
+    running_at: float
+    ended_at: float
+    price_usd_per_hour: float | None = None
+    """At purchase; None: that of the offer."""
+    preempted: bool = False
+    hour_prices_usd: tuple[float, ...] | None = None
+    """USD per hour of each hour since it began to run, as far as is known; None: its price stays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverResumed(Event):
+    """A new driver took over; no worker of the old one is left. What is in neither tuple is not known to exist."""
+
+    live: tuple[LiveInstance, ...]
+    ended: tuple[EndedInstance, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestPlanned(Event):
+    """After a SYNC the rest was planned again. A fact like any other: a resume adopts it and does not plan it anew."""
+
+    stage: int
+    """The first stage that it is about."""
+    plan: Plan
+    """The whole plan; the stages before `stage` are as they were."""
+    predicted: tuple[StagePrediction, ...]
+    """Of the stages from `stage` on; costs are what each adds to the bill."""
+    profile: Profile
+    """What the rest was planned with: the job's, corrected by what was measured."""
+    changed: bool
+    reason: str
+    """One line for the user."""
+    present_jct_s: float
+    """When the plan that was in force would have ended, in seconds from the start."""
+    present_cost_usd: float
+    """What the whole experiment would have cost by it."""
+    jct_s: float
+    """When the plan that is in force now will end, in seconds from the start."""
+    cost_usd: float
+    """What the whole experiment costs by it."""
+    own: Mapping[int, OwnSpeed] = field(default_factory=dict)
+    """How fast each trial that goes on is, beside the profile; empty in older journals, and where all are alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelRequested(Event):
+    """The user wants the experiment to end now."""
+
+    request: str = ""
+    """Its id; what was asked twice by the same one was asked once. Empty: a signal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsChanged(Event):
+    """The user grants more time or money: the limits in force from then on, as in `Job`; None is no limit.
+
+    A limit is only ever raised: one that would be lower stays as it is.
+    """
+
+    request: str
+    """Its id; what was asked twice by the same one was asked once."""
+    deadline_s: float | None
+    """From Started."""
+    max_cost_usd: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick(Event):
+    """Time passed: the controller's `wake_at` is reached, or the driver wakes that stood still."""
+
+    paused_s: float = 0.0
+    """For so long up to now the driver stood still, paused or with its machine asleep; 0: it did not."""
+
+
+# Commands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """An order to the backend; carrying it out twice is harmless."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchInstance(Command):
+    """Rent an instance under this name, which is also the client token."""
+
+    instance: str
+    market: Market = "on_demand"
+    first_lease_s: float | None = None
+    """It ends itself so long after it began to run, unless its lease is renewed; None: when the latest lease ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseInstance(Command):
+    """Give the instance back; answered by InstanceReleased."""
+
+    instance: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartTrial(Command):
+    """Train `trial` on `gang` from `checkpoint` (None: from the beginning) until it has done `until_iterations` in all.
+
+    The backend answers with TrialStarted, then TrialReported after each iteration; after the last one the gang is free.
+    Iterations that the checkpoint does not hold come before that, as TrialRepeated.
+    """
+
+    trial: int
+    attempt: int
+    gang: Gang
+    from_iterations: int
+    until_iterations: int
+    checkpoint: CheckpointRef | None
+    batch_mode: BatchMode = "adapt"
+    """Where the batch may be adapted: adapt it, or, for profiling, hold or sweep."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopTrial(Command):
+    """End this attempt at once, whatever it does; nothing is answered, and later events of it do not count."""
+
+    trial: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscardCheckpoint(Command):
+    """Delete a checkpoint that is not gone back to any more: two newer ones are journalled, or its trial is over."""
+
+    checkpoint: CheckpointRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish(Command):
+    """Nothing is left to do: every instance is back."""
+
+    outcome: Outcome
+    reason: str

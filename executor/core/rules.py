@@ -1,0 +1,306 @@
+"""The rules that the controller keeps: when a trial hangs, how wide its gang is, what may still be launched. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from rubberband.executor.core import budget as accounting
+from rubberband.executor.core.events import FailureKind, Gang, LimitsChanged
+from rubberband.executor.core.placement import place
+from rubberband.executor.core.purse import MONEY_SLACK_USD, Purse
+from rubberband.executor.core.state import InstanceRecord, InstanceStatus, Job, Phase, StageRecord, State, TrialState
+from rubberband.units import format_usd
+from rubberband.values.offer import gang_sizes, slots
+from rubberband.values.plan import total_iterations
+
+SHORTEST_HANG_S = 60.0
+"""A trial that trains is never taken to hang before this long without a report, unless the user set a timeout."""
+SHORTEST_START_S = 300.0
+"""Nor one that has not made its first step, whatever the user set: its worker may have to be started, and its data be
+fetched, for the first time."""
+SHORTEST_HOLD_S = 0.01
+"""An instance that can be paid for no longer than that, or not until it is ready, is not worth asking for."""
+BLAMELESS_FAILURES: frozenset[FailureKind] = frozenset({"checkpoint", "died", "hung"})
+"""Failures that come of stores and machines as often as of a trial's code: the user may have them tried again."""
+SMALLEST_WAIT_S = 1e-6
+"""A stop that is so near is reached: sums of instants are no more exact than that."""
+
+
+_IDLE = (Phase.NEW, Phase.FINISHED, Phase.ENDING)
+
+
+def begun(job: Job, started_at: float) -> Job:
+    """The job once it is known when it started: a deadline that is an instant is no later than that."""
+    return job if job.deadline_at is None else replace(job, deadline_s=max(0.0, job.deadline_at - started_at))
+
+
+def granted(job: Job, event: LimitsChanged) -> Job:
+    """The job with the limits that the event grants; none is ever lowered."""
+    deadline_s = raised(job.deadline_s, event.deadline_s)
+    return replace(
+        job,
+        deadline_s=deadline_s,
+        deadline_at=job.deadline_at if deadline_s == job.deadline_s else None,
+        max_cost_usd=raised(job.max_cost_usd, event.max_cost_usd),
+    )
+
+
+def raised(limit: float | None, asked: float | None) -> float | None:
+    """The larger one of two limits; None is none."""
+    return None if limit is None or asked is None else max(limit, asked)
+
+
+def can_go_on(job: Job, state: State) -> bool:
+    """Whether a resume goes on with an experiment that has ended: by the user, a cap, or the fault of no trial."""
+    if state.outcome == "cancelled" or state.stranded or (state.outcome == "failed" and failed_blameless(state)):
+        return True
+    exhausted_usd = state.exhausted_usd
+    return exhausted_usd is not None and (job.max_cost_usd is None or job.max_cost_usd > exhausted_usd)
+
+
+def failed_blameless(state: State) -> list[TrialState]:
+    """The trials that a resume tries again where all of a stage failed: what failed them is not their own code."""
+    stage = state.stages[-1] if state.stages else None
+    if stage is None or stage.ended_at is None or stage.ranking:
+        return []
+    contenders = [state.trials[trial] for trial in stage.trials]
+    return [trial for trial in contenders if trial.failure is not None and trial.failure[0] in BLAMELESS_FAILURES]
+
+
+def hang_limit_s(job: Job, state: State, trial: TrialState) -> float:
+    """Seconds without a report after which a running trial is taken to hang."""
+    if state.allocation(trial).training_at is None:
+        return max(SHORTEST_START_S, 10.0 * state.profile.trial_startup_s, job.iteration_timeout_s or 0.0)
+    if job.iteration_timeout_s is not None:
+        return job.iteration_timeout_s
+    return max(SHORTEST_HANG_S, 10.0 * state.profile.iteration_s(len(trial.gang)))
+
+
+def due_at(job: Job, state: State, trial: TrialState) -> float:
+    """When a running trial is taken to hang, unless it reports before."""
+    return trial.progress_at + hang_limit_s(job, state, trial)
+
+
+def stop_at(job: Job, state: State) -> float:
+    """When everything must be given back for the bill to stay within max_cost; infinite without a cap."""
+    if job.max_cost_usd is None:
+        return math.inf
+    return accounting.purse(job, state).stops_at(state.now, job.release_margin_s)
+
+
+def look_ahead(job: Job, state: State) -> tuple[float, float | None]:
+    """When whatever is held ends itself, driver or not, and when a Tick is due, if no other event comes before.
+
+    The first is half of the release margin before max_cost is reached at the reserved prices: the driver's own stop
+    comes first, and a machine takes a while to notice that its lease is over. It is infinite without a cap. A Tick is
+    due for a hang, a retry, a longer lease, or the end of the budget.
+    """
+    now, ends_at = state.now, math.inf
+    purse = None if job.max_cost_usd is None else accounting.purse(job, state)
+    if purse is not None:
+        ends_at = max(now, purse.reaches_about(now) - job.release_margin_s / 2.0)
+    if state.phase in _IDLE:
+        return ends_at, None
+    earliest = state.runners.first_due_at()
+    if now < state.relaunch_at < earliest:
+        earliest = state.relaunch_at
+    if purse is not None:
+        earliest = min(earliest, purse.refresh_at(now), max(now, purse.stops_at(now, job.release_margin_s)))
+    return ends_at, earliest if earliest < math.inf else None
+
+
+def over_budget(job: Job, state: State, ticked: bool) -> str | None:
+    """Why the experiment must end for its cap; None if it need not.
+
+    At the cap's very instant other events (the last SYNC of a plan that costs just the cap) go before the Tick; but
+    where events come thick and fast, the cap does not wait for one.
+    """
+    if job.max_cost_usd is None or state.now + SMALLEST_WAIT_S < stop_at(job, state):
+        return None
+    spent_usd = accounting.purse(job, state).spent_usd(state.now)
+    if spent_usd <= job.max_cost_usd + MONEY_SLACK_USD and not ticked:
+        return None
+    told = f"max_cost={format_usd(job.max_cost_usd)} is reached ({format_usd(spent_usd)} spent)"
+    failed = [record for record in state.instances.values() if record.failed_start]
+    if job.start_attempts is None or 2 * len(failed) <= len(state.instances):
+        return told
+    return f"{not_started(len(failed), len(state.instances), failed[-1].reason)}; {told}"
+
+
+def not_started(failed: int, instances: int, reason: str) -> str:
+    """Say how many instances never got ready, and why the last of them did not."""
+    return f"{failed} of {instances} instance{'' if instances == 1 else 's'} failed to start: {reason}"
+
+
+def fails_to_start(state: State) -> str:
+    """Say why the latest instances never got ready, and how many did not."""
+    failed = [record for record in state.instances.values() if record.failed_start]
+    in_a_row, bought = state.failed_starts, len(state.instances)
+    share = f"{len(failed)} of {bought}"
+    count = f"{share} in a row" if in_a_row == bought else f"{in_a_row} in a row, {share} in all"
+    return f"instances fail to start: {failed[-1].reason} ({count})"
+
+
+def leased_until(job: Job, state: State, *, booting: bool = False) -> float | None:
+    """How far the leases of instances that the driver has a worker on may reach, or of those that are `booting`.
+
+    None: as far as the budget is concerned, they end with the driver.
+    """
+    if job.lease_s is None or job.max_cost_usd is None:
+        return None
+    length_s = job.longest_lease_s if booting else job.lease_s
+    reached_at = accounting.purse(job, state).reaches(state.now) - job.release_margin_s / 2.0
+    return max(state.now, min(state.now + length_s, reached_at))
+
+
+def affordable(job: Job, state: State, wanted: int = 1) -> int:
+    """How many of `wanted` instances may be asked for: all that is held, and they, can be given back within max_cost.
+
+    However dear they turn out to be, and however soon they begin to run. What is released cannot be told a shorter
+    lease, and counts up to it until it is given back; none is asked for meanwhile whose own lease would suffer.
+    """
+    if job.max_cost_usd is None:
+        return wanted
+    count, reached_at = _affordable(job, state, accounting.purse(job, state), wanted)
+    if count and job.lease_s is not None and reached_at < state.now + job.longest_lease_s + job.release_margin_s:
+        rest = _if_given_back(job, state)
+        if rest is not None and reached_at < _affordable(job, state, rest, count)[1]:
+            return 0
+    return count
+
+
+def cut_short(job: Job, record: InstanceRecord) -> bool:
+    """Whether an instance ended before it was ready since max_cost paid for no longer."""
+    if record.ready_at is not None or record.running_at is None or record.ended_at is None:
+        return False
+    if job.lease_s is None or record.first_lease_s is None or record.first_lease_s >= job.longest_lease_s:
+        return False
+    return record.ended_at >= record.running_at + record.first_lease_s
+
+
+def awaits_release(job: Job, state: State) -> bool:
+    """Whether another instance could be asked for, were all given back that is released."""
+    lacking = missing(job, state)
+    if lacking == 0 or affordable(job, state, lacking):
+        return False
+    rest = _if_given_back(job, state)
+    return rest is not None and _affordable(job, state, rest, 1)[0] > 0
+
+
+def _if_given_back(job: Job, state: State) -> Purse | None:
+    """The purse if all were given back that is released; None if nothing is."""
+    if not any(record.status is InstanceStatus.RELEASING for record in state.current()):
+        return None
+    return accounting.purse_without_released(job, state)
+
+
+def _affordable(job: Job, state: State, purse: Purse, wanted: int) -> tuple[int, float]:
+    """How many more the purse allows, and until when all may be held then."""
+    least_until = state.now + job.release_margin_s + max(SHORTEST_HOLD_S, job.offer.init_delay_s)
+    another = accounting.coming(job, 0.0)
+    for count in range(wanted, 0, -1):
+        reached_at = purse.with_more(another, count).reaches(state.now)
+        if reached_at >= least_until:
+            return count, reached_at
+    return 0, math.inf
+
+
+def gang_size(job: Job, state: State) -> int:
+    """GPUs per trial: as planned, or the widest gang that fits what is ready; 0 if trials wait, or none fits.
+
+    While an instance starts, trials wait for it: a gang keeps its width until the stage ends, so that a narrower one
+    would be late by far more than the start takes. Never fewer than were profiled: a trial may not fit there.
+    """
+    planned = state.chosen().gpus_per_trial
+    ready = len(state.ready())
+    if slots(ready, job.offer.gpus, planned) > 0:
+        return planned
+    if ready < len(state.live()) and not buys_none(job, state):
+        return 0
+    allowed = gang_sizes(job.offer.gpus, job.profile.smallest_gpus, planned)
+    return max((size for size in allowed if slots(ready, job.offer.gpus, size) > 0), default=0)
+
+
+def target_iterations(job: Job, state: State) -> int:
+    """Iterations in all that a trial has done at the current stage's end."""
+    stage = state.stages[-1].stage
+    if state.target is None or state.target[0] != stage:
+        state.target = stage, total_iterations(job.stages[: stage + 1])
+    return state.target[1]
+
+
+def missing(job: Job, state: State) -> int:
+    """Instances that the current stage still lacks, and may ask for beside those that are taken away soon."""
+    lacking = state.chosen().instances - len(state.live())
+    if lacking <= 0:
+        return 0
+    return max(0, min(lacking, job.offer.max_instances - len(state.live()) - len(state.leaving())))
+
+
+def buys_none(job: Job, state: State) -> bool:
+    """Whether buying has stopped for now, since too many instances in a row never got ready."""
+    return job.start_attempts is not None and state.failed_starts >= job.start_attempts
+
+
+def startable(job: Job, state: State, wanted: int) -> int:
+    """How many of `wanted` instances may be asked for, as far as it is known whether instances get ready.
+
+    Once one has failed to, those that are on their way count among the attempts that are left. When none is left, one
+    is tried now and then, while trials train on others.
+    """
+    if job.start_attempts is None or state.failed_starts == 0:
+        return wanted
+    ready = state.ready()
+    coming = len(state.live()) - len(ready)
+    if buys_none(job, state):
+        return 1 if ready and not coming and state.phase is Phase.TRAINING else 0
+    return max(0, min(wanted, job.start_attempts - state.failed_starts - coming))
+
+
+def awaited(job: Job, state: State) -> bool:
+    """Whether an instance of this stage may still come before its trials start."""
+    if buys_none(job, state) and state.phase is Phase.SCALING and starts(job, state):
+        return False
+    if len(state.ready()) < len(state.live()):
+        return True
+    if state.launches_left <= 0 or startable(job, state, 1) == 0:
+        return False
+    return (state.relaunch_at > state.now and missing(job, state) > 0) or awaits_release(job, state)
+
+
+def starts(job: Job, state: State) -> Mapping[int, Gang]:
+    """Trial -> its gang, for the queued trials (in order) for which slots are free."""
+    if not state.waiters or not state.ready():
+        return {}
+    free = state.free_slots(job.offer.gpus)
+    if free.gpus == 0 or (size := gang_size(job, state)) == 0:
+        return {}
+    waiting = state.waiters.first(free.gpus // size)
+    placed = free.place(size, [trial.gang for trial in waiting])
+    return {trial.trial: gang for trial, gang in zip(waiting, placed, strict=True) if gang is not None}
+
+
+def moves(job: Job, state: State, trial: TrialState) -> bool:
+    """Whether a running trial is to leave an instance that is taken away soon, since there is room on those that stay.
+
+    Where there is none, it may as well go on.
+    """
+    if state.waiters or all(state.instances[slot.instance].status is not InstanceStatus.LEAVING for slot in trial.gang):
+        return False
+    gpus = {record.instance: job.offer.gpus for record in state.ready()}
+    others = [other for other in state.running() if other is not trial]
+    held = {other.trial: tuple([slot for slot in other.gang if slot.instance in gpus]) for other in others}
+    held = {other: gang for other, gang in held.items() if gang}
+    size = gang_size(job, state)
+    if size == 0 or sum(gpus.values()) - sum(map(len, held.values())) < size:
+        return False
+    allocation = {other: len(gang) for other, gang in held.items()} | {trial.trial: size}
+    return trial.trial in place(allocation, held | {trial.trial: trial.gang}, gpus, locked=held)
+
+
+def promoted(job: Job, stage: StageRecord) -> tuple[int, ...]:
+    """The trials that go on after a stage whose SYNC is over, best first; all of its ranking after the last stage."""
+    following = job.stages[stage.stage + 1 : stage.stage + 2]
+    return stage.ranking[: following[0].trials] if following else stage.ranking

@@ -1,0 +1,162 @@
+"""What becomes of a trial's attempts: started, reporting, moved, failed, stopped. Writes the state, returns orders."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from rubberband.executor.core import rules
+from rubberband.executor.core.events import Command, DiscardCheckpoint, FailureKind, Gang, StartTrial, StopTrial
+from rubberband.executor.core.events import TrialReported as Reported
+from rubberband.executor.core.state import Allocation, Job, Report, Setback, State, TrialState, TrialStatus
+
+FINAL_FAILURES: frozenset[FailureKind] = frozenset({"not_a_number", "no_metric"})
+"""Failures that another try would only repeat."""
+
+
+def start(job: Job, state: State, trial: TrialState, gang: Gang) -> StartTrial:
+    """Order a queued trial to train on `gang`, until the current stage's end."""
+    trial.gang = gang
+    state.put(trial, TrialStatus.RUNNING)
+    trial.attempt += 1
+    trial.allocation = len(state.allocations)
+    state.allocations.append(
+        Allocation(trial=trial.trial, attempt=trial.attempt, stage=trial.last_stage, gang=gang, started_at=state.now)
+    )
+    note_progress(job, state, trial, state.now)
+    _function_changed(job, state)
+    return StartTrial(
+        trial=trial.trial,
+        attempt=trial.attempt,
+        gang=gang,
+        from_iterations=trial.iterations,
+        until_iterations=rules.target_iterations(job, state),
+        checkpoint=trial.checkpoint,
+    )
+
+
+def note_progress(job: Job, state: State, trial: TrialState, at: float) -> None:
+    """The trial did something: it is not taken to hang for a while."""
+    trial.progress_at = at
+    state.runners.note_due(trial, rules.due_at(job, state, trial))
+
+
+def note_started(job: Job, state: State, trial: TrialState, at: float) -> None:
+    """The gang is up, and its first step begins."""
+    state.allocation(trial).training_at = at
+    note_progress(job, state, trial, at)
+
+
+def note_repeated(job: Job, state: State, trial: TrialState, at: float) -> None:
+    """An iteration is done again that was reported before: that is progress, and nothing new."""
+    state.allocation(trial).repeated_until = at
+    note_progress(job, state, trial, at)
+
+
+def note_report(job: Job, state: State, trial: TrialState, event: Reported) -> list[Command]:
+    """One more iteration is done: pause at the stage's end, and leave an instance that is taken away soon.
+
+    The checkpoint before is kept, to go back to should the new one be lost.
+    """
+    replaced, at = trial.before, event.occurred_at
+    trial.iterations, trial.checkpoint, trial.before = event.iterations, event.checkpoint, trial.checkpoint
+    note_progress(job, state, trial, at)
+    trial.reports.append(
+        Report(
+            reported_at=at,
+            iterations=event.iterations,
+            metrics=event.metrics,
+            stage=state.stages[-1].stage,
+            batches=event.batches,
+            saved_iterations=event.saved_iterations,
+        )
+    )
+    orders: list[Command] = [] if replaced is None else [DiscardCheckpoint(checkpoint=replaced)]
+    if trial.iterations >= rules.target_iterations(job, state):
+        free(job, state, trial)
+        state.put(trial, TrialStatus.PAUSED)
+    elif state.leaving() and rules.moves(job, state, trial):
+        orders.append(stop(job, state, trial, at=at, preempted=True))
+    return orders
+
+
+def free(job: Job, state: State, trial: TrialState, *, at: float | None = None, preempted: bool = False) -> None:
+    """The trial's stretch on its gang is over."""
+    use = state.allocation(trial)
+    state.end(use, state.now if at is None else at)
+    use.preempted = preempted
+    _function_changed(job, state)
+
+
+def stop(job: Job, state: State, trial: TrialState, *, at: float | None = None, preempted: bool = False) -> StopTrial:
+    """End the attempt at once; the trial waits for another, which goes on from its checkpoint."""
+    free(job, state, trial, at=at, preempted=preempted)
+    state.put(trial, TrialStatus.QUEUED)
+    return StopTrial(trial=trial.trial, attempt=trial.attempt)
+
+
+def note_failure(job: Job, state: State, trial: TrialState, kind: FailureKind, message: str) -> None:
+    """The attempt ended in a failure of the trial's own: try again, or give the trial up."""
+    free(job, state, trial)
+    state.failed.append(trial.trial)
+    trial.failures += 1
+    trial.failure = (kind, message)
+    final = kind in FINAL_FAILURES or trial.failures > job.max_failures
+    state.put(trial, TrialStatus.FAILED if final else TrialStatus.QUEUED)
+
+
+def go_back(job: Job, state: State, trial: TrialState, at: float, reason: str) -> None:
+    """The trial's checkpoint is lost: another attempt goes on from the one before, or from the beginning.
+
+    What was reported since is trained again, so that no iteration counts twice. The trial has not failed.
+    """
+    free(job, state, trial)
+    iterations = 0 if trial.before is None else trial.iterations - 1
+    state.setbacks.append(
+        Setback(at=at, trial=trial.trial, from_iterations=trial.iterations, to_iterations=iterations, reason=reason)
+    )
+    trial.iterations, trial.checkpoint, trial.before = iterations, trial.before, None
+    del trial.reports[iterations:]
+    state.put(trial, TrialStatus.QUEUED)
+
+
+def let_go(trial: TrialState) -> list[Command]:
+    """The trial is stopped: its latest checkpoint is enough."""
+    replaced, trial.before = trial.before, None
+    return [] if replaced is None else [DiscardCheckpoint(checkpoint=replaced)]
+
+
+def _function_changed(job: Job, state: State) -> None:
+    if job.offer.billing == "per_function":
+        state.purse = None
+
+
+# The order of trials at a SYNC, and the best one at the end. Pure.
+
+
+def rank(trials: Sequence[TrialState], metric: str, mode: Literal["max", "min"]) -> tuple[int, ...]:
+    """Trial ids, best latest metric first; ties by trial id; those without a finite metric last."""
+    return tuple(trial.trial for trial in sorted(trials, key=_key(metric, mode)))
+
+
+def _key(metric: str, mode: Literal["max", "min"]) -> Callable[[TrialState], tuple[bool, float, int]]:
+    def key(trial: TrialState) -> tuple[bool, float, int]:
+        value = trial.metric(metric)
+        if value is None or not math.isfinite(value):
+            return (True, 0.0, trial.trial)
+        return (False, -value if mode == "max" else value, trial.trial)
+
+    return key
+
+
+def best_trial(state: State, metric: str, mode: Literal["max", "min"]) -> TrialState | None:
+    """The winner, or the best so far; None before any report.
+
+    After a finished experiment it is the last stage's best. After one that was cut short it is the best latest metric
+    of all trials that did not fail.
+    """
+    if state.outcome == "done":
+        return state.trials[state.stages[-1].ranking[0]]
+    reported = (trial for trial in state.trials if trial.reports and trial.status is not TrialStatus.FAILED)
+    return min(reported, key=_key(metric, mode), default=None)

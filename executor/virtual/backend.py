@@ -1,0 +1,265 @@
+"""The virtual backend: the same controller on a clock that jumps. Thousands of runs with faults are a unit test.
+
+It is also the check on the planner: with deterministic times a virtual run takes and costs what was predicted. What the
+real backend promises holds here too, and nothing more (see `rubberband.executor.virtual.fleet` for what may go wrong).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from rubberband.cloud.virtual import LEASE_S, VirtualClock, VirtualProvider
+from rubberband.executor.core.events import (
+    CheckpointLost,
+    CheckpointRef,
+    Command,
+    DriverResumed,
+    Event,
+    FailureKind,
+    Gang,
+    LaunchInstance,
+    ReleaseInstance,
+    StartTrial,
+    StopTrial,
+    TrialFailed,
+    TrialReported,
+    TrialStarted,
+)
+from rubberband.executor.virtual.fleet import Agenda, AttemptFate, Faults, Fortune, VirtualFleet
+from rubberband.values.adaptive import BatchUse
+from rubberband.values.offer import Offer
+from rubberband.values.profile import Profile
+
+__all__ = ["BatchesOf", "Faults", "VirtualBackend", "by_trial", "fixed_batch"]
+
+
+def by_trial(trial: int, iterations: int) -> float:
+    """The default metric of a virtual trial: the lower its id, the better."""
+    return 1.0 - (trial + 1) / (trial + 1 + iterations)
+
+
+BatchesOf = Callable[[int, int, Gang, float], tuple[BatchUse, ...]]
+
+
+def fixed_batch(trial: int, iterations: int, gang: Gang, iteration_s: float) -> tuple[BatchUse, ...]:
+    """A virtual trial's batch is fixed, so that there is nothing to tell."""
+    return ()
+
+
+def steady(trial: int) -> float:
+    """Every trial is as fast as the profile says."""
+    return 1.0
+
+
+@dataclass(slots=True)
+class _Run:
+    """One attempt under way."""
+
+    start: StartTrial
+    fate: AttemptFate
+    iteration_s: float
+    began_at: float | None = None
+    done: int = 0
+    mean_iterations: float = 0.0
+    """What those that are done, and the one under way, take in all: in iterations of mean length."""
+
+
+class VirtualBackend:
+    """Implements `rubberband.executor.backend.Backend` with times from the profile and the offer."""
+
+    def __init__(
+        self,
+        name: str,
+        offer: Offer,
+        profile: Profile,
+        *,
+        metric: str,
+        metric_of: Callable[[int, int], float] = by_trial,
+        faults: Fortune | None = None,
+        clock: VirtualClock | None = None,
+        slowdown: float = 1.0,
+        pace_of: Callable[[int], float] = steady,
+        batches_of: BatchesOf = fixed_batch,
+        lease_s: float | None = None,
+        ready_timeout_s: float = math.inf,
+    ) -> None:
+        """`metric_of(trial, iterations)` is what a trial reports.
+
+        `slowdown` multiplies the profile's iterations of all trials, `pace_of(trial)` those of one.
+        `batches_of(trial, iterations, gang, iteration_s)` are the batch sizes that a report tells of. Leases are of
+        `lease_s` (None: ten minutes, or twice what an instance takes to be ready); an instance whose workers are not
+        warm `ready_timeout_s` after the driver saw it run is given up as lost.
+        """
+        self._profile = profile
+        self._metric = metric
+        self._metric_of = metric_of
+        self._fortune: Fortune = faults or Faults()
+        self._clock = clock or VirtualClock()
+        self._slowdown = slowdown
+        self._pace_of = pace_of
+        self._batches_of = batches_of
+        lease_s = max(LEASE_S, 2.0 * offer.init_delay_s) if lease_s is None else lease_s
+        self.provider = VirtualProvider(
+            name, self._clock, offer=offer, lease_s=lease_s, fate_of=self._fortune.instance, by_worker=True
+        )
+        self._agenda = Agenda()
+        self._fleet = VirtualFleet(
+            self.provider, self._clock, self._agenda, self._fortune, lease_s=lease_s, ready_timeout_s=ready_timeout_s
+        )
+        self._runs: dict[int, _Run] = {}
+
+    def now(self) -> float:
+        """Seconds on the virtual clock."""
+        return self._clock.now()
+
+    def execute(self, command: Command) -> None:
+        """Put what will come of the command on the agenda."""
+        match command:
+            case StartTrial():
+                self._start(command)
+            case StopTrial():
+                self._stop(command)
+            case LaunchInstance():
+                self._fleet.launch(command.instance, command.market, command.first_lease_s)
+            case ReleaseInstance():
+                self._fleet.release(command.instance)
+            case _:
+                pass
+
+    def hold_until(self, instant: float) -> None:
+        """Leases never reach beyond `instant`."""
+        if instant != self._fleet.hold_until:
+            self._fleet.hold_until = instant
+            self._fleet.renew(self.now())
+
+    def next_events(self, wake_at: float | None) -> Sequence[Event]:
+        """Jump to the next instant with events, or to `wake_at` if that comes first; events due at `wake_at` go before.
+
+        What happens at one instant comes at once.
+        """
+        agenda = self._agenda
+        while True:
+            next_at = agenda.next_at()
+            until = next_at if wake_at is None else min(next_at, wake_at)
+            assert until < math.inf, "the controller waits for an event that will never come"
+            if self._fleet.hold_until < until and (ends_at := self._fleet.next_end_at()) <= until:
+                self._advance(ends_at)
+                self._fleet.notice_ends()
+                continue
+            self._advance(until)
+            if until < next_at:
+                return []
+            if events := self._happenings():
+                return events
+
+    def _happenings(self) -> list[Event]:
+        """What is told of all that happens now."""
+        agenda, now = self._agenda, self._clock.now()
+        events: list[Event] = []
+        while (happening := agenda.pop_due(now)) is not None:
+            event = happening(now)
+            if event is not None:
+                events.append(event)
+        return events
+
+    def _advance(self, instant: float) -> None:
+        """Go on to `instant`; the leases are renewed all the way."""
+        if instant > self._clock.now():
+            self._fleet.beat(instant)
+            self._clock.advance_to(instant)
+
+    def sleep(self, seconds: float) -> None:
+        """The machine sleeps, and its instances with it, as those of the local provider do."""
+        self._agenda.postpone(seconds)
+        self._advance(self.now() + seconds)
+
+    def stall(self, seconds: float) -> None:
+        """The driver's machine sleeps: the world goes on, no lease is renewed, and every message comes late."""
+        self._clock.advance_to(self.now() + seconds)
+        self._fleet.renew(self.now())
+
+    def forget(self) -> None:
+        """The driver died: whatever it was about to do or to hear is gone."""
+        self._agenda.clear()
+        self._runs.clear()
+
+    def reconcile(self, known: Collection[str]) -> DriverResumed:
+        """Say what lives and what ended; forget every worker, as if the driver's death had taken them along."""
+        self.forget()
+        return self._fleet.reconcile(known)
+
+    def close(self) -> None:
+        """Release everything."""
+        self._agenda.clear()
+        self._fleet.close()
+
+    # Trials
+
+    def _start(self, start: StartTrial) -> None:
+        fate = self._fortune.attempt(start.trial, start.attempt)
+        iteration_s = self._profile.iteration_s(len(start.gang)) * self._slowdown * self._pace_of(start.trial)
+        run = self._runs[start.trial] = _Run(start, fate, iteration_s * fate.pace)
+        startup_s = self._profile.trial_startup_s * fate.startup
+        self._agenda.add(self.now() + startup_s, lambda now: self._begin(run, now))
+
+    def _stop(self, stop: StopTrial) -> None:
+        run = self._runs.get(stop.trial)
+        if run is not None and run.start.attempt == stop.attempt:
+            del self._runs[stop.trial]
+            if run.fate.outlives_stop and run.began_at is not None:
+                self._agenda.add(self.now(), lambda now: self._as_report(run, run.done + 1, now))
+
+    def _lives(self, run: _Run) -> bool:
+        """Whether the attempt goes on: not stopped, and none of its machines gone."""
+        if self._runs.get(run.start.trial) is not run:
+            return False
+        gone = self._fleet.gone
+        return not gone or not any(slot.instance in gone for slot in run.start.gang)
+
+    def _begin(self, run: _Run, now: float) -> Event | None:
+        if not self._lives(run):
+            return None
+        if run.fate.loses_checkpoint and run.start.checkpoint is not None:
+            del self._runs[run.start.trial]
+            message = f"the checkpoint {run.start.checkpoint.url} is gone"
+            return CheckpointLost(occurred_at=now, trial=run.start.trial, attempt=run.start.attempt, message=message)
+        run.began_at = now
+        self._expect_report(run, now)
+        return TrialStarted(occurred_at=now, trial=run.start.trial, attempt=run.start.attempt)
+
+    def _expect_report(self, run: _Run, began_at: float) -> None:
+        if run.start.from_iterations + run.done < run.start.until_iterations:
+            run.mean_iterations += self._fortune.iteration(run.start.trial, run.start.from_iterations + run.done + 1)
+            ends_at = began_at + run.mean_iterations * run.iteration_s
+            self._agenda.add(ends_at, lambda now: self._report(run, began_at, now))
+
+    def _report(self, run: _Run, began_at: float, now: float) -> Event | None:
+        if not self._lives(run):
+            return None
+        if run.fate.failure is not None and run.done >= run.fate.after_reports:
+            return self._fail(run, run.fate.failure, now)
+        run.done += 1
+        self._expect_report(run, began_at)
+        return self._as_report(run, run.done, now)
+
+    def _fail(self, run: _Run, kind: FailureKind, now: float) -> Event | None:
+        if kind == "hung":
+            return None
+        start = run.start
+        del self._runs[start.trial]
+        return TrialFailed(occurred_at=now, trial=start.trial, attempt=start.attempt, kind=kind, message="fault")
+
+    def _as_report(self, run: _Run, done: int, now: float) -> Event:
+        start = run.start
+        iterations = start.from_iterations + done
+        return TrialReported(
+            occurred_at=now,
+            trial=start.trial,
+            attempt=start.attempt,
+            iterations=iterations,
+            metrics={self._metric: self._metric_of(start.trial, iterations)},
+            checkpoint=CheckpointRef(url=f"virtual:{start.trial}/{iterations}", digest="", size_bytes=0),
+            batches=self._batches_of(start.trial, iterations, start.gang, run.iteration_s),
+        )

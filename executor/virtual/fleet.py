@@ -1,0 +1,451 @@
+"""The instances of a virtual run as its driver sees them: what happens to each, and when it is told.
+
+It keeps to what `rubberband.executor.ray.fleet` promises: the last event of an instance is that it was refused, lost or
+released; a launch that is given up is answered by its release; nothing is told of what the driver has given up.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rubberband.cloud.provider import InstanceStatus
+from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
+from rubberband.errors import NoCapacityError, ProviderError
+from rubberband.executor.core.events import (
+    DriverResumed,
+    EndedInstance,
+    Event,
+    FailureKind,
+    InstanceInterrupted,
+    InstanceLost,
+    InstancePriced,
+    InstanceReady,
+    InstanceRefused,
+    LiveInstance,
+)
+from rubberband.executor.core.statuses import ended, living, released, running
+from rubberband.values.offer import SECONDS_PER_HOUR
+from rubberband.values.plan import Market
+
+# What goes wrong in a virtual run: the fate of every instance, message and attempt, known beforehand.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Messages:
+    """How slowly driver and cloud talk about one instance. Seconds."""
+
+    answer_s: float = 0.0
+    """From the order to launch it until the provider has answered."""
+    arrives: bool = True
+    """Whether the request takes effect at once; if not, with the answer."""
+    seen_after_s: float = 0.0
+    """From what happens to it until the driver sees it."""
+    release_s: float = 0.0
+    """From the order to release it until the provider has obeyed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptFate:
+    """What becomes of one attempt of a trial."""
+
+    failure: FailureKind | None = None
+    """How it ends; 'hung' is silence. None: it does not fail."""
+    loses_checkpoint: bool = False
+    """Whether the checkpoint that it starts from, if any, is gone or not what was written."""
+    after_reports: int = 0
+    """The failure comes in place of the report after so many."""
+    pace: float = 1.0
+    """Its iterations take so many times what the profile says."""
+    startup: float = 1.0
+    """And so does its startup."""
+    outlives_stop: bool = False
+    """Whether its next report is already under way when it is stopped."""
+
+
+class Fortune(Protocol):
+    """What goes wrong in a virtual run."""
+
+    def instance(self, instance: str, market: Market) -> Fate:
+        """The fate of an instance; asked once."""
+        ...
+
+    def messages(self, instance: str) -> Messages:
+        """How slowly driver and cloud talk about it; asked once by each driver."""
+        ...
+
+    def attempt(self, trial: int, attempt: int) -> AttemptFate:
+        """The fate of an attempt."""
+        ...
+
+    def iteration(self, trial: int, iterations: int) -> float:
+        """How many times longer than the attempt's others the trial's iteration number `iterations` takes."""
+        ...
+
+
+_PROMPT = Messages()
+_SOUND = AttemptFate()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """A fortune that is written down: just these things go wrong; nothing by default."""
+
+    refused: Collection[str] = ()
+    """Instances that the provider refuses."""
+    lost_after_s: Mapping[str, float] = field(default_factory=dict)
+    """Instance -> seconds after it began to run at which it dies."""
+    failures: Mapping[tuple[int, int], FailureKind] = field(default_factory=dict)
+    """(trial, attempt) -> how the attempt ends, in place of its first report; 'hung' means silence."""
+    lost_checkpoints: Collection[tuple[int, int]] = ()
+    """(trial, attempt) that cannot go on from its checkpoint."""
+    fates: Mapping[str, Fate] = field(default_factory=dict)
+    """Instance -> whatever else becomes of it."""
+
+    def instance(self, instance: str, market: Market) -> Fate:
+        """As written."""
+        if instance in self.fates:
+            return self.fates[instance]
+        refused = f"no capacity for {instance}" if instance in self.refused else ""
+        return Fate(refused=refused, ends_after_s=self.lost_after_s.get(instance, math.inf))
+
+    def messages(self, instance: str) -> Messages:
+        """Prompt."""
+        return _PROMPT
+
+    def attempt(self, trial: int, attempt: int) -> AttemptFate:
+        """As written."""
+        kind, is_lost = self.failures.get((trial, attempt)), (trial, attempt) in self.lost_checkpoints
+        return AttemptFate(failure=kind, loses_checkpoint=is_lost) if kind is not None or is_lost else _SOUND
+
+    def iteration(self, trial: int, iterations: int) -> float:
+        """As all others."""
+        return 1.0
+
+
+_BEATS = 10
+"""Renewals in the time of a lease."""
+
+Happening = Callable[[float], Event | None]
+"""What happens at an instant, and what is told of it."""
+
+
+class Agenda:
+    """What is going to happen, in order."""
+
+    def __init__(self) -> None:
+        self._items: list[tuple[float, int, Happening]] = []
+        self._order = itertools.count()
+
+    def add(self, instant: float, happening: Happening) -> None:
+        """At the same instant, what was added first comes first."""
+        heapq.heappush(self._items, (instant, next(self._order), happening))
+
+    def next_at(self) -> float:
+        """When the next thing happens; infinite if nothing will."""
+        return self._items[0][0] if self._items else math.inf
+
+    def pop_due(self, now: float) -> Happening | None:
+        """The next thing, if it happens by now."""
+        items = self._items
+        return heapq.heappop(items)[2] if items and items[0][0] <= now else None
+
+    def postpone(self, seconds: float) -> None:
+        """Everything happens so much later."""
+        self._items = [(at + seconds, order, happening) for at, order, happening in self._items]
+
+    def clear(self) -> None:
+        """Nothing happens any more."""
+        self._items.clear()
+
+
+@dataclass(slots=True)
+class _Hold:
+    """One instance as the driver sees it, from the order to launch it to its end."""
+
+    messages: Messages
+    answered_at: float
+    launched: bool = False
+    running: bool = False
+    interrupted: bool = False
+    hour_prices_usd: tuple[float, ...] | None = None
+    """As they were told last."""
+    over: bool = False
+    """Released (or about to be), refused or lost: its next event is its last, or was."""
+
+
+class VirtualFleet:
+    """Instances of a `VirtualProvider`; what happens to them goes on the agenda."""
+
+    def __init__(
+        self,
+        provider: VirtualProvider,
+        clock: VirtualClock,
+        agenda: Agenda,
+        fortune: Fortune,
+        *,
+        lease_s: float,
+        ready_timeout_s: float,
+    ) -> None:
+        """Leases are of `lease_s`; what is not warm `ready_timeout_s` after it was seen to run is given up as lost."""
+        self._provider = provider
+        self._clock = clock
+        self._agenda = agenda
+        self._fortune = fortune
+        self._lease_s = lease_s
+        self._ready_timeout_s = ready_timeout_s
+        self._next_beat_at = -math.inf
+        self._holds: dict[str, _Hold] = {}
+        self.gone: set[str] = set()
+        """Instances that no worker lives on, whether the driver knows it or not."""
+        self.hold_until = math.inf
+        """Leases never reach beyond it."""
+
+    # Leases
+
+    def beat(self, at: float) -> None:
+        """The driver lives at least until `at`, which is now or later: the leases are renewed now and then."""
+        if at >= self._next_beat_at:
+            self.renew(at)
+
+    def renew(self, at: float) -> None:
+        """The driver lives at least until `at`, which is now or later: the leases are renewed."""
+        lapsed = self._clock.now() > self._provider.lease_until
+        self._provider.renew_lease(min(at + self._lease_s, self.hold_until))
+        self._next_beat_at = at + self._lease_s / _BEATS
+        if lapsed:
+            self.notice_ends()
+
+    def next_end_at(self) -> float:
+        """When the first of those that live ends, if nothing is done about it; infinite: never."""
+        return min((self._provider.ends_at(instance) for instance in self._unended()), default=math.inf)
+
+    def notice_ends(self) -> None:
+        """Put the ends of instances, of which nobody has been told, on the agenda."""
+        for instance in self._unended():
+            ends_at = self._provider.ends_at(instance)
+            if ends_at <= self._clock.now():
+                hold = self._holds[instance]
+                self.gone.add(instance)
+                self._agenda.add(ends_at + hold.messages.seen_after_s, self._ending(instance, hold))
+
+    def _unended(self) -> list[str]:
+        return [instance for instance, hold in self._holds.items() if hold.launched and instance not in self.gone]
+
+    # Launch
+
+    def launch(self, instance: str, market: Market, first_lease_s: float | None = None) -> None:
+        """Rent an instance; its events follow. Harmless when repeated."""
+        if instance in self._holds:
+            return
+        messages = self._fortune.messages(instance)
+        hold = self._holds[instance] = _Hold(messages, self._clock.now() + messages.answer_s)
+        now = self._clock.now()
+        self.renew(now)
+        lease_s = max(0.0, self._provider.lease_until - now) if first_lease_s is None else first_lease_s
+        if messages.arrives:
+            self._ask(instance, market, hold, lease_s)
+        else:
+            self._agenda.add(
+                hold.answered_at, lambda _: None if hold.over else self._ask(instance, market, hold, lease_s)
+            )
+
+    def _ask(self, instance: str, market: Market, hold: _Hold, lease_s: float) -> None:
+        try:
+            self._provider.launch(instance, market, first_lease_s=lease_s)
+        except ProviderError as error:
+            reason, sold_out = str(error), isinstance(error, NoCapacityError)
+            self._agenda.add(
+                hold.answered_at, lambda now: self._refused(instance, hold, reason, now, sold_out=sold_out)
+            )
+        else:
+            hold.launched = True
+            self._follow(instance, hold)
+
+    def _refused(
+        self,
+        instance: str,
+        hold: _Hold,
+        reason: str,
+        now: float,
+        *,
+        failed_start: bool = False,
+        sold_out: bool = False,
+    ) -> Event | None:
+        if hold.over:
+            return None
+        hold.over = True
+        return InstanceRefused(
+            occurred_at=now, instance=instance, reason=reason, failed_start=failed_start, sold_out=sold_out
+        )
+
+    def _follow(self, instance: str, hold: _Hold) -> None:
+        """Put on the agenda what will become of an instance that is asked for."""
+        course, late_s = self._provider.course(instance), hold.messages.seen_after_s
+        seen_at = max(course.running_at + late_s, hold.answered_at)
+        if course.running_at < math.inf:
+            self._agenda.add(seen_at, lambda now: self._running(instance, hold, now))
+            self._agenda.add(course.ends_at, lambda now: self._end(instance, hold))
+            if course.init_s > self._ready_timeout_s:
+                self._agenda.add(seen_at + self._ready_timeout_s, lambda now: self._give_up(instance, hold, now))
+            elif course.init_s < math.inf:
+                self._agenda.add(seen_at + course.init_s, lambda now: self._ready(instance, hold, now))
+        if course.notice_at < math.inf:
+            noticed_at = max(course.notice_at + late_s, seen_at)
+            self._agenda.add(noticed_at, lambda now: self._interrupted(instance, hold, now))
+        if course.taken_at < math.inf:
+            self._agenda.add(course.taken_at, lambda now: self._end(instance, hold))
+
+    # What the driver sees
+
+    def _running(self, instance: str, hold: _Hold, now: float) -> Event | None:
+        if hold.over or hold.running:
+            return None
+        status = self._provider.status(instance)
+        if status.running_at is None:  # it ended before, and that is told
+            return None
+        hold.running, hold.hour_prices_usd = True, status.hour_prices_usd
+        if hold.hour_prices_usd is not None and status.ended_at is None:
+            self._agenda.add(status.running_at + SECONDS_PER_HOUR, lambda then: self._begun(instance, hold, then))
+        return running(status, status.running_at, now)
+
+    def _begun(self, instance: str, hold: _Hold, now: float) -> Event | None:
+        """Another hour begins, whose price is told once it is seen."""
+        if hold.over or instance in self.gone:
+            return None
+        self._agenda.add(now + SECONDS_PER_HOUR, lambda then: self._begun(instance, hold, then))
+        self._agenda.add(now + hold.messages.seen_after_s, lambda then: self._priced(instance, hold, then))
+        return None
+
+    def _priced(self, instance: str, hold: _Hold, now: float) -> Event | None:
+        """What the hours cost that it has begun, where that is news."""
+        prices = self._provider.status(instance).hour_prices_usd if hold.launched else None
+        if prices is None or prices == hold.hour_prices_usd:
+            return None
+        hold.hour_prices_usd = prices
+        return InstancePriced(occurred_at=now, instance=instance, hour_prices_usd=prices)
+
+    def _ready(self, instance: str, hold: _Hold, now: float) -> Event | None:
+        if hold.over or instance in self.gone:
+            return None
+        self._provider.reach(instance)
+        return InstanceReady(occurred_at=now, instance=instance)
+
+    def _interrupted(self, instance: str, hold: _Hold, now: float) -> Event | None:
+        if hold.over or hold.interrupted or instance in self.gone:
+            return None
+        hold.interrupted = True
+        return InstanceInterrupted(occurred_at=now, instance=instance)
+
+    def _give_up(self, instance: str, hold: _Hold, now: float) -> Event | None:
+        """An instance that is of no use is given back, and called lost."""
+        if hold.over or instance in self.gone:
+            return None
+        hold.over = True
+        self.gone.add(instance)
+        return _lost(self._provider.lose(instance, "its workers did not become warm"), now)
+
+    def _end(self, instance: str, hold: _Hold) -> Event | None:
+        """The machine may have ended of itself; the driver sees it later."""
+        now = self._clock.now()
+        if instance not in self.gone and self._provider.ends_at(instance) <= now:
+            self.gone.add(instance)
+            self._agenda.add(now + hold.messages.seen_after_s, self._ending(instance, hold))
+        return None
+
+    def _ending(self, instance: str, hold: _Hold) -> Happening:
+        """What the driver sees of an end: that it ran, if it has not seen that before, and that it is gone."""
+
+        def seen(now: float) -> Event | None:
+            if hold.over:
+                return None
+            status = self._provider.status(instance)
+            if status.running_at is None:
+                return self._refused(instance, hold, status.reason, now, failed_start=not status.preempted)
+            if not hold.running:
+                self._agenda.add(now, seen)
+                return self._running(instance, hold, now)
+            if (priced := self._priced(instance, hold, now)) is not None:
+                self._agenda.add(now, seen)
+                return priced
+            hold.over = True
+            return _lost(status, now)
+
+        return seen
+
+    # Release
+
+    def release(self, instance: str) -> None:
+        """Give an instance back; InstanceReleased follows. Harmless when repeated."""
+        now = self._clock.now()
+        hold = self._holds.get(instance)
+        if hold is None:
+            hold = self._holds[instance] = _Hold(self._fortune.messages(instance), now)
+        elif hold.over:
+            return
+        hold.over = True
+        self.gone.add(instance)
+        if hold.launched:
+            self._provider.lose_touch(instance)
+        obeyed_at = max(now, hold.answered_at) + hold.messages.release_s
+        if obeyed_at > now:
+            self._agenda.add(obeyed_at, lambda then: self._release(instance, hold, then))
+        else:
+            self._release(instance, hold, now)
+
+    def _release(self, instance: str, hold: _Hold, now: float) -> None:
+        try:
+            given_back = released(instance, self._provider.release(instance), now)
+        except ProviderError:  # it was refused, or never asked for
+            given_back = released(instance, None, now)
+        self._agenda.add(now, lambda then: self._priced(instance, hold, then))
+        self._agenda.add(now, lambda _: given_back)
+
+    # A new driver
+
+    def reconcile(self, known: Collection[str]) -> DriverResumed:
+        """Say what lives and what ended, adopt the `known`, release the others."""
+        self._holds.clear()
+        self.gone.clear()
+        self.hold_until, self._next_beat_at = math.inf, -math.inf
+        self._provider.change_driver()
+        live: list[LiveInstance] = []
+        gone: list[EndedInstance] = []
+        for status in self._provider.describe():
+            if status.instance not in known and status.state != "terminated":
+                status = self._provider.release(status.instance)
+            if status.state != "terminated":
+                live.append(living(status))
+                self._adopt(status)
+            elif status.running_at is not None:
+                gone.append(ended(status))
+        return DriverResumed(occurred_at=self._clock.now(), live=tuple(live), ended=tuple(gone))
+
+    def _adopt(self, status: InstanceStatus) -> None:
+        hold = _Hold(self._fortune.messages(status.instance), self._clock.now())
+        hold.launched, hold.running = True, status.running_at is not None
+        hold.hour_prices_usd = status.hour_prices_usd
+        if hold.running and status.hour_prices_usd and status.running_at is not None:
+            next_at = status.running_at + len(status.hour_prices_usd) * SECONDS_PER_HOUR
+            self._agenda.add(next_at, lambda then: self._begun(status.instance, hold, then))
+        self._holds[status.instance] = hold
+        self._follow(status.instance, hold)
+
+    def close(self) -> None:
+        """Release everything."""
+        self._holds.clear()
+        self._provider.close()
+
+
+def _lost(status: InstanceStatus, now: float) -> InstanceLost:
+    return InstanceLost(
+        occurred_at=now,
+        instance=status.instance,
+        ended_at=now if status.ended_at is None else status.ended_at,
+        reason=status.reason,
+        preempted=status.preempted,
+    )

@@ -1,0 +1,1 @@
+"""The services that commands and the API call: estimate, measure, plan, run."""

@@ -1,0 +1,304 @@
+"""Measures an experiment's profile on its provider, and keeps it: what `rubberband profile` and a first run do."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rubberband.app.cases import POOR_FIT
+from rubberband.cloud.catalogue import Table, offer
+from rubberband.cloud.start_limits import start_limits
+from rubberband.errors import InputError, ProfileMissingError
+from rubberband.executor.backend import Backend
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.profiling import Limits, Measured, measure
+from rubberband.executor.profiling_points import Noise, Point, Starts
+from rubberband.executor.session import RELEASE_MARGINS_S, Setup, make_ray_backend, open_cluster
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.planner.goodput.planning import scaled_size
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.profile_file import save_profile
+from rubberband.units import format_duration, format_usd
+from rubberband.values.adaptive import GoodputProfile
+from rubberband.values.offer import Offer, gang_sizes
+from rubberband.values.plan import Constraints
+from rubberband.values.profile import Profile
+from rubberband.values.start_times import record, start_of
+from rubberband.views.measured_words import noise_lines, point_line, start_lines
+
+Announce = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What was used up before an experiment starts, which its constraints no longer have."""
+
+    seconds: float = 0.0
+    cost_usd: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredProfile:
+    """A profile, how it was measured, and what that cost."""
+
+    profile: Profile
+    points: Sequence[Point]
+    noise: Noise
+    """What training times vary by, and how sure that is."""
+    starts: Starts
+    """How long each instance took to start."""
+    cost_usd: float
+    entrypoint: str
+    instance_type: str
+    gpus_per_instance: int
+    stopped_by: str = ""
+    """Why measuring stopped before all points were there; empty if it did not."""
+    remarks: Sequence[str] = ()
+    """What is worth knowing of how good the profile is."""
+
+    def save(self, path: Path) -> None:
+        """Write the profile file. Raises InputError if it cannot be written."""
+        save_profile(
+            self.profile,
+            path,
+            measured_at=datetime.now(UTC),
+            entrypoint=self.entrypoint,
+            instance_type=self.instance_type,
+            iteration_spread={point.gpus: point.iteration_cv for point in self.points},
+            measurement={
+                "points": [asdict(point) for point in self.points],
+                "noise": asdict(self.noise),
+                "starts": asdict(self.starts),
+                "cost_usd": self.cost_usd,
+            },
+        )
+
+    def lines(self) -> list[str]:
+        """What was measured, for people."""
+        cost = f"measuring cost {format_usd(self.cost_usd)}"
+        points = [point_line(point) for point in self.points]
+        noise = noise_lines(self.noise)
+        starts = start_lines(self.profile, self.starts, self.noise)
+        return [*points, *self._goodput_lines(), *noise, *starts, cost, *self.remark_lines()]
+
+    def _goodput_lines(self) -> list[str]:
+        """What the model of adaptive batches says, and how far a trial scales by it."""
+        model = self.profile.goodput
+        if model is None:
+            return []
+        return [
+            f"batches of {model.limits.initial} to {model.limits.max}: noise scale {model.noise_scale:,.0f}, "
+            f"{model.overhead_s:.2f} s of an iteration beside its steps; the model is off by {model.fit_error:.1%}",
+            _scaling_line(model, self.gpus_per_instance),
+            *([_POOR] if model.fit_error > POOR_FIT else []),
+        ]
+
+    def remark_lines(self) -> list[str]:
+        """What is missing in the profile, and why, for people."""
+        if not self.stopped_by:
+            return list(self.remarks)
+        return [*self.remarks, f"beyond {self.points[-1].gpus} GPU nothing was measured: {self.stopped_by}"]
+
+
+def _scaling_line(model: GoodputProfile, gpus_per_instance: int) -> str:
+    """How many GPUs a trial can use (Pollux §5.4.1): with more, each does less than half of what one alone does."""
+    widest = max(point.gpus for point in model.points)
+    if widest == 1:
+        return "how far a trial scales is not known: 1 GPU was measured, and no more"
+    sizes = gang_sizes(gpus_per_instance, 1, min(model.limits.max, WIDEST_TOLD))
+    found = scaled_size(model, gpus_per_instance, sizes, 1)
+    more = " or more" if found == sizes[-1] else ""
+    beyond = f", which is extrapolated: {widest} were measured" if found > widest else ""
+    return f"a trial scales to about {found} GPU{'s' * (found != 1)}{more}{beyond}"
+
+
+_POOR = "the model is far off: times varied while they were measured; measure again where nothing else runs"
+WIDEST_TOLD = 256
+"""Beyond so many GPUs it is not told how far a trial scales."""
+SHARED_INSTANCES = 4
+"""On one machine instances share its cores, so up to this many are kept busy while measuring."""
+
+
+def measure_profile(
+    experiment: Experiment,
+    entrypoint: Entrypoint | None,
+    folder: ExperimentFolder,
+    *,
+    iterations: int = 3,
+    least_trials: int | None = None,
+    table: Table | None = None,
+    announce: Announce = lambda line: None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> MeasuredProfile:
+    """Run trials for a few iterations at 1, 2, 4, … GPUs, up to what the experiment allows, on instances of its own.
+
+    It stops where it would pass max_cost or the deadline; `least_trials` is as `measure` has it.
+    Raises InputError where max_cost does not cover it, ProfileMissingError for a virtual run, or RubberbandError.
+    """
+    if entrypoint is None:
+        raise ProfileMissingError("provider virtual has nothing to measure; write a profile into the experiment file")
+    rented = offer(experiment.resources, table=table)
+    limits = experiment.planning_constraints(time.time(), rented.gpus)
+    num_instances = _num_instances(experiment, rented, limits)
+    bounds = _profiling_limits(experiment, rented, num_instances, limits)
+    with _backend(experiment, entrypoint, folder, rented, limits.max_gpus_per_trial) as (backend, setup):
+        found = measure(
+            backend,
+            gpus_per_instance=rented.gpus,
+            num_trials=len(setup.configurations),
+            instances=num_instances,
+            min_gpus_per_trial=limits.min_gpus_per_trial,
+            max_gpus_per_trial=limits.max_gpus_per_trial,
+            iterations=iterations,
+            least_trials=least_trials,
+            one_machine=setup.provider == "local",
+            sweep=setup.batch is not None,
+            limits=bounds,
+            on_point=lambda point: announce(point_line(point)),
+            cancelled=cancelled,
+        )
+    _note_start(folder.home, entrypoint, found.starts)
+    return _kept(found, entrypoint, rented)
+
+
+@contextmanager
+def _backend(
+    experiment: Experiment, entrypoint: Entrypoint, folder: ExperimentFolder, rented: Offer, largest_gang: int
+) -> Iterator[tuple[Backend, Setup]]:
+    """A backend in a folder of its own, from which what an earlier measurement left is gone."""
+    scratch = ExperimentFolder(home=folder.home / "profiling", name=experiment.name)
+    scratch.make()
+    setup = make_setup(experiment, entrypoint, scratch, Spent())
+    if setup.provider == "local":
+        setup = replace(setup, checkpoints=str(scratch.checkpoints))
+    with scratch.driving(), ExitStack() as stack:
+        _end_leftovers(scratch, setup, rented)
+        for old in (scratch.instances, scratch.checkpoints, scratch.logs):
+            shutil.rmtree(old, ignore_errors=True)
+        backend = make_ray_backend(scratch, setup, rented, experiment.search.metric, largest_gang=largest_gang)
+        stack.callback(_close, backend, scratch)
+        yield backend, setup
+
+
+def _kept(found: Measured, entrypoint: Entrypoint, rented: Offer) -> MeasuredProfile:
+    """What was measured, with where it was."""
+    return MeasuredProfile(
+        profile=found.profile,
+        points=found.points,
+        noise=found.noise,
+        starts=found.starts,
+        cost_usd=sum(_measuring_usd(rented, held_s) for held_s in found.held_s),
+        entrypoint=str(entrypoint),
+        instance_type=rented.instance_type,
+        gpus_per_instance=rented.gpus,
+        stopped_by=found.stopped_by,
+        remarks=found.remarks,
+    )
+
+
+def _note_start(home: Path, entrypoint: Entrypoint, starts: Starts) -> None:
+    """Let later plans reckon with how long instances took to start, where all of them are this machine."""
+    if not starts.one_machine:
+        return
+    instants = [(0.0, each.provision_s, each.provision_s + each.init_s) for each in starts.instances]
+    with suppress(OSError):  # a full disk
+        record(home, [start_of(str(entrypoint), instants)], time.time())
+
+
+def _run_note(scratch: ExperimentFolder) -> Path:
+    return scratch.path / "run"
+
+
+def _close(backend: Backend, scratch: ExperimentFolder) -> None:
+    backend.close()
+    _run_note(scratch).unlink(missing_ok=True)
+
+
+def _end_leftovers(scratch: ExperimentFolder, setup: Setup, rented: Offer) -> None:
+    """End what a measurement that was cut off left in the cloud, and note that of this one. Local leases do without."""
+    if setup.provider == "local":
+        return
+    note = _run_note(scratch)
+    if note.exists():
+        open_cluster(scratch, replace(setup, run=note.read_text()), rented).close()
+    note.write_text(setup.run)
+
+
+def _num_instances(experiment: Experiment, rented: Offer, limits: Constraints) -> int:
+    """How many instances to measure on: enough for the widest gang, and for what shares a machine with it."""
+    widest = max(1, limits.max_gpus_per_trial // rented.gpus)
+    if experiment.resources.provider != "local":
+        return widest
+    needed = -(-experiment.stages()[0].trials * limits.min_gpus_per_trial // rented.gpus)
+    return max(widest, min(rented.max_instances, needed, SHARED_INSTANCES))
+
+
+def _measuring_usd(rented: Offer, held_s: float) -> float:
+    """What one instance costs on which every GPU is kept busy for `held_s` seconds."""
+    return rented.instance_cost_usd(held_s) + rented.function_cost_usd(rented.gpus, held_s)
+
+
+def _profiling_limits(experiment: Experiment, rented: Offer, num_instances: int, limits: Constraints) -> Limits:
+    """What measuring may take. Raises InputError if max_cost does not even cover a minute of the instances."""
+    margin_s = RELEASE_MARGINS_S[experiment.resources.provider]
+    found = Limits(iteration_s=experiment.constraints.iteration_timeout_s)
+    if experiment.resources.provider == "aws":
+        slowest = start_limits([rented.instance_type], experiment.resources.init_delay_s)
+        found = replace(found, ready_s=max(found.ready_s, slowest.ready_s))
+    if limits.deadline_s is not None:
+        deadline = f"deadline ({format_duration(limits.deadline_s)} from now)"
+        found = replace(found, time_s=limits.deadline_s - margin_s, time_by=deadline)
+    if limits.max_cost_usd is None:
+        return found
+    cap = f"max_cost={format_usd(limits.max_cost_usd)}"
+    least_usd = num_instances * _measuring_usd(rented, 60.0)
+    if least_usd > limits.max_cost_usd:
+        raise InputError(
+            f"{cap} does not cover measuring a profile on {num_instances} instances (at least "
+            f"{format_usd(least_usd)}); raise it, or write a profile into the experiment file"
+        )
+    left_usd = limits.max_cost_usd - num_instances * rented.once_usd_per_instance
+    usd_per_s = num_instances * rented.price_usd_per_s
+    held_s = left_usd / usd_per_s - margin_s if usd_per_s > 0 else math.inf
+    return replace(found, held_s=held_s, slack_s=margin_s / 2.0, held_by=cap)
+
+
+def trial_seeds(experiment: Experiment) -> list[int]:
+    """A seed for every trial, from the sampler's: initial weights and data order follow from it."""
+    seed = experiment.search.sampler.seed
+    return [random.Random(f"{seed}/{trial}").getrandbits(31) for trial in range(experiment.stages()[0].trials)]
+
+
+def make_setup(experiment: Experiment, entrypoint: Entrypoint | None, folder: ExperimentFolder, spent: Spent) -> Setup:
+    """What the backend of an experiment in `folder` is told; each call is another run."""
+    run = secrets.token_hex(6)
+    return Setup(
+        provider=experiment.resources.provider,
+        configurations=experiment.configurations(),
+        seeds=trial_seeds(experiment),
+        entrypoint=entrypoint,
+        checkpoints=_store_url(experiment.resources.checkpoints or str(folder.checkpoints), f"{experiment.name}-{run}"),
+        run=run,
+        lease_s=experiment.resources.lease_length_s,
+        log_limit_bytes=experiment.resources.log_limit_bytes,
+        batch=experiment.batch.to_plain(),
+        profiling_s=spent.seconds,
+        profiling_cost_usd=spent.cost_usd,
+        experiment=experiment.to_words(),
+    )
+
+
+def _store_url(url: str, run: str) -> str:
+    """A path as an absolute one: a resume may start from another folder. In a bucket each run has a folder."""
+    if url.startswith("s3://"):
+        return f"{url.rstrip('/')}/{run}"
+    return url if "://" in url else os.path.abspath(os.path.expanduser(url))

@@ -1,0 +1,376 @@
+"""`rubberband up`: start the head, a machine in the VPC from which experiments run on EC2."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rubberband.commands.estimate import Overrides
+from rubberband.distribution import install_hint
+from rubberband.errors import InputError, RubberbandError
+from rubberband.units import format_duration, format_usd
+
+if TYPE_CHECKING:
+    from rubberband.cloud.aws.calls import Session
+    from rubberband.cloud.aws.head import HeadInstance
+    from rubberband.cloud.aws.sweeping import Ended, Owned
+    from rubberband.spec.experiment import Experiment
+    from rubberband.spec.resources import Resources
+
+
+def up(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The experiment file.", show_default=False)],
+    overrides: Overrides = None,
+) -> None:
+    """Start the head on EC2, or find it.
+
+    The head is an instance in your VPC, with rubberband and the experiment's folder on it, from which `rubberband run`
+    works as on any machine. There is one for each owner and region (resources.aws.owner, resources.region); it costs
+    money until `rubberband down`. When nothing has run on it for resources.aws.head_idle (1 h) it stops itself, and
+    then costs its disk alone. The folder comes along if resources.checkpoints is a bucket (s3://...).
+    """
+    from rubberband.cloud.aws.calls import open_aws
+    from rubberband.spec.loading import load_experiment
+
+    experiment = load_experiment(file, overrides or [])
+    if experiment.resources.provider != "aws":
+        raise InputError(
+            f"resources.provider: {experiment.resources.provider} needs no head; write provider: aws, or give "
+            "-s resources.provider=aws"
+        )
+    session = open_aws(experiment.resources.region)
+
+    from rubberband.cloud.aws.head import ensure_head, upload_folder
+
+    path = Path(os.path.abspath(file))
+    root = _root(path)
+    folder = upload_folder(session, experiment.resources.checkpoints, experiment.name, _packed(root))
+    head = ensure_head(session, experiment.resources, folders=[folder] if folder else [])
+    settings = [word for override in overrides or [] for word in ("-s", override)]
+    run = shlex.join(("rubberband", "run", str(path.relative_to(root)), *settings))
+    for line in _told(session, head, experiment, run, folder):
+        print(line)
+
+
+def _root(path: Path) -> Path:
+    """What `rubberband run` searches for code: the working folder, if the file is in it, else the file's own."""
+    here = Path.cwd()
+    return here if path.is_relative_to(here) else path.parent
+
+
+def _packed(root: Path) -> bytes:
+    from rubberband.executor.ray.code import pack
+
+    return pack([str(root)]).archive
+
+
+def _told(session: Session, head: HeadInstance, experiment: Experiment, run: str, folder: str | None) -> list[str]:
+    state = "was started; it installs rubberband for some minutes" if head.started else "runs already"
+    lines = [
+        f"head {head.instance_id} ({head.instance_type}, {head.zone}) {state}{_cost(session, head.instance_type)}",
+        f"get in:  aws ssm start-session --target {head.instance_id} --region {session.region}",
+        "follow:  tail -f /var/log/rubberband.log",
+    ]
+    if folder is None:
+        lines.append("copy:    the experiment's folder to the head (resources.checkpoints is no bucket to pass it on)")
+    else:
+        if not head.started:
+            lines.append(f"update:  sudo rubberband-fetch {folder}")
+        run = f"cd /opt/rubberband/{experiment.name} && {run}"
+    owner = experiment.resources.aws.owner
+    return [
+        *lines,
+        f"run:     {run}  (in tmux, to outlive the session)",
+        *_idle(experiment),
+        f"end all: rubberband down --owner {owner} --region {session.region}",
+    ]
+
+
+def _idle(experiment: Experiment) -> list[str]:
+    idle_s = experiment.resources.aws.head_idle_s
+    if not idle_s:
+        return []
+    return [f"idle:    it stops itself when nothing has run for {format_duration(idle_s)}; its disk stays"]
+
+
+def _cost(session: Session, instance_type: str) -> str:
+    """What it costs; nothing where AWS does not tell."""
+    from rubberband.cloud.aws.pricing import on_demand_price
+    from rubberband.cloud.aws.resolving import in_one_line
+    from rubberband.units import format_usd
+
+    try:
+        with in_one_line():
+            price_usd = on_demand_price(session, instance_type)
+    except InputError as error:
+        print(f"note: what a {instance_type} costs is not known: {error}", file=sys.stderr)
+        return ""
+    return "" if price_usd is None else f"; {format_usd(price_usd)} an hour until `rubberband down`"
+
+
+# `rubberband down`: end everything that an owner has on EC2.
+
+
+def down(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="An experiment file that names region and owner.", show_default=False),
+    ] = None,
+    region: Annotated[str | None, typer.Option("--region", "-r", help="The region of AWS.", show_default=False)] = None,
+    owner: Annotated[
+        str | None, typer.Option("--owner", help="Whose (resources.aws.owner).", show_default=False)
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, even if an experiment runs.")] = False,
+) -> None:
+    """End everything on EC2: workers, head, and what belongs to them.
+
+    Every instance of the owner in the region is ended, whoever drives it; then the published Ray token and the security
+    group are deleted. What experiments have written to their checkpoint store stays, and so do images, each named with
+    its price; journals on the head do not.
+    """
+    from rubberband.cloud.aws.calls import open_aws
+
+    chosen_region, chosen_owner = meant(file, region, owner)
+    session = open_aws(chosen_region)
+
+    from rubberband.cloud.aws.sweeping import end_everything, living
+
+    workers = [one for one in living(session, chosen_owner) if one.role != "head"]
+    if workers and not yes:
+        _ask(workers, chosen_owner, chosen_region)
+    for line in _counted(end_everything(session, chosen_owner), chosen_owner, chosen_region):
+        print(line)
+    for line in _images(session, chosen_owner):
+        print(line)
+
+
+def meant(file: Path | None, region: str | None, owner: str | None) -> tuple[str, str]:
+    """Region and owner: what the options say, else the file, else the environment and the defaults."""
+    from rubberband.spec.loading import load_experiment
+    from rubberband.spec.resources import Resources
+
+    resources = Resources() if file is None else load_experiment(file, []).resources
+    environment = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    fallback = environment if file is None and environment else resources.region
+    return region or fallback, owner or resources.aws.owner
+
+
+def _ask(workers: Iterable[Owned], owner: str, region: str) -> None:
+    """Raises InputError if nobody can be asked, Abort if the answer is no."""
+    running = Counter(one.experiment or "no experiment" for one in workers)
+    what = ", ".join(f"{count} of {name}" for name, count in sorted(running.items()))
+    told = f"instances of owner {owner} live in {region}: {what}"
+    if not sys.stdin.isatty():
+        raise InputError(f"{told}; end them all the same with --yes")
+    typer.confirm(f"{told}; end them?", abort=True, err=True)
+
+
+def _counted(ended: Ended, owner: str, region: str) -> list[str]:
+    if not ended and not ended.kept_groups:
+        return [f"owner {owner} has nothing running in {region}"]
+    lines = [f"ended {one}" for one in ended.instances]
+    if ended.token:
+        lines.append("deleted the published Ray token")
+    lines += [f"deleted security group {group}" for group in ended.security_groups]
+    lines += [f"deleted placement group {group}" for group in ended.placement_groups]
+    return [*lines, *(f"kept security group {group}, which is in use and costs nothing" for group in ended.kept_groups)]
+
+
+def _images(session: Session, owner: str) -> list[str]:
+    """A line for each image that stays."""
+    from rubberband.cloud.aws.errors import FAILURES, explain
+    from rubberband.cloud.aws.own_images import own_images
+
+    try:
+        return [
+            f"kept image {one.key} ({one.image_id}), which costs up to {format_usd(one.usd_per_month(session.region))}"
+            f"/month until `rubberband image delete {one.key} --region {session.region} --owner {owner}`"
+            for one in own_images(session, owner)
+        ]
+    except FAILURES as error:
+        return [f"whether images of owner {owner} are left is not known: {explain(error)}"]
+
+
+# `rubberband sweep`: end what drivers that died left running, on this machine and on EC2.
+
+
+def sweep(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Only this experiment.", show_default=False)
+    ] = None,
+) -> None:
+    """End what dead drivers left running, here and on EC2.
+
+    Instances of a living driver are left alone. Nothing is lost: `rubberband resume` starts new ones and goes on from
+    the last reported iterations.
+    """
+    from rubberband.app.run import default_home
+    from rubberband.cloud.local.provider import sweep as sweep_local
+
+    home = default_home()
+    ended = [
+        f"{found.instance} of {found.experiment} ({found.processes} processes)" for found in sweep_local(home, name)
+    ]
+    for line in ended:
+        print(f"ended {line}")
+    ended += _sweep_ec2(home, name)
+    if not ended:
+        print("nothing was left behind")
+
+
+def _sweep_ec2(home: Path, name: str | None) -> list[str]:
+    """What was ended on EC2. Raises RubberbandError if something may still run there."""
+    directories = [*home.glob("experiments/*/local"), *home.glob("profiling/experiments/*/local")]
+    directories = [directory for directory in directories if any(directory.glob("ec2/*/run.json"))]
+    if not directories:
+        return []
+    from rubberband.cloud.aws.calls import open_aws
+
+    try:
+        from rubberband.cloud.aws.sweeping import sweep
+    except ModuleNotFoundError:
+        raise InputError(f"boto3, which talks to AWS, is not installed; run {install_hint('aws')}") from None
+    swept = sweep(directories, open_aws, name)
+    for found in swept.ended:
+        print(f"ended {found}")
+    for note in swept.notes:
+        print(note, file=sys.stderr)
+    for found in swept.unknown:
+        print(
+            f"left alone: {found}, which no experiment here knows; `rubberband down` ends it if no driver does",
+            file=sys.stderr,
+        )
+    if swept.troubles:
+        raise RubberbandError("; ".join(swept.troubles))
+    return [str(found) for found in swept.ended]
+
+
+# `rubberband image`: AMIs with the driver's environment, which save every instance the minutes of its installation.
+
+
+image = typer.Typer(
+    name="image",
+    help="Build, list and delete images that have the driver's environment installed.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment file.", show_default=False)]
+ChosenFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="[FILE]", help="An experiment file that names region and owner.", show_default=False),
+]
+RegionOption = Annotated[str | None, typer.Option("--region", "-r", help="The region of AWS.", show_default=False)]
+OwnerOption = Annotated[str | None, typer.Option("--owner", help="Whose (resources.aws.owner).", show_default=False)]
+
+
+@image.command()
+def build(file: FileArgument, overrides: Overrides = None) -> None:
+    """Build the image of an experiment's instances, unless it is there. Runs use it from then on.
+
+    One instance of the cheapest type with the same GPUs installs the packages, in the versions of this environment, and
+    the set-up commands; EC2 makes an image of it, and it ends. The command prints the cost first. The image is used by
+    every experiment of the same packages, Python, set-up commands and base image; the code of rubberband may change.
+    """
+    from rubberband.cloud.aws.calls import open_aws
+    from rubberband.spec.loading import load_experiment
+
+    resources = load_experiment(file, overrides or []).resources
+    if resources.provider != "aws":
+        raise InputError(f"resources.provider: {resources.provider} has no images; give -s resources.provider=aws")
+    session = open_aws(resources.region)
+
+    from rubberband.cloud.aws.resolving import in_one_line
+
+    with in_one_line():
+        for line in _built(session, resources):
+            print(line)
+
+
+def _built(session: Session, resources: Resources) -> list[str]:
+    from rubberband.cloud.aws.images import described_image, type_facts
+    from rubberband.cloud.aws.opening import device_of
+    from rubberband.cloud.aws.own_images import BOOT_S, Build, Passing, builder_type, image_key, most_usd, own_images
+    from rubberband.cloud.aws.pricing import on_demand_price
+    from rubberband.cloud.aws.resolving import resolve, what_to_install
+    from rubberband.cloud.catalogue import table_of, types_of
+
+    words, name = resources.aws, types_of(resources)[0]
+    installed = what_to_install(session, words, resources.checkpoints)
+    if not installed.requirements:
+        raise InputError("resources.aws.install: none installs nothing, so there is no image to build")
+    key = image_key(words, installed, type_facts(session, name))
+    known = next((one for one in own_images(session, words.owner, key) if one.state == "available"), None)
+    if known is not None:
+        return [f"image {key} is there: {known.image_id} ({format_usd(known.usd_per_month(session.region))}/month)"]
+    builder = builder_type(table_of(resources), session.region, name)
+    device = device_of(session, builder)
+    machines = resolve(session, words, builder, checkpoints=resources.checkpoints, device=device, builds=True)
+    volume_gb = machines.volume_gb or described_image(session, machines.image).root_gb or 0
+    price_usd = on_demand_price(session, builder)
+    if price_usd is not None:
+        most = format_usd(most_usd(price_usd, session.region, volume_gb))
+        usual = format_usd(most_usd(price_usd, session.region, volume_gb) * _USUAL_S / (BOOT_S + 600.0))
+        print(
+            f"a {builder} ({format_usd(price_usd)}/h) builds it for about {format_duration(_USUAL_S)} ({usual}); it "
+            f"ends itself, after {most} at the most"
+        )
+    found = Build(session, machines, builder, key, resources.checkpoints, Passing()).run()
+    return [
+        f"image {key} is built: {found.image_id}; instances of this environment boot it from now on",
+        f"its snapshot costs up to {format_usd(found.usd_per_month(session.region))}/month until "
+        f"`rubberband image delete {key}`",
+    ]
+
+
+_USUAL_S = 600.0
+"""Booting, installing torch with CUDA, and being rebooted."""
+
+
+@image.command(name="list")
+def list_images(file: ChosenFile = None, region: RegionOption = None, owner: OwnerOption = None) -> None:
+    """List the images, and what they cost; also what a deletion that was cut off left, which `delete` deletes."""
+    session, chosen_owner = _opened(file, region, owner)
+    from rubberband.cloud.aws.own_images import listed_images
+    from rubberband.cloud.aws.resolving import in_one_line
+
+    with in_one_line():
+        found = listed_images(session, chosen_owner)
+    if not found:
+        print(f"owner {chosen_owner} has no images in {session.region}")
+    for one in found:
+        cost = f"{one.volume_gb} GB, up to {format_usd(one.usd_per_month(session.region))}/month"
+        print(f"{one.key}  {one.image_id}  {one.state:9}  {one.created[:16]}Z  {cost}")
+
+
+@image.command()
+def delete(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="As `image list` shows it.", show_default=False)],
+    file: ChosenFile = None,
+    region: RegionOption = None,
+    owner: OwnerOption = None,
+) -> None:
+    """Delete an image and its snapshots. Instances that run on it go on."""
+    session, chosen_owner = _opened(file, region, owner)
+    from rubberband.cloud.aws.own_images import delete_image
+    from rubberband.cloud.aws.resolving import in_one_line
+
+    with in_one_line():
+        deleted = delete_image(session, chosen_owner, key)
+    if not deleted:
+        raise InputError(f"owner {chosen_owner} has no image {key} in {session.region}; see `rubberband image list`")
+    print(f"deleted {', '.join(deleted)}")
+
+
+def _opened(file: Path | None, region: str | None, owner: str | None) -> tuple[Session, str]:
+    from rubberband.cloud.aws.calls import open_aws
+
+    chosen_region, chosen_owner = meant(file, region, owner)
+    return open_aws(chosen_region), chosen_owner

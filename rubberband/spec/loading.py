@@ -1,0 +1,359 @@
+"""Experiment files: YAML (1.2's core schema, no aliases, no tags) in, one clear error or an Experiment out.
+
+The reader is strict because a slip costs money: duplicate keys, aliases, tags, unknown keys, NaN and infinity are
+errors; `1e-4` is a number; `on`, `no` and `1:30` are texts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yaml.events import AliasEvent, NodeEvent
+
+from rubberband.errors import InputError
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.fields import Path as FieldPath
+from rubberband.spec.fields import Path as KeyPath
+from rubberband.spec.fields import WordError, dotted
+from rubberband.spec.profile_file import load_profile, save_profile
+from rubberband.units import shown
+
+# YAML as experiment files use it: the core schema of YAML 1.2, without what surprises or bites.
+#
+# No aliases, anchors, tags, duplicate keys or merge keys; only `true` and `false` are booleans, `1e-4` is a number,
+# `0777`, `1:30`, dates, `on` and `no` are not special, infinity and NaN are refused. Knows nothing of experiments.
+
+
+MAX_DEPTH = 32
+"""Deepest nesting of mappings and lists."""
+
+_CORE = {
+    "tag:yaml.org,2002:null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "tag:yaml.org,2002:bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    "tag:yaml.org,2002:int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    "tag:yaml.org,2002:float": (
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        list("-+0123456789."),
+    ),
+}
+
+
+class YamlError(Exception):
+    """What is wrong in a text, in one line, and in which `line` (from 1)."""
+
+    def __init__(self, line: int, reason: str) -> None:
+        super().__init__(reason)
+        self.line = line
+        self.reason = reason
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's parser with the core schema; composes nodes one level at a time, never deeper than MAX_DEPTH."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        line = event.start_mark.line + 1
+        if isinstance(event, AliasEvent) or (isinstance(event, NodeEvent) and event.anchor is not None):
+            raise YamlError(line, f"aliases and anchors ({shown(event.anchor)}) are not read; write the value out")
+        if getattr(event, "tag", None) is not None:
+            raise YamlError(line, f"tags ({shown(event.tag)}) are not read; remove it")
+        if self.depth >= MAX_DEPTH:
+            raise YamlError(line, f"nested more than {MAX_DEPTH} deep; flatten it")
+        self.depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+
+class Dumper(yaml.SafeDumper):
+    """Writes what `read_yaml` reads back: quotes texts that the core schema would take for something else."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_LINE_BREAKS = re.compile("[\x85\u2028\u2029]")
+"""Line breaks of YAML 1.1 that PyYAML writes as they are outside double quotes, and reads back as others."""
+
+
+def _text_node(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = '"' if _LINE_BREAKS.search(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+Dumper.add_representer(str, _text_node)
+
+for _tag, (_pattern, _first) in _CORE.items():
+    _compiled = re.compile(rf"(?:{_pattern})\Z", re.ASCII)
+    _Loader.add_implicit_resolver(_tag, _compiled, _first)
+    Dumper.add_implicit_resolver(_tag, _compiled, _first)
+
+
+def read_yaml(text: str) -> tuple[Any, dict[FieldPath, int]]:
+    """The value of a text, and the line (from 1) of every key and list item. An empty text is None.
+
+    Raises YamlError.
+    """
+    lines: dict[FieldPath, int] = {}
+    loader = None
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        return (None if node is None else _value(node, (), lines)), lines
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        reason = " ".join(str(error.problem or error.context).split())
+        raise YamlError(mark.line + 1 if mark else 1, f"not YAML: {shown_reason(reason)}") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise YamlError(line, f"character {shown(chr(error.character))} is not allowed; remove it") from None
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        line = loader.line + 1 if loader else 1
+        raise YamlError(line, f"not YAML: {shown_reason(str(error))}") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def shown_reason(reason: str) -> str:
+    """The parser's reason on one line, printable, and with the remedy."""
+    line = " ".join(reason.split())
+    return f"{line if line.isprintable() else ascii(line)}; check quotes, brackets and indentation"
+
+
+def _value(node: yaml.Node, path: FieldPath, lines: dict[FieldPath, int]) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return _mapping(node, path, lines)
+    if isinstance(node, yaml.SequenceNode):
+        items = []
+        for index, item in enumerate(node.value):
+            lines[*path, index] = item.start_mark.line + 1
+            items.append(_value(item, (*path, index), lines))
+        return items
+    return _scalar(node)
+
+
+def _mapping(node: yaml.MappingNode, path: FieldPath, lines: dict[FieldPath, int]) -> dict[str | int, Any]:
+    mapping: dict[str | int, Any] = {}
+    for key_node, value_node in node.value:
+        line = key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise YamlError(line, "a list or mapping cannot be a key; write a text or a whole number")
+        key = _scalar(key_node)
+        if isinstance(key, bool) or not isinstance(key, str | int):
+            raise YamlError(line, f"key {shown(key)} is neither a text nor a whole number; put it in quotes")
+        if key in mapping:
+            raise YamlError(line, f"key {shown(key)} occurs twice (first in line {lines[*path, key]}); remove one")
+        lines[*path, key] = line
+        mapping[key] = _value(value_node, (*path, key), lines)
+    return mapping
+
+
+def _scalar(node: yaml.Node) -> bool | int | float | str | None:
+    text, line = str(node.value), node.start_mark.line + 1
+    match node.tag.rpartition(":")[2]:
+        case "null":
+            return None
+        case "bool":
+            return text.lower() == "true"
+        case "int":
+            return _integer(text, line)
+        case "float":
+            return _float(text, line)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise YamlError(line, f"{shown(text)} holds half of a surrogate pair; write the character itself") from None
+    return text
+
+
+def _integer(text: str, line: int) -> int:
+    if len(text) > 300:
+        raise YamlError(line, f"{shown(text)} has too many digits; write a smaller number")
+    base = {"0o": 8, "0x": 16}.get(text[:2], 10)
+    return int(text[2:] if base != 10 else text, base)
+
+
+def _float(text: str, line: int) -> float:
+    number = math.inf if text[-1].isalpha() else float(text)
+    if not math.isfinite(number):
+        raise YamlError(line, f"{text if len(text) < 40 else shown(text)} is not a finite number; write one that is")
+    return number
+
+
+__all__ = [
+    "default_profile_path",
+    "dump_experiment",
+    "experiment_of",
+    "experiment_schema",
+    "load_experiment",
+    "load_profile",
+    "parse_experiment",
+    "save_profile",
+]
+
+MAX_BYTES = 256 << 10
+"""Largest experiment file."""
+
+
+def load_experiment(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Experiment:
+    """Read an experiment file; `overrides` such as `constraints.deadline=30m` replace single values of it.
+
+    A relative `profile` or `resources.catalogue` is taken from the file's folder. Without a profile, the file that
+    `rubberband profile` writes by default (`default_profile_path`) is used if it exists.
+
+    Raises InputError (one line, with file and line where they are known) for whatever does not fit.
+    """
+    where = Path(path)
+    experiment_words, origins = _document(_read(where), where.name)
+    for override in overrides:
+        _override(experiment_words, origins, override, "-s")
+    _locate(experiment_words, where)
+    return _experiment(experiment_words, origins, where.name)
+
+
+def parse_experiment(
+    text: str | bytes, *, source: str = "experiment", overrides: Sequence[str] = (), option: str = "-s"
+) -> Experiment:
+    """An experiment from the text of its file; `source` is its name in errors, and `option` that of `overrides`.
+
+    Nothing else is read: paths in it stay as they are. Raises InputError like the above.
+    """
+    experiment_words, origins = _document(
+        text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text, source
+    )
+    for override in overrides:
+        _override(experiment_words, origins, override, option)
+    return _experiment(experiment_words, origins, source)
+
+
+def experiment_of(experiment_words: dict[Any, Any], *, overrides: Sequence[str] = (), option: str = "-s") -> Experiment:
+    """An experiment from its words, as JSON holds them; they are changed by the overrides. Raises InputError."""
+    origins: dict[KeyPath, str] = {}
+    for override in overrides:
+        _override(experiment_words, origins, override, option)
+    return _experiment(experiment_words, origins, "")
+
+
+def dump_experiment(experiment: Experiment) -> str:
+    """The text of an experiment file that reads back as `experiment` (an absolute deadline stays absolute)."""
+    text = yaml.dump(experiment.to_words(), Dumper=Dumper, sort_keys=False, allow_unicode=True)
+    return str(text)
+
+
+def default_profile_path(path: str | os.PathLike[str]) -> Path:
+    """Where `rubberband profile FILE` writes by default: `<stem>.profile.json` beside the experiment file."""
+    return Path(path).with_name(f"{Path(path).stem}.profile.json")
+
+
+def experiment_schema() -> str:
+    """The JSON Schema of the experiment file, as it is published in rubberband/experiment.schema.json."""
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **Experiment.model_json_schema(by_alias=True),
+        "title": "RubberBand experiment, version 1",
+    }
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise InputError(f"there is no experiment file {shown(str(path))}; check the path") from None
+    except IsADirectoryError:
+        raise InputError(f"{shown(str(path))} is a folder; give the experiment file in it") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"{shown(str(path))} cannot be read ({reason}); give a readable file") from None
+    return content
+
+
+def _document(content: bytes, source: str) -> tuple[dict[Any, Any], dict[KeyPath, str]]:
+    """What the text holds, and where each key stands (`file:line`)."""
+    if len(content) > MAX_BYTES:
+        raise InputError(f"{source} is larger than {MAX_BYTES >> 10} KiB: no experiment file; shorten it")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{source}:{line}: not UTF-8 (byte {error.start}); save the file as UTF-8") from None
+    try:
+        value, lines = read_yaml(text)
+    except YamlError as error:
+        raise InputError(f"{source}:{error.line}: {error.reason}") from None
+    if value is None:
+        raise InputError(f"{source} is empty; write an experiment: name, search, constraints, resources")
+    if not isinstance(value, dict):
+        raise InputError(f"{source}:1: {shown(value)} is not a mapping; write an experiment: name, search, ...")
+    return value, {path: f"{source}:{line}" for path, line in lines.items()}
+
+
+def _experiment(words: dict[Any, Any], origins: dict[KeyPath, str], source: str) -> Experiment:
+    try:
+        return Experiment.model_validate(words)
+    except WordError as error:
+        known = (error.path[:length] for length in range(len(error.path), 0, -1))
+        origin = next((origins[path] for path in known if path in origins), source)
+        raise InputError(f"{origin}: {error}" if origin else str(error)) from None
+
+
+def _override(words: dict[Any, Any], origins: dict[KeyPath, str], override: str, option: str) -> None:
+    key_text, equals, value_text = override.partition("=")
+    keys = [_key(part) for part in key_text.split(".")]
+    if not equals or not re.fullmatch(r"[^\s.=]+(\.[^\s.=]+)*", key_text):
+        raise InputError(f"{option} {shown(override)} is not key=value; write it as {option} constraints.deadline=30m")
+    try:
+        value, _ = read_yaml(value_text)
+    except YamlError as error:
+        raise InputError(f"{option} {dotted(tuple(keys))}: {error.reason}") from None
+    target = words
+    for length, part in enumerate(keys[:-1], start=1):
+        key = _spelt(part, target)
+        if target.get(key) is None:
+            target[key] = {}
+        target = target[key]
+        if not isinstance(target, dict):
+            raise InputError(f"{option} {key_text}: {dotted(tuple(keys[:length]))} is no mapping; override all of it")
+    target[_spelt(keys[-1], target)] = value
+    origins[tuple(keys)] = option
+
+
+def _spelt(key: str | int, target: dict[Any, Any]) -> str | int:
+    """A key as a mapping spells it: JSON has whole numbers as texts."""
+    return str(key) if str(key) in target else key
+
+
+def _key(text: str) -> str | int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
+
+
+def _locate(words: dict[Any, Any], path: Path) -> None:
+    """Take the relative paths in an experiment file from the file's folder, and its default profile if it has none."""
+    if "profile" not in words and default_profile_path(path).is_file():
+        words["profile"] = default_profile_path(path).name
+    profile = words.get("profile")
+    by_type = profile.get("by_instance_type") if isinstance(profile, dict) else None
+    _join(words, ("profile",), path)
+    _join(by_type, tuple(by_type) if isinstance(by_type, dict) else (), path)
+    _join(words.get("resources"), ("catalogue",), path)
+
+
+def _join(holder: Any, keys: Sequence[Any], path: Path) -> None:
+    for key in keys if isinstance(holder, dict) else ():
+        if isinstance(holder.get(key), str):
+            holder[key] = str(path.absolute().parent / holder[key])

@@ -1,0 +1,358 @@
+"""Profiles as users meet them: inline in an experiment file, or in the JSON file that `rubberband profile` writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, JsonValue, ValidationError, model_validator
+
+from rubberband.errors import InputError, ProfileMissingError
+from rubberband.spec.delays import Delay, LognormalDelay, SampledDelay, delay_of
+from rubberband.spec.fields import Amount, Count, Duration, Gpus, Spread, Tally, Words, fault, word_error
+from rubberband.units import MAX_DURATION_S, shown
+from rubberband.values.adaptive import BatchLimits, BatchPoint, GoodputProfile, Throughput
+from rubberband.values.chance import FIXED, Law
+from rubberband.values.chance import Spread as Varying
+from rubberband.values.profile import Profile
+
+# The model of adaptive batches in the words of a profile: the `goodput` block, inline or in a profile file.
+
+
+Seconds = Annotated[float, Field(strict=True, ge=0, le=MAX_DURATION_S)]
+"""Plain seconds: those of a step are too short to be written otherwise."""
+
+
+class ThroughputWords(Words):
+    """The parameters of the time of an optimizer step (Pollux, eqs. 8-12)."""
+
+    alpha_grad_s: Seconds
+    """Of a pass through the model, whatever its size."""
+    beta_grad_s: Seconds
+    """Of each sample of a pass."""
+    alpha_local_s: Seconds = 0.0
+    """To synchronise two GPUs of one instance."""
+    beta_local_s: Seconds = 0.0
+    """For each GPU of the instance beyond the second."""
+    alpha_node_s: Seconds = 0.0
+    """To synchronise two GPUs of several instances."""
+    beta_node_s: Seconds = 0.0
+    """For each GPU beyond the second."""
+    gamma: Annotated[float, Field(strict=True, ge=1, le=10)] = 1.0
+    """How far computing and synchronising overlap: 1 not at all, 10 almost wholly."""
+
+    @model_validator(mode="after")
+    def _takes_time(self) -> ThroughputWords:
+        if self.alpha_grad_s == 0 == self.beta_grad_s:
+            raise fault("is 0 like beta_grad_s, so that a step takes no time; raise one of them", at="alpha_grad_s")
+        return self
+
+
+class LimitsWords(Words):
+    """Which batches a trial can choose among."""
+
+    initial: Count
+    """Samples of the smallest batch."""
+    max: Count
+    """Samples of the largest one."""
+    max_per_gpu: Count | None = None
+    """Most samples that go through the model on one GPU at once; none: no limit is known."""
+    accumulation: Annotated[bool, Field(strict=True)] = True
+    """Whether gradients may be accumulated."""
+
+    @model_validator(mode="after")
+    def _agrees(self) -> LimitsWords:
+        if self.max < self.initial:
+            raise fault(f"{self.max} is less than initial={self.initial}; raise it, or lower initial", at="max")
+        return self
+
+
+class PointWords(Words):
+    """A measured optimizer step."""
+
+    instances: Count
+    """That the trial's GPUs were on."""
+    gpus: Gpus
+    per_gpu: Count
+    """Samples that went through the model on one GPU at once."""
+    accumulation: Tally
+    """Passes beyond the first."""
+    step_s: Annotated[float, Field(strict=True, gt=0, le=MAX_DURATION_S)]
+
+
+class GoodputWords(Words):
+    """What adaptive batches are planned with; without it they are planned as fixed ones."""
+
+    throughput: ThroughputWords
+    """How long an optimizer step takes."""
+    noise_scale: Annotated[float, Field(strict=True, gt=0, le=1e15)]
+    """The gradient noise scale, in samples: how large a batch still teaches nearly as much per sample."""
+    samples_per_iteration: Annotated[float, Field(strict=True, gt=0, le=1e15)]
+    """Training samples of an iteration at the initial batch size."""
+    limits: LimitsWords
+    """Which batches there are; the experiment's own `batch` goes before it."""
+    overhead_s: Seconds = 0.0
+    """Of an iteration, beside its optimizer steps: evaluation, checkpoint."""
+    points: Annotated[tuple[PointWords, ...], Field(max_length=10_000)] = ()
+    """What the throughput was fitted to; empty where it was written by hand."""
+    fit_error: Amount = 0.0
+    """Mean relative error of the fit over the points."""
+
+    def to_plain(self) -> GoodputProfile:
+        """The plain values that the planner reckons with."""
+        return GoodputProfile(
+            throughput=Throughput(**self.throughput.model_dump()),
+            noise_scale=self.noise_scale,
+            samples_per_iteration=self.samples_per_iteration,
+            limits=BatchLimits(**self.limits.model_dump()),
+            overhead_s=self.overhead_s,
+            points=tuple(BatchPoint(**point.model_dump()) for point in self.points),
+            fit_error=self.fit_error,
+        )
+
+
+def goodput_document(model: GoodputProfile | None) -> Mapping[str, Any] | None:
+    """The block as JSON values, which `GoodputWords` reads back equal; None where there is none."""
+    return None if model is None else asdict(model)
+
+
+SCHEMA = "rubberband.values.profile/1"
+MAX_BYTES = 1 << 20
+
+
+def _gpu_count(key: Any) -> Any:
+    return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10 else key
+
+
+GpuKey = Annotated[Gpus, BeforeValidator(_gpu_count)]
+"""A number of GPUs as a key: JSON has it as text."""
+IterationSeconds = Annotated[float, Field(strict=True, gt=0, le=MAX_DURATION_S)]
+Samples = Annotated[tuple[Duration, ...], Field(max_length=10_000)]
+ScalingTable = Annotated[dict[GpuKey, IterationSeconds], Field(min_length=1)]
+
+
+class InlineProfile(Words):
+    """A profile that is written in the experiment file."""
+
+    seconds_per_iteration: ScalingTable
+    """GPUs -> mean seconds per iteration. Counts may be left out (between measured ones the throughput is interpolated,
+    beyond the largest it stays as it is), and more GPUs may be slower."""
+    trial_startup_s: Duration = Field(0.0, alias="trial_startup")
+    """To gang-start a trial on warm workers; the mean."""
+    trial_cv: Spread = 0.0
+    """Coefficient of variation between trials: a trial's speed is its own, the same in every stage."""
+    iteration_cv: Spread = 0.0
+    """Coefficient of variation between the iterations of a trial."""
+    startup_cv: Spread = 0.0
+    """Coefficient of variation between the starts of trials (lognormal)."""
+    mean_cv: Spread = 0.0
+    """How unsure `seconds_per_iteration` itself is (lognormal): an error that all trials of a run share."""
+    noise: Law = "lognormal"
+    """The law of the first two."""
+    provision_delay: Delay | None = None
+    """From asking for an instance until it runs; `resources.provision_delay` counts where both are written."""
+    init_delay: Delay | None = None
+    """From a running instance until its workers are warm; `resources.init_delay` counts where both are written."""
+    goodput: GoodputWords | None = None
+    """Of trials that adapt their batch size; `seconds_per_iteration` is that of a fixed one all the same."""
+
+    def to_profile(self) -> Profile:
+        """The plain values that the planner reckons with."""
+        provision_delay_s, provision_spread = _inline_delay(self.provision_delay)
+        init_delay_s, init_spread = _inline_delay(self.init_delay)
+        return Profile(
+            seconds_per_iteration=dict(sorted(self.seconds_per_iteration.items())),
+            trial_startup_s=self.trial_startup_s,
+            trial_cv=self.trial_cv,
+            iteration_cv=self.iteration_cv,
+            startup_cv=self.startup_cv,
+            mean_cv=self.mean_cv,
+            law=self.noise,
+            provision_delay_s=provision_delay_s,
+            provision_spread=provision_spread,
+            init_delay_s=init_delay_s,
+            init_spread=init_spread,
+            source="inline",
+            goodput=None if self.goodput is None else self.goodput.to_plain(),
+        )
+
+
+class ProfileFile(Words):
+    """What `rubberband profile` writes: the profile and where it comes from."""
+
+    schema_version: Literal["rubberband.values.profile/1"] = Field(alias="schema")
+    seconds_per_iteration: ScalingTable
+    iteration_spread: dict[GpuKey, Spread] = Field(default_factory=dict)
+    """GPUs -> coefficient of variation of one iteration's time with that many GPUs."""
+    trial_startup_s: Duration = 0.0
+    trial_cv: Spread = 0.0
+    """Between trials: a trial's speed is its own, the same in every stage."""
+    iteration_cv: Spread = 0.0
+    startup_cv: Spread = 0.0
+    """Between the starts of trials."""
+    mean_cv: Spread = 0.0
+    """How unsure `seconds_per_iteration` itself is: an error that all trials of a run share."""
+    noise: Law = "lognormal"
+    """The law of `trial_cv` and `iteration_cv`."""
+    provision_delay_s: Duration | None = None
+    provision_delay_cv: Spread = 0.0
+    """Of the lognormal law, where there are no single measurements."""
+    provision_delay_samples_s: Samples | None = None
+    """The single measurements; where there are any, the mean is theirs."""
+    init_delay_s: Duration | None = None
+    init_delay_cv: Spread = 0.0
+    init_delay_samples_s: Samples | None = None
+    goodput: GoodputWords | None = None
+    """Of trials that adapt their batch size; `seconds_per_iteration` is that of a fixed one all the same."""
+    measured_at: str | None = None
+    """When it was measured: ISO 8601 in UTC."""
+    entrypoint: str | None = None
+    instance_type: str | None = None
+    measurement: dict[str, JsonValue] = Field(default_factory=dict)
+    """Anything else worth keeping of how it was measured; nothing reads it."""
+
+    def to_profile(self) -> Profile:
+        """The plain values that the planner reckons with."""
+        provision_delay_s, provision_spread = _inline_delay(self.provision_delay)
+        init_delay_s, init_spread = _inline_delay(self.init_delay)
+        return Profile(
+            seconds_per_iteration=dict(sorted(self.seconds_per_iteration.items())),
+            trial_startup_s=self.trial_startup_s,
+            trial_cv=self.trial_cv,
+            iteration_cv=self.iteration_cv,
+            startup_cv=self.startup_cv,
+            mean_cv=self.mean_cv,
+            law=self.noise,
+            provision_delay_s=provision_delay_s,
+            provision_spread=provision_spread,
+            init_delay_s=init_delay_s,
+            init_spread=init_spread,
+            source="file",
+            goodput=None if self.goodput is None else self.goodput.to_plain(),
+        )
+
+    @property
+    def provision_delay(self) -> Delay | None:
+        """The provisioning of an instance, in the words of an experiment."""
+        return _written_delay(self.provision_delay_s, self.provision_delay_cv, self.provision_delay_samples_s)
+
+    @property
+    def init_delay(self) -> Delay | None:
+        """The initialising of an instance, in the words of an experiment."""
+        return _written_delay(self.init_delay_s, self.init_delay_cv, self.init_delay_samples_s)
+
+    def to_inline(self) -> InlineProfile:
+        """The profile as it is written in an experiment file."""
+        return InlineProfile(
+            seconds_per_iteration=self.seconds_per_iteration,
+            trial_startup=self.trial_startup_s,
+            trial_cv=self.trial_cv,
+            iteration_cv=self.iteration_cv,
+            startup_cv=self.startup_cv,
+            mean_cv=self.mean_cv,
+            noise=self.noise,
+            provision_delay=self.provision_delay,
+            init_delay=self.init_delay,
+            goodput=self.goodput,
+        )
+
+
+def _written_delay(mean_s: float | None, cv: float, samples_s: Sequence[float] | None) -> Delay | None:
+    if samples_s:
+        return SampledDelay.model_validate({"samples": samples_s})
+    return LognormalDelay(mean=mean_s, cv=cv) if mean_s is not None and cv > 0.0 else mean_s
+
+
+def _inline_delay(delay: Delay | None) -> tuple[float | None, Varying]:
+    return (None, FIXED) if delay is None else delay_of(delay)
+
+
+def load_profile(path: str | os.PathLike[str]) -> Profile:
+    """Read a profile file.
+
+    Raises ProfileMissingError if there is none, and InputError (one line with the path) if it is not one.
+    """
+    return read_profile_file(path).to_profile()
+
+
+def read_profile_file(path: str | os.PathLike[str]) -> ProfileFile:
+    """Read a profile file with all that it says of its measurement; raises as `load_profile` does."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise ProfileMissingError(f"there is no profile at {path}; measure one with `rubberband profile`") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"{shown(str(path))} cannot be read as a profile ({reason}); give a file") from None
+    if len(content) > MAX_BYTES:
+        raise InputError(f"{path} is larger than {MAX_BYTES >> 20} MiB: no profile; measure it again")
+    try:
+        return ProfileFile.model_validate(json.loads(content.decode("utf-8-sig")))
+    except ValidationError as error:
+        raise InputError(f"{path}: {word_error(error)}") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{path} is not a JSON file of schema {SCHEMA}; measure it again") from None
+
+
+def save_profile(
+    profile: Profile,
+    path: str | os.PathLike[str],
+    *,
+    measured_at: datetime | None = None,
+    entrypoint: str | None = None,
+    instance_type: str | None = None,
+    iteration_spread: Mapping[int, float] | None = None,
+    measurement: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a profile file whole or not at all (a temporary file, then a move). Raises InputError if it cannot."""
+    document = {
+        "schema": SCHEMA,
+        "seconds_per_iteration": {str(gpus): s for gpus, s in sorted(profile.seconds_per_iteration.items())},
+        "iteration_spread": {str(gpus): cv for gpus, cv in sorted((iteration_spread or {}).items())},
+        "trial_startup_s": profile.trial_startup_s,
+        "trial_cv": profile.trial_cv,
+        "iteration_cv": profile.iteration_cv,
+        "startup_cv": profile.startup_cv,
+        "mean_cv": profile.mean_cv,
+        "noise": profile.law,
+        "provision_delay_s": profile.provision_delay_s,
+        "provision_delay_cv": profile.provision_spread.cv or None,
+        "provision_delay_samples_s": _samples(profile.provision_delay_s, profile.provision_spread),
+        "init_delay_s": profile.init_delay_s,
+        "init_delay_cv": profile.init_spread.cv or None,
+        "init_delay_samples_s": _samples(profile.init_delay_s, profile.init_spread),
+        "goodput": goodput_document(profile.goodput),
+        "measured_at": measured_at.astimezone(UTC).isoformat(timespec="seconds") if measured_at else None,
+        "entrypoint": entrypoint,
+        "instance_type": instance_type,
+        "measurement": dict(measurement or {}),
+    }
+    text = json.dumps({key: value for key, value in document.items() if value is not None}, indent=2, allow_nan=False)
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        _replace(Path(path), text + "\n")
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}); give another path") from None
+
+
+def _samples(mean_s: float | None, spread: Varying) -> list[float] | None:
+    return [factor * mean_s for factor in spread.samples] if mean_s and spread.samples else None
+
+
+def _replace(path: Path, text: str) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

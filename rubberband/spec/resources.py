@@ -1,0 +1,207 @@
+"""Resources: where the trials train, and what of the catalogue or of a measurement is overridden.
+
+Part of the experiment file; attribute names carry their units, the file's words are their aliases.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, model_validator
+
+from rubberband.spec.delays import Delay, delay_of
+from rubberband.spec.fields import Amount, Bytes, Count, Duration, Gpus, Usd, Words, fault
+from rubberband.units import shown
+from rubberband.values.offer import Billing
+from rubberband.values.plan import Market
+
+LOG_LIMIT_BYTES = 64_000_000
+"""How much of what a trial prints is kept, where nothing else is said."""
+
+
+class GpusPerTrial(Words):
+    """How many GPUs a plan may give to one trial."""
+
+    min: Gpus = 1
+    max: Gpus | None = None
+    """By default the largest number that the profile knows and `max_instances` instances have; while a profile is
+    measured, the GPUs of one instance. Never less than `min`."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> GpusPerTrial:
+        if self.max is not None and self.max < self.min:
+            raise fault(f"min={self.min} is more than max={self.max}; lower min or raise max")
+        return self
+
+
+class SpotMarket(Words):
+    """What the spot market is like; read where `market` is `spot`."""
+
+    price_usd_per_hour: Usd | None = Field(None, alias="price_per_hour")
+    """Price of one instance; by default the catalogue's indicative one."""
+    interruptions_per_hour: Annotated[Amount, Field(le=3600)] = 0.05
+    """How often one instance is taken away; by default once in 20 hours, a guess that a measurement should replace."""
+    checkpoint_iterations: Count = 1
+    """Iterations between checkpoints."""
+    restart_s: Duration | None = Field(None, alias="restart")
+    """From an interruption until the trial trains again; by default both delays and the profile's trial start-up."""
+
+
+def _package_index(url: str) -> str:
+    """Raise a fault unless an instance may be given this address of a package index, which is no secret there."""
+    remedy = "write https://HOST/PATH, or file:///PATH of the image"
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise fault(f"{shown(url)} is no URL ({error}); {remedy}") from None
+    if "@" in parts.netloc:
+        raise fault(
+            f"the URL of {parts.hostname} has a user name or a password, and every process of an instance can read it; "
+            "leave it out, and put it into the netrc file of an image of your own"
+        )
+    complete = (parts.scheme, bool(parts.hostname)) in (("https", True), ("file", False))
+    if not complete or parts.query or parts.fragment or re.search(r"\s", url):
+        raise fault(f"{shown(url.partition('?')[0])} is no package index; {remedy}")
+    return url
+
+
+def _idle(seconds: float) -> float:
+    """Raise a fault for a head that would stop while it is still being set up."""
+    if 0.0 < seconds < 600.0:
+        raise fault(f"{seconds:g} s are less than the 10 minutes that setting the head up may take; give 10m, or 0")
+    return seconds
+
+
+class Aws(Words):
+    """How instances are rented from EC2; read where `provider` is `aws`. Everything has a default that works."""
+
+    image: Annotated[str, Field(min_length=1)] | None = None
+    """An AMI (`ami-…`) or an SSM parameter that names one (`ssm:/aws/service/…`). By default the latest Deep Learning
+    AMI for the type's architecture."""
+    install: Annotated[str, Field(min_length=1)] | None = None
+    """Python packages that an instance installs beside the rubberband of the driver, such as `scikit-learn`. Packages
+    get the driver's versions, except those whose version is given here. The URL of a wheel (https:// or s3://) of
+    rubberband-tune replaces the driver's. `none` for an image that has everything."""
+    index_url: Annotated[str, AfterValidator(_package_index)] | None = None
+    """A package index of your own (https:// or file://), from which instances install rubberband-tune in the driver's
+    version and everything else (uv, pip, setuptools and wheel too). By default they install the driver's very files, as
+    a wheel from the bucket of `checkpoints`, and other packages from PyPI."""
+    setup: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(max_length=100)] = ()
+    """Shell commands that an instance runs, as root, before it joins."""
+    subnets: Annotated[tuple[Annotated[str, Field(pattern="^subnet-")], ...], Field(max_length=32)] = ()
+    """Subnets in the order in which they are tried, one for each zone. By default those of the driver's VPC."""
+    security_group: Annotated[str, Field(pattern="^sg-")] | None = None
+    """By default one that is made in the VPC, with ingress from itself only."""
+    key_name: Annotated[str, Field(min_length=1)] | None = None
+    """An SSH key pair; by default none."""
+    worker_profile: Annotated[str, Field(min_length=1)] = "rubberband-worker"
+    """The instance profile (IAM) of instances; its role needs cloud/aws/policies/worker.json."""
+    head_profile: Annotated[str, Field(min_length=1)] = "rubberband-head"
+    """The instance profile of the head that `rubberband up` starts; its role needs cloud/aws/policies/driver.json."""
+    head_instance_type: Annotated[str, Field(min_length=1)] = "m7i.large"
+    """The type of the head that `rubberband up` starts."""
+    head_idle_s: Annotated[Duration, AfterValidator(_idle)] = Field(3600.0, alias="head_idle")
+    """The head stops itself when no experiment has run on it, and no one was signed in, for so long: at least 10 min,
+    or 0 for never. A stopped head costs its disk alone."""
+    guard_role: Annotated[str, Field(min_length=1)] | None = "rubberband-guard"
+    """The role with which AWS ends an instance that outlives its lease because its guest never booted and its driver
+    died (cloud/aws/policies/guard.json). Where there is no such role, or with null, nothing does."""
+    owner: Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,63}$")] = "rubberband"
+    """The tag `rubberband:owner` of everything that is rented; the policies allow to end only what carries it."""
+    volume_gb: Annotated[int, Field(strict=True, ge=8, le=16_384)] | None = None
+    """Size of the root volume; by default the image's."""
+    driver_address: Annotated[str, Field(min_length=1)] | None = None
+    """IP address of the driver's machine as instances reach it; by default its address in the VPC."""
+
+
+class Resources(Words):
+    """Where the trials train, and what of the catalogue or of a measurement is overridden (None: it is not)."""
+
+    provider: Literal["local", "aws", "virtual"] = "local"
+    region: Annotated[str, Field(min_length=1)] = "us-east-1"
+    instance_type: Annotated[str, Field(min_length=1)] | None = None
+    instance_types: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(max_length=64)] | None = None
+    """Several types, of which the planner chooses one; a single one is the same as `instance_type`."""
+    catalogue: Annotated[str, Field(min_length=1)] | None = None
+    """Path of a table of instance types that replaces the catalogue's own (rubberband.cloud.catalogue)."""
+    market: Market = "on_demand"
+    """With `spot`, each stage of a plan is on spot or, where the deadline is tight, on demand."""
+    spot: SpotMarket = Field(default_factory=SpotMarket.model_construct)
+    max_instances: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 16
+    gpus_per_trial: GpusPerTrial = Field(default_factory=GpusPerTrial.model_construct)
+    gpus_per_instance: Gpus | None = None
+    price_usd_per_hour: Usd | None = Field(None, alias="price_per_hour")
+    """Price of one instance, on demand."""
+    billing: Billing = "per_instance"
+    minimum_billed_s: Duration = Field(60.0, alias="minimum_billed")
+    """An instance is billed for at least this long."""
+    provision_delay: Delay | None = None
+    """From asking for an instance until it runs."""
+    init_delay: Delay | None = None
+    """From a running instance until trials can start on it."""
+    dataset_gb: Amount = 0.0
+    data_price_usd_per_gb: Usd = Field(0.0, alias="data_price_per_gb")
+    head_price_usd_per_hour: Usd = Field(0.0, alias="head_price_per_hour")
+    lease_s: Annotated[Duration, Field(ge=2)] | None = Field(None, alias="lease")
+    """How long an instance outlives a driver that died, at least 2 s; by default a minute, or 10 on EC2, where one that
+    still installs may take up to 15 (1.5 times `init_delay`, if that is longer)."""
+    log_limit_bytes: Annotated[Bytes, Field(ge=64_000)] = Field(LOG_LIMIT_BYTES, alias="log_limit")
+    """How much of what a trial prints is kept, at least 64KB; of more, the beginning and the end."""
+    checkpoints: Annotated[str, Field(min_length=1)] | None = None
+    """URL of the checkpoint store: a directory that every instance sees, or `s3://bucket/prefix`. By default one in the
+    experiment's folder, which instances of EC2 do not see: they need one."""
+    aws: Aws = Field(default_factory=Aws.model_construct)
+
+    @property
+    def lease_length_s(self) -> float:
+        """`lease_s`, or its default for the provider."""
+        if self.lease_s is not None:
+            return self.lease_s
+        return 600.0 if self.provider == "aws" else 60.0
+
+    @property
+    def provision_delay_s(self) -> float | None:
+        """The mean of `provision_delay`, in seconds."""
+        return None if self.provision_delay is None else delay_of(self.provision_delay)[0]
+
+    @property
+    def init_delay_s(self) -> float | None:
+        """The mean of `init_delay`, in seconds."""
+        return None if self.init_delay is None else delay_of(self.init_delay)[0]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_of_one(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or data.get("instance_types") is None:
+            return data
+        types = data["instance_types"]
+        if data.get("instance_type") is not None:
+            raise fault("instance_type is given as well; keep one of the two", at="instance_types")
+        if not isinstance(types, list | tuple) or len(types) != 1:
+            return data
+        return {**{key: value for key, value in data.items() if key != "instance_types"}, "instance_type": types[0]}
+
+    @model_validator(mode="after")
+    def _several_types(self) -> Resources:
+        if self.instance_types is None:
+            return self
+        if not self.instance_types:
+            raise fault("is empty; write at least one entry", at="instance_types")
+        for index, name in enumerate(self.instance_types):
+            if name in self.instance_types[:index]:
+                raise fault(f"{shown(name)} occurs twice; remove one", at="instance_types")
+        for key, given in (
+            (("gpus_per_instance",), self.gpus_per_instance),
+            (("price_per_hour",), self.price_usd_per_hour),
+            (("spot", "price_per_hour"), self.spot.price_usd_per_hour),
+        ):
+            if given is not None:
+                raise fault(
+                    f"{given:g} cannot hold for each of the {len(self.instance_types)} instance_types; keep one type, "
+                    "or take it from the table of resources.catalogue",
+                    at=key,
+                )
+        return self

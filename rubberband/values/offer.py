@@ -1,0 +1,155 @@
+"""An offer: what one kind of instance gives and costs, as plain values that the planner can reckon with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rubberband.values.chance import FIXED, Spread
+from rubberband.values.plan import Market
+
+Billing = Literal["per_instance", "per_function"]
+
+SECONDS_PER_HOUR = 3600.0
+
+RENT_LINES: dict[Billing, str] = {"per_instance": "instances", "per_function": "functions"}
+DATA_LINE = "data"
+HEAD_LINE = "head node"
+"""Lines of a bill; those of side costs have their own names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spot:
+    """The spot market of an instance type: cheaper, and taken away now and then."""
+
+    price_usd_per_hour: float
+    interruptions_per_hour: float
+    """Rate at which one instance is taken away (a Poisson process)."""
+    checkpoint_iterations: int = 1
+    """Iterations between checkpoints: on average half of them are done again after an interruption."""
+    restart_s: float = 0.0
+    """From an interruption until the trial trains again elsewhere: a new instance, warm workers, start-up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideCost:
+    """What an instance costs beside its rent, as a line of the bill: its root volume, its public address, …"""
+
+    line: str
+    """Such as `root volumes`."""
+    usd_per_hour: float = 0.0
+    """While the instance runs, with the same billing minimum."""
+    usd_once: float = 0.0
+    """For each instance started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BillLine:
+    """An amount of a bill; the lines of a bill add up to it."""
+
+    line: str
+    """What it is for, such as `instances` or `root volumes`."""
+    usd: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """One instance type of one provider, with its price and its billing rules (RubberBand §4.1)."""
+
+    instance_type: str
+    gpus: int
+    """GPUs per instance, G."""
+    price_usd_per_hour: float
+    """The rent of one instance, on demand."""
+    max_instances: int
+    """Most instances that may be held at any moment."""
+    provision_delay_s: float = 0.0
+    """SCALE: from asking until the instance runs and is billed; its mean."""
+    provision_spread: Spread = FIXED
+    init_delay_s: float = 0.0
+    """INIT_INSTANCE: from running until trials can start on it; billed; its mean."""
+    init_spread: Spread = FIXED
+    billing: Billing = "per_instance"
+    minimum_billed_s: float = 60.0
+    """An instance is billed for at least this long (`per_instance` only)."""
+    data_usd_per_instance: float = 0.0
+    """Price of bringing the data set to one instance, once for each instance started."""
+    head_price_usd_per_hour: float = 0.0
+    """Price of the head node, for the whole job completion time, with its volume and its address."""
+    head_side_usd_per_hour: float = 0.0
+    """Of that price: its volume and its address."""
+    spot: Spot | None = None
+    """Set where a plan may use the spot market; every stage is then on spot or on demand, as the plan says."""
+    side_costs: tuple[SideCost, ...] = ()
+    """What comes to the rent, on either market (`per_instance` only)."""
+
+    @property
+    def side_usd_per_hour(self) -> float:
+        """What an instance costs in an hour beside its rent."""
+        return sum([cost.usd_per_hour for cost in self.side_costs])
+
+    @property
+    def once_usd_per_instance(self) -> float:
+        """What each instance costs once, when it is started: its data, and its side costs of that kind."""
+        return self.data_usd_per_instance + self.side_usd_once
+
+    @property
+    def side_usd_once(self) -> float:
+        """The side costs of an instance that it has once."""
+        return sum([cost.usd_once for cost in self.side_costs])
+
+    @property
+    def price_usd_per_s(self) -> float:
+        """Price of one instance for one second, on demand, with its side costs."""
+        return (self.price_usd_per_hour + self.side_usd_per_hour) / SECONDS_PER_HOUR
+
+    def market_price_usd_per_s(self, market: Market) -> float:
+        """Price of one instance for one second on a market that the offer has, with its side costs."""
+        if market == "on_demand":
+            return self.price_usd_per_s
+        assert self.spot is not None, "a plan uses the markets that its offer has"
+        return (self.spot.price_usd_per_hour + self.side_usd_per_hour) / SECONDS_PER_HOUR
+
+    @property
+    def least_price_usd_per_s(self) -> float:
+        """The lowest of the offer's markets."""
+        return (
+            self.price_usd_per_s
+            if self.spot is None
+            else min(self.price_usd_per_s, self.market_price_usd_per_s("spot"))
+        )
+
+    def instance_cost_usd(self, held_s: float) -> float:
+        """What one instance costs that ran for `held_s` seconds, its minimum and its data included.
+
+        Under `per_function` billing the instance itself is free and only its data counts.
+        """
+        if self.billing == "per_function":
+            return self.once_usd_per_instance
+        return self.price_usd_per_s * max(held_s, self.minimum_billed_s) + self.once_usd_per_instance
+
+    def function_cost_usd(self, gpus: int, busy_s: float) -> float:
+        """What `gpus` GPUs cost that trained (or started up) for `busy_s` seconds, under `per_function` billing."""
+        if self.billing == "per_instance":
+            return 0.0
+        return self.price_usd_per_s * gpus / self.gpus * busy_s
+
+    def head_cost_usd(self, jct_s: float) -> float:
+        """What the head node costs for `jct_s` seconds."""
+        return self.head_price_usd_per_hour / SECONDS_PER_HOUR * jct_s
+
+
+def slots(instances: int, gpus_per_instance: int, gpus_per_trial: int) -> int:
+    """How many trials of `gpus_per_trial` GPUs run at once on `instances` instances (gang packing).
+
+    A trial with g <= G sits whole on one instance; one with g > G has g a multiple of G and owns g/G of them.
+    """
+    if gpus_per_trial <= gpus_per_instance:
+        return instances * (gpus_per_instance // gpus_per_trial)
+    assert gpus_per_trial % gpus_per_instance == 0, "a gang wider than an instance takes whole instances"
+    return instances // (gpus_per_trial // gpus_per_instance)
+
+
+def gang_sizes(gpus_per_instance: int, minimum: int, maximum: int) -> list[int]:
+    """The GPUs per trial that packing allows between `minimum` and `maximum`: up to G any, beyond it multiples of G."""
+    return [gpus for gpus in range(minimum, maximum + 1) if gpus <= gpus_per_instance or gpus % gpus_per_instance == 0]

@@ -1,0 +1,141 @@
+"""The profile: how fast one trial trains on a given number of GPUs, and how long things take to start.
+
+Measured by `rubberband profile`, or written inline in the experiment file. It knows nothing of plans or prices.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from rubberband.errors import InputError
+from rubberband.values.adaptive import GoodputProfile
+from rubberband.values.chance import FIXED, Law, Spread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Scaling function and start-up times of an experiment's trials (RubberBand §4.1, §5)."""
+
+    seconds_per_iteration: Mapping[int, float]
+    """GPUs -> mean seconds per iteration with that many GPUs; at least one entry, counts and times positive."""
+    trial_startup_s: float = 0.0
+    """Seconds to gang-start a trial in a stage on warm workers: process group, model, checkpoint."""
+    trial_cv: float = 0.0
+    """Coefficient of variation between trials: a trial's speed is its own, the same in every stage."""
+    iteration_cv: float = 0.0
+    """Coefficient of variation of a single iteration's time, drawn anew for each."""
+    startup_cv: float = 0.0
+    """Coefficient of variation of a trial's start-up (lognormal), drawn anew in every stage."""
+    mean_cv: float = 0.0
+    """Coefficient of variation of the table's own error (lognormal), which all trials of a run share.
+
+    Few measured trials leave unsure how fast the average one is.
+    """
+    law: Law = "lognormal"
+    """Of the noise of trials and iterations."""
+    provision_delay_s: float | None = None
+    """Seconds from asking for an instance until it runs, where it is known; the mean."""
+    provision_spread: Spread = FIXED
+    init_delay_s: float | None = None
+    """Seconds from a running instance until its workers are warm, where it is known; the mean.
+
+    Where it was measured, it has in it what a trial's first start on a fresh worker takes beyond `trial_startup_s`.
+    """
+    init_spread: Spread = FIXED
+    source: Literal["inline", "file"] = "inline"
+    goodput: GoodputProfile | None = None
+    """Where trials may adapt their batch size: the model, of which `seconds_per_iteration` is made for a plan."""
+
+    def __post_init__(self) -> None:
+        assert self.seconds_per_iteration, "the edge refuses an empty profile"
+
+    def __hash__(self) -> int:
+        """Of equal profiles the same: what was reckoned for one is found again."""
+        return hash((frozenset(self.seconds_per_iteration.items()), self.trial_startup_s, self.trial_cv))
+
+    @property
+    def smallest_gpus(self) -> int:
+        """The smallest measured number of GPUs."""
+        return min(self.seconds_per_iteration)
+
+    @property
+    def largest_gpus(self) -> int:
+        """The largest measured number of GPUs; beyond it the time is taken to be flat."""
+        return max(self.seconds_per_iteration)
+
+    @property
+    def varies(self) -> bool:
+        """Whether what trials take is noisy."""
+        return self.trial_cv > 0.0 or self.iteration_cv > 0.0 or self.mean_cv > 0.0 or self.startup_varies
+
+    @property
+    def startup_varies(self) -> bool:
+        """Whether the start-ups of trials are noisy."""
+        return self.startup_cv > 0.0 and self.trial_startup_s > 0.0
+
+    def stage_cv(self, iterations: int) -> float:
+        """Coefficient of variation of a trial's training time in one stage, whatever its other stages take.
+
+        It is sqrt(mean_cv^2 + trial_cv^2 + iteration_cv^2 / w) for w iterations. Between stages only
+        iteration_cv^2 / w is drawn anew.
+        """
+        return math.hypot(self.mean_cv, self.trial_cv, self.iteration_cv / math.sqrt(iterations))
+
+    def covers(self, gpus: int) -> bool:
+        """Whether `gpus` lies within the measured range."""
+        return self.smallest_gpus <= gpus <= self.largest_gpus
+
+    def iteration_s(self, gpus: int) -> float:
+        """e(g): seconds per iteration with `gpus` GPUs.
+
+        Linear in throughput (1/e) between measured counts, flat beyond the largest one.
+
+        Raises InputError below the smallest measured count: a trial may not fit there, and nothing tells its speed.
+        """
+        table = self.seconds_per_iteration
+        if gpus in table:
+            return table[gpus]
+        if gpus > self.largest_gpus:
+            return table[self.largest_gpus]
+        if gpus < self.smallest_gpus:
+            raise InputError(
+                f"the profile starts at {self.smallest_gpus} GPUs and says nothing of {gpus}; measure it, or set "
+                f"resources.gpus_per_trial.min to {self.smallest_gpus}"
+            )
+        below = max(count for count in table if count < gpus)
+        above = min(count for count in table if count > gpus)
+        share = (gpus - below) / (above - below)
+        return 1.0 / ((1.0 - share) / table[below] + share / table[above])
+
+    def notes(self) -> list[str]:
+        """What is legal and yet worth knowing: a line for every gap in the table and for every time that goes up.
+
+        A gap is where one measured count is more than twice the one before.
+        """
+        counts = sorted(self.seconds_per_iteration)
+        return [
+            note(below, above)
+            for below, above in itertools.pairwise(counts)
+            for note, applies in ((_gap, above > 2 * below), (self._slower, self._rises(below, above)))
+            if applies
+        ]
+
+    def _rises(self, below: int, above: int) -> bool:
+        return self.seconds_per_iteration[above] > self.seconds_per_iteration[below]
+
+    def _slower(self, below: int, above: int) -> str:
+        return (
+            f"profile: an iteration is slower with {above} GPUs ({self.seconds_per_iteration[above]:g} s) than with "
+            f"{below} ({self.seconds_per_iteration[below]:g} s); planned as it is, measure again if that is a surprise"
+        )
+
+
+def _gap(below: int, above: int) -> str:
+    return (
+        f"profile: nothing is measured between {below} and {above} GPUs; times there are interpolated (linear in "
+        "throughput), measure some of them to know"
+    )

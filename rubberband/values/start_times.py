@@ -1,0 +1,180 @@
+"""How long instances took to start on this machine, as runs have seen it: kept in the home, and planned with.
+
+It depends on how many start at once and on what their workers import. Each start adds a line to `starts.jsonl`; a line
+that is damaged, or of another version of rubberband, counts for nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import rubberband
+from rubberband.units import format_duration
+from rubberband.values.chance import FIXED, Spread
+
+FILE = "starts.jsonl"
+MOST_BYTES = 128 * 1024
+"""Of the file; then the older half is let go."""
+LATEST = 5
+"""Number of latest starts that are used: a machine changes."""
+_LONGEST_S = 3600.0
+_STEADY_CV = 0.05
+"""Times that vary by less are planned with as if they did not vary."""
+_AT_ONCE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Instances that were asked for at once."""
+
+    entrypoint: str
+    """Of the experiment: what its workers import."""
+    instances: int
+    provision_s: float
+    """From asking until an instance ran; the mean."""
+    init_s: float
+    """From then until the last one's workers were warm: the others are paid for, and train nothing, meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartTimes:
+    """Measured start times of an experiment's instances on this machine."""
+
+    starts: int
+    """Number of starts that were measured."""
+    instances: int
+    """Number of instances that started at once."""
+    provision_s: float
+    provision_spread: Spread
+    """Of the start as a whole: all instances share a machine, so that what delays one delays all."""
+    init_s: float
+
+
+def start_of(entrypoint: str, instants: Sequence[tuple[float, float, float]]) -> Start:
+    """The start of instances, for each of which it is known when it was asked for, ran, and was ready (Unix time)."""
+    provision_s = _mean(running_at - asked_at for asked_at, running_at, _ in instants)
+    ready_s = max(ready_at - asked_at for asked_at, _, ready_at in instants)
+    return Start(
+        entrypoint=entrypoint, instances=len(instants), provision_s=provision_s, init_s=max(0.0, ready_s - provision_s)
+    )
+
+
+def starts_of(entrypoint: str, instants: Sequence[tuple[float, float, float]]) -> list[Start]:
+    """The same of instances that were not all asked for at once."""
+    first_at = 0.0
+
+    def asked_at(each: tuple[float, float, float]) -> float:
+        nonlocal first_at
+        first_at = first_at if each[0] - first_at < _AT_ONCE_S else each[0]
+        return first_at
+
+    return [start_of(entrypoint, list(group)) for _, group in groupby(sorted(instants), asked_at)]
+
+
+def record(home: Path, starts: Sequence[Start], at: float) -> None:
+    """Write starts down that were seen at Unix time `at`. Others may write at the same time. Raises OSError."""
+    if not starts:
+        return
+    lines = b"".join(
+        json.dumps({"version": rubberband.__version__, "at": round(at), **asdict(start)}).encode() + b"\n"
+        for start in starts
+    )[-MOST_BYTES // 2 :]
+    home.mkdir(parents=True, exist_ok=True)
+    import fcntl  # here, so that an estimate needs none
+
+    with open(home / FILE, "a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        size = file.seek(0, os.SEEK_END)
+        if size + len(lines) > MOST_BYTES:
+            file.seek(max(size // 2, size + len(lines) - MOST_BYTES))
+            newer = file.read().partition(b"\n")[2]
+            file.truncate(0)
+            file.write(newer + lines)
+        elif size:
+            file.seek(size - 1)
+            is_whole = file.read(1) == b"\n"
+            file.write(lines if is_whole else b"\n" + lines)  # what was cut off stays a line of its own
+        else:
+            file.write(lines)
+
+
+def start_times(home: Path, entrypoint: str, instances: int) -> StartTimes | None:
+    """Return the latest start times of `entrypoint` with about this number of instances at once; None without any."""
+    found = [start for start in _read(home / FILE) if start.entrypoint == entrypoint]
+    if not found:
+        return None
+    nearest = min({start.instances for start in found}, key=lambda number: (abs(number - instances), number))
+    latest = [start for start in found if start.instances == nearest][-LATEST:]
+    provision_s, ready_s = _mean(start.provision_s for start in latest), [s.provision_s + s.init_s for s in latest]
+    spread_s = _deviation(ready_s)
+    is_steady = provision_s == 0.0 or spread_s <= _STEADY_CV * _mean(ready_s)
+    return StartTimes(
+        starts=len(latest),
+        instances=nearest,
+        provision_s=provision_s,
+        provision_spread=FIXED if is_steady else Spread(cv=spread_s / provision_s),
+        init_s=_mean(start.init_s for start in latest),
+    )
+
+
+def remark(key: str, written_s: float, seen_s: float, times: StartTimes) -> str:
+    """Return the warning about a delay that the file gives as `written_s` under `key`, where `seen_s` were measured."""
+    starts = "start" if times.starts == 1 else f"{times.starts} starts"
+    at_once = "one instance" if times.instances == 1 else f"{times.instances} instances at once"
+    word, seen = key.rpartition(".")[2], format_duration(seen_s)
+    return (
+        f"{key}: the file says {format_duration(written_s)}, and the last {starts} of {at_once} on this machine took "
+        f"{seen}, which is assumed; write {word}: {seen}, or leave it out."
+    )
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return math.fsum(listed) / len(listed)
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation of a sample."""
+    mean = _mean(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(1, len(values) - 1))
+
+
+def _read(path: Path) -> Sequence[Start]:
+    try:
+        seen = path.stat()
+        return _parsed(path, seen.st_mtime_ns, seen.st_size)
+    except OSError:
+        return ()
+
+
+@lru_cache(maxsize=4)
+def _parsed(path: Path, mtime_ns: int, size: int) -> Sequence[Start]:
+    """Return the records of the file; it is read again after a change."""
+    with open(path, "rb") as file:
+        lines = file.read(2 * MOST_BYTES).split(b"\n")
+    found = []
+    for line in lines:
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
+            plain: Mapping[str, Any] = json.loads(line)
+            if plain["version"] == rubberband.__version__:
+                found.append(_start(plain))
+    return tuple(found)
+
+
+def _start(plain: Mapping[str, Any]) -> Start:
+    """Raises ValueError, KeyError or TypeError for what is no start."""
+    provision_s, init_s, instances = float(plain["provision_s"]), float(plain["init_s"]), plain["instances"]
+    if not (0.0 <= provision_s < _LONGEST_S and 0.0 <= init_s < _LONGEST_S):  # nan is not, either
+        raise ValueError("no delays")
+    if type(instances) is not int or instances < 1:
+        raise ValueError("no number of instances")
+    return Start(entrypoint=str(plain["entrypoint"]), instances=instances, provision_s=provision_s, init_s=init_s)
