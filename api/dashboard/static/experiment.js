@@ -67,7 +67,14 @@ function turn(event) {
   fragment();
 }
 
+// On a phone the stages lie side by side: the current one comes first.
+function toCurrentStage() {
+  const row = live.querySelector(".stages [aria-current]");
+  if (row) row.parentElement.scrollLeft = row.offsetLeft - row.parentElement.offsetLeft;
+}
+
 live.addEventListener("click", turn);
+toCurrentStage();
 showFigures(JSON.parse(document.getElementById("figures").textContent));
 offerActions(name, acted);
 const log = followLog(name);
