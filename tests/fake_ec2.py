@@ -10,8 +10,8 @@ from typing import Any
 from rubberband.cloud.aws.calls import Machines, NodeStart, name_in
 from rubberband.cloud.aws.choosing import Ware
 from rubberband.cloud.aws.provider import AwsProvider
-from rubberband.cloud.aws_fake import FakeAws, FakeCall, Fault
 from rubberband.cloud.provider import Head, InstanceStatus
+from tests.ec2 import FakeAws, FakeCall, Fault
 
 START_AT = 1_800_000_000.0
 ZONES = ("us-east-1a", "us-east-1b")

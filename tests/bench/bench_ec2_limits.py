@@ -22,10 +22,10 @@ from pathlib import Path
 from rubberband.cloud.aws.choosing import Ware
 from rubberband.cloud.aws.client import open_session
 from rubberband.cloud.aws.provider import AwsProvider
-from rubberband.cloud.aws_fake import FakeAws
-from rubberband.cloud.aws_fake.limits import Limits, Rate
-from rubberband.cloud.aws_fake.server import DRIVER, SECRET_KEY, FakeServer, access_key
 from rubberband.errors import ProviderError
+from tests.ec2 import FakeAws
+from tests.ec2.limits import Limits, Rate
+from tests.ec2.server import DRIVER, SECRET_KEY, FakeServer, access_key
 from tests.fake_ec2 import Standing, machines_of
 
 TYPE = Ware(instance_type="c7i.xlarge", on_demand_usd_per_hour=0.1785, spot_usd_per_hour=None)

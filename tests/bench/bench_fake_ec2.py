@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from rubberband.cloud.aws_fake import FakeAws
+from tests.ec2 import FakeAws
 from tests.unit.fake_launches import Rental
 
 CLUSTERS = (0, 16)

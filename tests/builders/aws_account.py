@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rubberband.cloud.aws.metadata import Place
-from rubberband.cloud.aws_fake import FakeAws
-from rubberband.cloud.aws_fake.policy import Statement
 from rubberband.spec.resources import Resources
 from rubberband.values.offer import Offer
+from tests.ec2 import FakeAws
+from tests.ec2.policy import Statement
 
 START_AT = 1_800_000_000.0
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from rubberband.cloud.aws.calls import name_in
-from rubberband.cloud.aws_fake.billing import BillLine
-from rubberband.cloud.aws_fake.instance import Instance
-from rubberband.cloud.aws_fake.principals import BUCKET
-from rubberband.cloud.aws_fake.rehearsal import Rehearsal, rehearsal
 from rubberband.executor.result import Result
+from tests.ec2.billing import BillLine
+from tests.ec2.instance import Instance
+from tests.ec2.principals import BUCKET
+from tests.ec2.rehearsal import Rehearsal, rehearsal
 from tests.integration.command_line import PATIENCE_S, ROOT, CommandLine
 
 TALKING = '''

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.cloud.aws_fake.rehearsal import Rehearsal, rehearsal
 from tests.documents import blocks
+from tests.ec2.rehearsal import Rehearsal, rehearsal
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/ec2.md"

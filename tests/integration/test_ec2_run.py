@@ -205,7 +205,7 @@ def test_a_rehearsal_in_bad_weather_as_a_user_types_it(tmp_path: Path) -> None:
     told = ran(
         {**os.environ, "PYTHONPATH": str(ROOT)},
         tmp_path,
-        "rubberband.cloud.aws_fake",
+        "tests.ec2",
         *("--dir", str(tmp_path / "aws"), *weather, "--", *command),
     )
     assert "digits: done in" in told

@@ -20,9 +20,9 @@ from rubberband.cloud.aws.boot import Boot, Installation, worker_script
 from rubberband.cloud.aws.calls import NodeStart, name_in
 from rubberband.cloud.aws.client import open_session
 from rubberband.cloud.aws.provider import AwsProvider
-from rubberband.cloud.aws_fake.core import FakeAws
-from rubberband.cloud.aws_fake.instance import Instance
-from rubberband.cloud.aws_fake.rehearsal import Rehearsal, rehearsal
+from tests.ec2.core import FakeAws
+from tests.ec2.instance import Instance
+from tests.ec2.rehearsal import Rehearsal, rehearsal
 from tests.fake_ec2 import ONE_GPU, Standing, machines_of
 
 ARM = """
@@ -309,7 +309,7 @@ def test_a_machine_boots_after_its_delay(tmp_path: Path) -> None:
 DYING_CLOUD = """
 import sys, time
 from pathlib import Path
-from rubberband.cloud.aws_fake.rehearsal import rehearsal
+from tests.ec2.rehearsal import rehearsal
 from tests.integration.test_fake_machine import launch, says, script, until
 with rehearsal(Path(sys.argv[1])) as aws:
     machine = launch(aws, script("trap '' TERM; (setsid sleep 600 &); echo ready; sleep 600"))

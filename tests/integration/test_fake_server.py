@@ -17,12 +17,12 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.utils import InstanceMetadataFetcher, InstanceMetadataRegionFetcher
 
-from rubberband.cloud.aws_fake.core import FakeAws
-from rubberband.cloud.aws_fake.faults import FakeCall, Fault
-from rubberband.cloud.aws_fake.operations import OPERATIONS
-from rubberband.cloud.aws_fake.rehearsal import rehearsal
-from rubberband.cloud.aws_fake.server import SECRET_KEY, FakeServer, access_key
-from rubberband.cloud.aws_fake.storage import decode_chunks
+from tests.ec2.core import FakeAws
+from tests.ec2.faults import FakeCall, Fault
+from tests.ec2.operations import OPERATIONS
+from tests.ec2.rehearsal import rehearsal
+from tests.ec2.server import SECRET_KEY, FakeServer, access_key
+from tests.ec2.storage import decode_chunks
 from tests.fake_ec2 import pruned
 
 NOW = 1_800_000_000.0
@@ -380,7 +380,7 @@ sys.exit(7)
 
 
 def rehearse(options: list[str], *command: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "rubberband.cloud.aws_fake", "--pending", "0.1", *options, *command]
+    words = [sys.executable, "-m", "tests.ec2", "--pending", "0.1", *options, *command]
     return subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
 
 

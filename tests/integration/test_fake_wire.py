@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rubberband.cloud.aws_fake import wire
+from tests.ec2 import wire
 from tests.fake_ec2 import pruned
 
 OPERATIONS = [

@@ -14,13 +14,13 @@ import pytest
 from rubberband.cloud.aws.calls import Machines, Session
 from rubberband.cloud.aws.client import open_session
 from rubberband.cloud.aws.provider import AwsProvider
-from rubberband.cloud.aws_fake import FakeAws
-from rubberband.cloud.aws_fake.server import FakeServer, access_key
 from rubberband.cloud.local import LocalProvider, ray_node
 from rubberband.cloud.provider import InstanceStatus, Provider
 from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
 from rubberband.values.plan import Market
+from tests.ec2 import FakeAws
+from tests.ec2.server import FakeServer, access_key
 from tests.fake_ec2 import ONE_GPU, Standing, World, boot_script, machines_of
 from tests.integration import fake_nodes
 

@@ -9,7 +9,6 @@ from functools import lru_cache
 from random import Random
 from typing import Any, Literal, TypeVar
 
-from rubberband.cloud.aws_fake import FakeCall, Fault
 from rubberband.cloud.side_costs import side_costs
 from rubberband.executor.core.state import Job
 from rubberband.planner.model import predict
@@ -17,6 +16,7 @@ from rubberband.spec.resources import Resources
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Market, Plan, Stage, StagePlan
 from rubberband.values.profile import Profile
+from tests.ec2 import FakeCall, Fault
 from tests.property.crash_world import BOOT_LEASE_S, LEASE_S, TYPE
 
 Then = Literal["resume", "sweep", "down", "nobody"]

@@ -32,9 +32,9 @@ from rubberband.cloud.aws.own_images import (
     listed_images,
 )
 from rubberband.cloud.aws.resolving import in_one_line, resolve, what_to_install
-from rubberband.cloud.aws_fake import FakeCall, Fault, images
 from rubberband.errors import RubberbandError
 from tests.builders.aws_account import START_AT, Account
+from tests.ec2 import FakeCall, Fault, images
 from tests.property.crash_cases import WEATHERS, parse, words_of
 from tests.property.crash_world import Killed
 

@@ -17,8 +17,6 @@ from rubberband.cloud.aws.calls import INSTANCE_TAG
 from rubberband.cloud.aws.fleet import SHUTDOWN_S, VISIBILITY_S
 from rubberband.cloud.aws.guards import SLACK_S
 from rubberband.cloud.aws.sweeping import end_everything, sweep
-from rubberband.cloud.aws_fake import FakeCall, Fault
-from rubberband.cloud.aws_fake.spot_prices import HOUR_S
 from rubberband.errors import RubberbandError
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
@@ -28,6 +26,8 @@ from rubberband.executor.core.state import Phase
 from rubberband.executor.driver import drive, replay
 from rubberband.executor.journal.journal import MemoryJournal
 from tests.builders.aws_account import START_AT
+from tests.ec2 import FakeCall, Fault
+from tests.ec2.spot_prices import HOUR_S
 from tests.property.crash_cases import (
     BOOT_S,
     SWING,

@@ -13,13 +13,13 @@ from rubberband.cloud.aws.guards import Guards
 from rubberband.cloud.aws.preflight import preflight
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.aws.resolving import resolve
-from rubberband.cloud.aws_fake.billing import BillLine
-from rubberband.cloud.aws_fake.instance import Instance
 from rubberband.cloud.provider import Head
 from rubberband.cloud.start_limits import start_limits
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor.core.state import Job
 from tests.builders.aws_account import START_AT, Account
+from tests.ec2.billing import BillLine
+from tests.ec2.instance import Instance
 
 LEASE_S = 600.0
 STEP_S = 5.0

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rubberband.cloud.aws.pricing import highest
-from rubberband.cloud.aws_fake import Fault
 from rubberband.cloud.provider import InstanceStatus
 from rubberband.executor.core.budget import instance_cost_usd, purse
 from rubberband.executor.core.state import InstanceRecord, Job, State, TrialState
 from rubberband.executor.core.state import InstanceStatus as Standing
 from tests.builders.aws_account import START_AT
+from tests.ec2 import Fault
 from tests.fake_ec2 import World
 from tests.property.crash_cases import job_of
 

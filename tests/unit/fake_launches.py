@@ -6,7 +6,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from rubberband.cloud.aws_fake import FakeAws
+from tests.ec2 import FakeAws
 
 START = 1_767_225_600.0
 TAGS = {"rubberband:owner": "rubberband", "rubberband:run": "r1"}

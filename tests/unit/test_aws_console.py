@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rubberband.cloud.aws import states as console
-from rubberband.cloud.aws_fake import Fault
-from rubberband.cloud.aws_fake.faults import FakeError
 from tests.builders.aws_account import Account
+from tests.ec2 import Fault
+from tests.ec2.faults import FakeError
 
 SETUP = """
 rubberband: 18:14:22 i-001 boots

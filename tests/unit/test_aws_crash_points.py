@@ -19,8 +19,8 @@ import pytest
 from rubberband.cloud.aws.calls import name_in
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.aws.sweeping import sweep
-from rubberband.cloud.aws_fake import FakeCall, Fault
 from rubberband.errors import ProviderError
+from tests.ec2 import FakeCall, Fault
 from tests.fake_ec2 import World
 
 WEATHER: dict[str, Callable[[FakeCall], Fault | None]] = {

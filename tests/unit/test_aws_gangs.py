@@ -11,11 +11,11 @@ from botocore.exceptions import ClientError
 from rubberband.cloud.aws.choosing import Ware
 from rubberband.cloud.aws.network import ensure_cluster
 from rubberband.cloud.aws.sweeping import end_everything
-from rubberband.cloud.aws_fake import FakeCall, Fault
-from rubberband.cloud.aws_fake.faults import FakeError
 from rubberband.errors import InputError
 from rubberband.executor.core.state import Job
 from tests.builders.aws_account import Account, offer
+from tests.ec2 import FakeCall, Fault
+from tests.ec2.faults import FakeError
 from tests.fake_ec2 import World, asked, machines_of
 from tests.property.crash_cases import job_of
 

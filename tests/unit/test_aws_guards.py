@@ -14,10 +14,10 @@ import pytest
 from rubberband.cloud.aws.fleet import SHUTDOWN_S
 from rubberband.cloud.aws.guards import LEAST_SLACK_S, SLACK_S, Guards
 from rubberband.cloud.aws.preflight import preflight
-from rubberband.cloud.aws_fake import FakeCall, Fault
 from rubberband.cloud.catalogue import offer as catalogue_offer
 from rubberband.spec.resources import Resources
 from tests.builders.aws_account import Account, offer
+from tests.ec2 import FakeCall, Fault
 from tests.fake_ec2 import World
 
 ROLE = "rubberband-guard"

@@ -20,12 +20,12 @@ from rubberband.cloud.aws.metadata import Place
 from rubberband.cloud.aws.network import ensure_group
 from rubberband.cloud.aws.sweeping import Ended, end_everything, living
 from rubberband.cloud.aws.token import publish_token
-from rubberband.cloud.aws_fake import Fault
-from rubberband.cloud.aws_fake.faults import FakeCall, FakeDisconnect, FakeError
-from rubberband.cloud.aws_fake.instance import Instance
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Resources
 from tests.builders.aws_account import Account
+from tests.ec2 import Fault
+from tests.ec2.faults import FakeCall, FakeDisconnect, FakeError
+from tests.ec2.instance import Instance
 
 EXPERIMENT = """
 name: digits

@@ -16,9 +16,9 @@ from rubberband.cloud.aws import intents
 from rubberband.cloud.aws.choosing import Ware
 from rubberband.cloud.aws.intents import Intents, runs_in
 from rubberband.cloud.aws.pricing import spot_prices
-from rubberband.cloud.aws_fake import FakeCall, Fault
 from rubberband.errors import ProviderError
 from tests.builders.power_cut import PowerCut
+from tests.ec2 import FakeCall, Fault
 from tests.fake_ec2 import ONE_GPU, World, asked, machines_of, once
 
 FALLBACK = (*ONE_GPU, Ware(instance_type="g5.2xlarge", on_demand_usd_per_hour=1.212, spot_usd_per_hour=0.5))

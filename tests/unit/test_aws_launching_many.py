@@ -14,8 +14,8 @@ import pytest
 
 from rubberband.cloud.aws.calls import NodeStart, name_in, share
 from rubberband.cloud.aws.provider import AwsProvider
-from rubberband.cloud.aws_fake import FakeCall, Fault
 from rubberband.errors import InputError, ProviderError
+from tests.ec2 import FakeCall, Fault
 from tests.fake_ec2 import World, asked, boot_script, once
 
 NAMES = ("a", "b", "c", "d", "e")

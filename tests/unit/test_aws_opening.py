@@ -12,11 +12,11 @@ import pytest
 from rubberband.cloud import catalogue
 from rubberband.cloud.aws.opening import open_provider, stand_ins
 from rubberband.cloud.aws.provider import AwsProvider
-from rubberband.cloud.aws_fake import FakeAws
 from rubberband.cloud.provider import Head
 from rubberband.cloud.ray_head import RayHead
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Resources
+from tests.ec2 import FakeAws
 from tests.fake_ec2 import START_AT
 
 G5 = ["g5.xlarge", "g5.2xlarge", "g6.xlarge", "g5.12xlarge"]

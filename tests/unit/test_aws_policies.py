@@ -16,10 +16,10 @@ from rubberband.cloud.aws.preflight import preflight
 from rubberband.cloud.aws.resolving import resolve
 from rubberband.cloud.aws.sweeping import end_everything
 from rubberband.cloud.aws.token import read_token, token_parameter
-from rubberband.cloud.aws_fake.client import operation_names
-from rubberband.cloud.aws_fake.policy import statements
 from rubberband.errors import InputError
 from tests.builders.aws_account import Account, offer, started
+from tests.ec2.client import operation_names
+from tests.ec2.policy import statements
 
 PREFLIGHT = [
     "ec2:AuthorizeSecurityGroupIngress",

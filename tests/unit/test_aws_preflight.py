@@ -10,12 +10,12 @@ import pytest
 
 from rubberband.cloud.aws.calls import open_aws
 from rubberband.cloud.aws.preflight import check_clock, check_store, file_system, preflight
-from rubberband.cloud.aws_fake import Fault
-from rubberband.cloud.aws_fake.faults import FakeCall, FakeError
 from rubberband.errors import InputError
 from rubberband.spec.loading import load_experiment
 from rubberband.values.offer import Offer
 from tests.builders.aws_account import Account, offer, started
+from tests.ec2 import Fault
+from tests.ec2.faults import FakeCall, FakeError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

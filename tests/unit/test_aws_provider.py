@@ -8,8 +8,8 @@ import pytest
 
 from rubberband.cloud.aws.fleet import PATIENCE_S
 from rubberband.cloud.aws.provider import AwsProvider
-from rubberband.cloud.aws_fake import Fault
 from rubberband.errors import ProviderError
+from tests.ec2 import Fault
 from tests.fake_ec2 import START_AT, World, once
 
 

@@ -17,9 +17,9 @@ import pytest
 
 from rubberband.cloud.aws.fleet import VISIBILITY_S
 from rubberband.cloud.aws.provider import AwsProvider
-from rubberband.cloud.aws_fake import FakeCall, Fault
 from rubberband.cloud.provider import InstanceStatus
 from rubberband.errors import ProviderError
+from tests.ec2 import FakeCall, Fault
 from tests.fake_ec2 import World
 
 SEEDS = 20

@@ -23,11 +23,11 @@ from rubberband.cloud.aws.network import delete_groups, ensure_group
 from rubberband.cloud.aws.resolving import resolve, what_to_install
 from rubberband.cloud.aws.token import main as fetch_token
 from rubberband.cloud.aws.token import publish_token, read_token, token_parameter
-from rubberband.cloud.aws_fake import Fault
-from rubberband.cloud.aws_fake.faults import FakeCall, FakeError
 from rubberband.errors import InputError
 from rubberband.spec.resources import Aws
 from tests.builders.aws_account import Account
+from tests.ec2 import Fault
+from tests.ec2.faults import FakeCall, FakeError
 
 ROOT = Path(__file__).parents[2]
 

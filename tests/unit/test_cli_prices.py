@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rubberband import cli
-from rubberband.cloud.aws_fake import FakeAws
 from tests.builders.experiment_words import EXAMPLE
+from tests.ec2 import FakeAws
 
 AWS = [
     *("-s", "resources={provider: aws, instance_type: g5.xlarge, checkpoints: s3://bucket/x}"),

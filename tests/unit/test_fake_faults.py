@@ -13,7 +13,7 @@ from botocore.exceptions import (
     ReadTimeoutError,
 )
 
-from rubberband.cloud.aws_fake import FakeCall, FakeDisconnect, FakeError, Fault
+from tests.ec2 import FakeCall, FakeDisconnect, FakeError, Fault
 from tests.unit.fake_launches import START, Rental, code_of
 
 

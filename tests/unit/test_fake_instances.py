@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError, ReadTimeoutError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.cloud.aws_fake import FakeAws, Fault
+from tests.ec2 import FakeAws, Fault
 from tests.unit.fake_launches import START, TAGS, Rental, code_of, spot
 
 

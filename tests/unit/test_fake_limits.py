@@ -7,7 +7,7 @@ from botocore.exceptions import ClientError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.cloud.aws_fake.limits import Limits, Rate
+from tests.ec2.limits import Limits, Rate
 from tests.unit.fake_launches import Rental, code_of
 
 NOW = 1000.0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from rubberband.cloud.aws_fake.policy import Context, Decision, decided, statements
+from tests.ec2.policy import Context, Decision, decided, statements
 from tests.unit.fake_launches import Rental, code_of, spot
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from rubberband.cloud.aws_fake import BUCKET, FakeAws
-from rubberband.cloud.aws_fake.client import operation_names, service_model
-from rubberband.cloud.aws_fake.operations import OPERATIONS
+from tests.ec2 import BUCKET, FakeAws
+from tests.ec2.client import operation_names, service_model
+from tests.ec2.operations import OPERATIONS
 from tests.unit.fake_launches import START, Rental, code_of
 
 OWNED = [{"ResourceType": "security-group", "Tags": [{"Key": "rubberband:owner", "Value": "rubberband"}]}]

@@ -17,12 +17,12 @@ from rubberband.cloud.aws.images import type_facts
 from rubberband.cloud.aws.own_images import builder_type, built_image, delete_image, image_key
 from rubberband.cloud.aws.resolving import resolve, what_to_install
 from rubberband.cloud.aws.side_costs import side_facts
-from rubberband.cloud.aws_fake import FakeCall, Fault
-from rubberband.cloud.aws_fake.faults import FakeError
 from rubberband.cloud.catalogue import table_of
 from rubberband.cloud.side_costs import side_costs
 from rubberband.errors import InputError
 from rubberband.spec.resources import Aws, Resources
+from tests.ec2 import FakeCall, Fault
+from tests.ec2.faults import FakeError
 from tests.property.crash_images import TYPE, BuildWorld, ImagePoint
 
 START = NodeStart(instances=("i-001",), head_address="10.0.0.1:1", gpus=1, lease_s=600.0, lifetime_s=3600.0)

@@ -15,14 +15,14 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from rubberband.cloud.aws.client import open_session
 from rubberband.cloud.aws.pricing import PATIENCE_S, facts_of, fetch, on_demand_price, spot_prices
-from rubberband.cloud.aws_fake import FakeAws, FakeCall, FakeDisconnect, FakeError, Fault
-from rubberband.cloud.aws_fake.machine_types import MachineType
-from rubberband.cloud.aws_fake.server import SECRET_KEY, FakeServer, access_key
 from rubberband.cloud.catalogue import offer, offers, price_source, spot_source
 from rubberband.cloud.instance_types import catalogue
 from rubberband.cloud.prices import ON_DEMAND_GOOD_S, SPOT_GOOD_S, live_table, prices_of
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Resources
+from tests.ec2 import FakeAws, FakeCall, FakeDisconnect, FakeError, Fault
+from tests.ec2.machine_types import MachineType
+from tests.ec2.server import SECRET_KEY, FakeServer, access_key
 
 START_AT = 1_800_000_000.0
 REGION = "us-east-1"

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from rubberband.cloud.aws.quota import quota_code, quotas
-from rubberband.cloud.aws_fake import FakeAws, FakeCall, FakeError, Fault
-from rubberband.cloud.aws_fake.quota_codes import QUOTAS
-from rubberband.cloud.aws_fake.quota_codes import quota_code as code_of_the_fake
 from rubberband.errors import ProviderError
 from rubberband.values.plan import Market
+from tests.ec2 import FakeAws, FakeCall, FakeError, Fault
+from tests.ec2.quota_codes import QUOTAS
+from tests.ec2.quota_codes import quota_code as code_of_the_fake
 
 G_ON_DEMAND, G_SPOT = "L-DB2E81BA", "L-3819A6DF"
 

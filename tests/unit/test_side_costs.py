@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from rubberband.cloud.aws.side_costs import side_facts, with_side_facts
-from rubberband.cloud.aws_fake.policy import statements
 from rubberband.cloud.catalogue import offer
 from rubberband.cloud.instance_types import catalogue
 from rubberband.cloud.prices import LiveTable
@@ -27,6 +26,7 @@ from rubberband.values.plan import Constraints
 from rubberband.views.estimate_stages import covers
 from rubberband.views.spending import spending
 from tests.builders.aws_account import Account
+from tests.ec2.policy import statements
 from tests.property.crash_cases import STAGES, job_of, undisturbed
 from tests.property.crash_story import Story
 

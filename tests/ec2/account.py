@@ -1,0 +1,97 @@
+"""Who one is and what one may have: sts, service-quotas, and EC2's account attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.ec2.faults import FakeError
+from tests.ec2.filters import page
+from tests.ec2.quota_codes import QUOTAS
+from tests.ec2.request import Operation, Request
+from tests.ec2.world import ACCOUNT
+
+NEW_ACCOUNT_VCPUS = 5.0
+"""AWS's default for the standard families; a new account has none of the others."""
+
+
+def get_caller_identity(request: Request) -> dict[str, Any]:
+    """GetCallerIdentity, which everybody may call."""
+    return {
+        "Account": ACCOUNT,
+        "Arn": request.access.arn,
+        "UserId": "AROAFAKE:" + request.access.arn.rpartition("/")[2],
+    }
+
+
+def get_service_quota(request: Request) -> dict[str, Any]:
+    """GetServiceQuota: what this account may have."""
+    request.access.check("servicequotas:GetServiceQuota")
+    code = _known(request)
+    return {"Quota": _shown(request, code, request.world.quotas_vcpus[code])}
+
+
+def get_default_quota(request: Request) -> dict[str, Any]:
+    """GetAWSDefaultServiceQuota: what a new account may have."""
+    request.access.check("servicequotas:GetAWSDefaultServiceQuota")
+    code = _known(request)
+    return {"Quota": _shown(request, code, NEW_ACCOUNT_VCPUS if "Standard" in QUOTAS[code] else 0.0)}
+
+
+def list_service_quotas(request: Request) -> dict[str, Any]:
+    """ListServiceQuotas."""
+    request.access.check("servicequotas:ListServiceQuotas")
+    _check_service(request)
+    shown, following = page(list(QUOTAS), request.params, at_most=100)
+    return {"Quotas": [_shown(request, code, request.world.quotas_vcpus[code]) for code in shown], **following}
+
+
+def describe_account_attributes(request: Request) -> dict[str, Any]:
+    """DescribeAccountAttributes."""
+    request.access.check("ec2:DescribeAccountAttributes")
+    request.end_dry_run()
+    default_vpc = next((vpc.vpc_id for vpc in request.world.vpcs.values() if vpc.default), "none")
+    values = {"supported-platforms": "VPC", "default-vpc": default_vpc}
+    asked = request.params.get("AttributeNames") or tuple(values)
+    described = [
+        {"AttributeName": name, "AttributeValues": [{"AttributeValue": values[name]}]}
+        for name in asked
+        if name in values
+    ]
+    return {"AccountAttributes": described}
+
+
+def _check_service(request: Request) -> None:
+    if request.params["ServiceCode"] != "ec2":
+        raise FakeError("NoSuchResourceException", "The request failed because the specified service does not exist.")
+
+
+def _known(request: Request) -> str:
+    _check_service(request)
+    code = str(request.params["QuotaCode"])
+    if code not in QUOTAS:
+        raise FakeError("NoSuchResourceException", "The request failed because the specified quota does not exist.")
+    return code
+
+
+def _shown(request: Request, code: str, vcpus: float) -> dict[str, Any]:
+    return {
+        "ServiceCode": "ec2",
+        "ServiceName": "Amazon Elastic Compute Cloud (Amazon EC2)",
+        "QuotaArn": f"arn:aws:servicequotas:{request.world.region}:{ACCOUNT}:ec2/{code}",
+        "QuotaCode": code,
+        "QuotaName": QUOTAS[code],
+        "Value": float(vcpus),
+        "Unit": "None",
+        "Adjustable": True,
+        "GlobalQuota": False,
+    }
+
+
+ACCOUNTS: Mapping[tuple[str, str], Operation] = {
+    ("sts", "GetCallerIdentity"): get_caller_identity,
+    ("service-quotas", "GetServiceQuota"): get_service_quota,
+    ("service-quotas", "GetAWSDefaultServiceQuota"): get_default_quota,
+    ("service-quotas", "ListServiceQuotas"): list_service_quotas,
+    ("ec2", "DescribeAccountAttributes"): describe_account_attributes,
+}

@@ -1,0 +1,154 @@
+"""What EC2 shows of instances, and their end: Describe-, TerminateInstances, consoles, CreateTags, spot requests."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tests.ec2.faults import FakeError
+from tests.ec2.filters import Reader, filtered, page
+from tests.ec2.instance import USER_INITIATED, Instance, as_datetime
+from tests.ec2.launch_rights import arn, check_end, request_tags, resource_tags
+from tests.ec2.request import Operation, Request
+from tests.ec2.world import ACCOUNT
+
+
+def describe_instances(request: Request) -> dict[str, Any]:
+    """DescribeInstances."""
+    request.access.check("ec2:DescribeInstances")
+    request.end_dry_run()
+    params, now = request.params, request.now - request.fault.stale_s
+    if params.get("InstanceIds") and "MaxResults" in params:
+        message = "The parameter instancesSet cannot be used with the parameter maxResults"
+        raise FakeError("InvalidParameterCombination", message)
+    chosen = filtered(_visible(request), params, {**_READERS, "instance-state-name": lambda one: (one.state(now),)})
+    shown, following = page(chosen, params, at_least=5)
+    reservations: dict[str, list[Instance]] = {}
+    for instance in shown:
+        reservations.setdefault(instance.reservation_id, []).append(instance)
+    return {"Reservations": [_reservation(key, ones, now) for key, ones in reservations.items()], **following}
+
+
+def terminate_instances(request: Request) -> dict[str, Any]:
+    """TerminateInstances: all of them or, if one is not to be found, none."""
+    instances = [_found(request, instance_id) for instance_id in request.params["InstanceIds"]]
+    for instance in instances:
+        check_end(request.world, request.access, instance)
+    request.end_dry_run()
+    return {"TerminatingInstances": [_terminated(request, instance) for instance in instances]}
+
+
+def get_console_output(request: Request) -> dict[str, Any]:
+    """GetConsoleOutput, of machines that have a console here."""
+    instance = _found(request, request.params["InstanceId"])
+    keys = {"ec2:Region": request.world.region, **resource_tags(instance.tags)}
+    request.access.check("ec2:GetConsoleOutput", arn(request.world, f"instance/{instance.instance_id}"), keys)
+    request.end_dry_run()
+    shown = base64.b64encode(request.world.console(instance.instance_id).encode()).decode()
+    return {"InstanceId": instance.instance_id, "Timestamp": as_datetime(request.now), "Output": shown}
+
+
+def create_tags(request: Request) -> dict[str, Any]:
+    """CreateTags, of instances and security groups that exist."""
+    tags = {tag["Key"]: tag.get("Value", "") for tag in request.params["Tags"]}
+    owned = [_tags_of(request, resource) for resource in request.params["Resources"]]
+    for kind, resource, before in owned:
+        keys = {"ec2:Region": request.world.region, **request_tags(tags), **resource_tags(before)}
+        request.access.check("ec2:CreateTags", arn(request.world, f"{kind}/{resource}"), keys)
+    request.end_dry_run()
+    for _, _, before in owned:
+        before.update(tags)
+    return {}
+
+
+def describe_spot_instance_requests(request: Request) -> dict[str, Any]:
+    """DescribeSpotInstanceRequests, of the instances that a spot request was filled with."""
+    request.access.check("ec2:DescribeSpotInstanceRequests")
+    request.end_dry_run()
+    asked = set(request.params.get("SpotInstanceRequestIds", ()))
+    spot = [one for one in request.world.instances.values() if one.spot_request_id and one.is_visible(request.now)]
+    chosen = filtered([one for one in spot if not asked or one.spot_request_id in asked], request.params, _READERS)
+    shown, following = page(chosen, request.params)
+    return {"SpotInstanceRequests": [_spot_request(one) for one in shown], **following}
+
+
+def _visible(request: Request) -> Sequence[Instance]:
+    asked, when = request.params.get("InstanceIds"), request.now - request.fault.stale_s
+    if asked:
+        return [_found(request, instance_id).as_of(when) for instance_id in asked]
+    return [one.as_of(when) for one in request.world.instances.values() if one.is_visible(when)]
+
+
+def _found(request: Request, instance_id: str) -> Instance:
+    if not instance_id.startswith("i-"):
+        message = f'Invalid id: "{instance_id}" (expecting "i-...")'
+        raise FakeError("InvalidInstanceID.Malformed", message)
+    instance = request.world.instances.get(instance_id)
+    if instance is None or not instance.is_visible(request.now - request.fault.stale_s):
+        raise FakeError("InvalidInstanceID.NotFound", f"The instance ID '{instance_id}' does not exist")
+    return instance
+
+
+def _reservation(reservation_id: str, instances: Sequence[Instance], now: float) -> dict[str, Any]:
+    return {
+        "ReservationId": reservation_id,
+        "OwnerId": ACCOUNT,
+        "Groups": [],
+        "Instances": [instance.as_dict(now) for instance in instances],
+    }
+
+
+def _terminated(request: Request, instance: Instance) -> dict[str, Any]:
+    before = instance.state_as_dict(request.now)
+    request.world.end(instance, request.now, USER_INITIATED)
+    current = instance.state_as_dict(request.now)
+    return {"InstanceId": instance.instance_id, "PreviousState": before, "CurrentState": current}
+
+
+def _tags_of(request: Request, resource: str) -> tuple[str, str, dict[str, str]]:
+    if resource in request.world.groups:
+        return "security-group", resource, request.world.groups[resource].tags
+    return "instance", resource, _found(request, resource).tags
+
+
+def _spot_request(instance: Instance) -> dict[str, Any]:
+    open_ = instance.lives()
+    return {
+        "SpotInstanceRequestId": instance.spot_request_id,
+        "InstanceId": instance.instance_id,
+        "State": "active" if open_ else "closed",
+        "Status": {"Code": "fulfilled" if open_ else "instance-terminated-by-user", "Message": ""},
+        "SpotPrice": instance.max_price or f"{instance.machine_type.price_usd_per_hour:f}",
+        "Type": "one-time",
+        "CreateTime": as_datetime(instance.launched_at),
+        "LaunchedAvailabilityZone": instance.zone,
+        "InstanceInterruptionBehavior": "terminate",
+        "ProductDescription": "Linux/UNIX",
+        "Tags": [],
+    }
+
+
+_READERS: Mapping[str, Reader] = {
+    "availability-zone": lambda one: (one.zone,),
+    "client-token": lambda one: (one.client_token,),
+    "iam-instance-profile.arn": lambda one: (one.profile_arn,) if one.profile_arn else (),
+    "image-id": lambda one: (one.image_id,),
+    "instance-id": lambda one: (one.instance_id,),
+    "instance-lifecycle": lambda one: ("spot",) if one.market == "spot" else (),
+    "instance-type": lambda one: (one.machine_type.name,),
+    "instance.group-id": lambda one: tuple(group for group, _ in one.groups),
+    "key-name": lambda one: (one.key_name,) if one.key_name else (),
+    "private-ip-address": lambda one: (one.private_ip,),
+    "reservation-id": lambda one: (one.reservation_id,),
+    "spot-instance-request-id": lambda one: (one.spot_request_id,) if one.spot_request_id else (),
+    "subnet-id": lambda one: (one.subnet_id,),
+    "vpc-id": lambda one: (one.vpc_id,),
+}
+DESCRIBING: Mapping[tuple[str, str], Operation] = {
+    ("ec2", "DescribeInstances"): describe_instances,
+    ("ec2", "TerminateInstances"): terminate_instances,
+    ("ec2", "CreateTags"): create_tags,
+    ("ec2", "GetConsoleOutput"): get_console_output,
+    ("ec2", "DescribeSpotInstanceRequests"): describe_spot_instance_requests,
+}

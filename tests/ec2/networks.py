@@ -1,0 +1,324 @@
+"""VPCs, subnets and security groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from tests.ec2.faults import FakeError
+from tests.ec2.filters import Reader, filtered, page
+from tests.ec2.launch_order import tags_of
+from tests.ec2.launch_rights import arn, request_tags, resource_tags
+from tests.ec2.request import Operation, Request
+from tests.ec2.world import ACCOUNT, Group, Rule, Subnet, Vpc
+
+
+def describe_vpcs(request: Request) -> dict[str, Any]:
+    """DescribeVpcs."""
+    request.access.check("ec2:DescribeVpcs")
+    request.end_dry_run()
+    chosen = _chosen(request.world.vpcs, request.params.get("VpcIds"), "InvalidVpcID.NotFound", "The vpc ID")
+    shown, following = page(filtered(chosen, request.params, _VPC_READERS), request.params)
+    return {"Vpcs": [_shown_vpc(vpc) for vpc in shown], **following}
+
+
+def describe_subnets(request: Request) -> dict[str, Any]:
+    """DescribeSubnets."""
+    request.access.check("ec2:DescribeSubnets")
+    request.end_dry_run()
+    asked = request.params.get("SubnetIds")
+    chosen = _chosen(request.world.subnets, asked, "InvalidSubnetID.NotFound", "The subnet ID")
+    shown, following = page(filtered(chosen, request.params, _SUBNET_READERS), request.params)
+    return {"Subnets": [_shown_subnet(request, subnet) for subnet in shown], **following}
+
+
+def describe_route_tables(request: Request) -> dict[str, Any]:
+    """DescribeRouteTables: a VPC's main one leads to its Internet gateway; subnets that are not public have their own,
+    which leads to a NAT gateway."""
+    request.access.check("ec2:DescribeRouteTables")
+    request.end_dry_run()
+    tables = [_main_table(vpc) for vpc in request.world.vpcs.values()]
+    tables += [_private_table(subnet) for subnet in request.world.subnets.values() if not subnet.public]
+    shown, following = page(filtered(tables, request.params, _ROUTE_READERS), request.params)
+    return {"RouteTables": shown, **following}
+
+
+def _main_table(vpc: Vpc) -> dict[str, Any]:
+    gateway = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": f"igw-{vpc.vpc_id[4:]}", "State": "active"}
+    return _route_table(vpc.vpc_id, f"rtb-{vpc.vpc_id[4:]}", [gateway], {"Main": True})
+
+
+def _private_table(subnet: Subnet) -> dict[str, Any]:
+    nat = {"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": f"nat-{subnet.subnet_id[7:]}", "State": "active"}
+    s3 = {"DestinationPrefixListId": "pl-63a5400a", "GatewayId": f"vpce-{subnet.subnet_id[7:]}", "State": "active"}
+    routes = [nat, s3] if subnet.s3_endpoint else [nat]
+    association = {"Main": False, "SubnetId": subnet.subnet_id}
+    return _route_table(subnet.vpc_id, f"rtb-{subnet.subnet_id[7:]}", routes, association)
+
+
+def _route_table(
+    vpc_id: str, table_id: str, routes: list[dict[str, Any]], association: dict[str, Any]
+) -> dict[str, Any]:
+    association = {
+        **association,
+        "RouteTableAssociationId": f"rtbassoc-{table_id[4:]}",
+        "RouteTableId": table_id,
+        "AssociationState": {"State": "associated"},
+    }
+    return {
+        "VpcId": vpc_id,
+        "RouteTableId": table_id,
+        "OwnerId": ACCOUNT,
+        "Routes": routes,
+        "Associations": [association],
+        "PropagatingVgws": [],
+        "Tags": [],
+    }
+
+
+def describe_security_groups(request: Request) -> dict[str, Any]:
+    """DescribeSecurityGroups."""
+    request.access.check("ec2:DescribeSecurityGroups")
+    request.end_dry_run()
+    asked = request.params.get("GroupIds")
+    chosen = _chosen(request.world.groups, asked, "InvalidGroup.NotFound", "The security group")
+    names = request.params.get("GroupNames")
+    named = [group for group in chosen if not names or group.name in names]
+    shown, following = page(filtered(named, request.params, _GROUP_READERS), request.params)
+    return {"SecurityGroups": [_shown_group(group) for group in shown], **following}
+
+
+def create_security_group(request: Request) -> dict[str, Any]:
+    """CreateSecurityGroup: a name is taken once in each VPC."""
+    world, params = request.world, request.params
+    vpc_id = params.get("VpcId") or next(vpc.vpc_id for vpc in world.vpcs.values() if vpc.default)
+    if vpc_id not in world.vpcs:
+        raise FakeError("InvalidVpcID.NotFound", f"The vpc ID '{vpc_id}' does not exist")
+    tags = tags_of(params).get("security-group", {})
+    asked = {"ec2:Region": world.region, **request_tags(tags)}
+    request.access.check("ec2:CreateSecurityGroup", arn(world, "security-group/*"), asked)
+    request.access.check("ec2:CreateSecurityGroup", arn(world, f"vpc/{vpc_id}"), {"ec2:Region": world.region})
+    if tags:
+        created = {**asked, "ec2:CreateAction": "CreateSecurityGroup"}
+        request.access.check("ec2:CreateTags", arn(world, "security-group/*"), created)
+    request.end_dry_run()
+    name = params["GroupName"]
+    if any(group.name == name and group.vpc_id == vpc_id for group in world.groups.values()):
+        message = f"The security group '{name}' already exists for VPC '{vpc_id}'"
+        raise FakeError("InvalidGroup.Duplicate", message)
+    group_id = world.new_id("sg")
+    group = Group(group_id=group_id, name=name, description=params["Description"], vpc_id=vpc_id, tags=tags)
+    world.groups[group_id] = group
+    shown: dict[str, Any] = {"GroupId": group_id, "SecurityGroupArn": arn(world, f"security-group/{group_id}")}
+    return shown | ({"Tags": _shown_tags(tags)} if tags else {})
+
+
+def delete_security_group(request: Request) -> dict[str, Any]:
+    """DeleteSecurityGroup: refused while an instance that is not terminated has it, or another group names it."""
+    group = _changed(request, "ec2:DeleteSecurityGroup")
+    world = request.world
+    instances = (one for one in world.instances.values() if one.state(request.now) != "terminated")
+    worn = any(group.group_id == worn_id for one in instances for worn_id, _ in one.groups)
+    others = (one for one in world.groups.values() if one is not group)
+    if worn or any(rule.peer == group.group_id for one in others for rule in one.ingress + one.egress):
+        raise FakeError("DependencyViolation", f"resource {group.group_id} has a dependent object")
+    if group.name == "default":
+        raise FakeError("CannotDelete", f'the specified group: "{group.group_id}" name: "default" cannot be deleted')
+    del world.groups[group.group_id]
+    return {"Return": True, "GroupId": group.group_id}
+
+
+def authorize_ingress(request: Request) -> dict[str, Any]:
+    """AuthorizeSecurityGroupIngress."""
+    group = _changed(request, "ec2:AuthorizeSecurityGroupIngress")
+    return _authorized(request, group, group.ingress)
+
+
+def authorize_egress(request: Request) -> dict[str, Any]:
+    """AuthorizeSecurityGroupEgress."""
+    group = _changed(request, "ec2:AuthorizeSecurityGroupEgress")
+    return _authorized(request, group, group.egress)
+
+
+def revoke_ingress(request: Request) -> dict[str, Any]:
+    """RevokeSecurityGroupIngress."""
+    return _revoked(request, _changed(request, "ec2:RevokeSecurityGroupIngress").ingress)
+
+
+def revoke_egress(request: Request) -> dict[str, Any]:
+    """RevokeSecurityGroupEgress."""
+    return _revoked(request, _changed(request, "ec2:RevokeSecurityGroupEgress").egress)
+
+
+def _changed(request: Request, action: str) -> Group:
+    group_id = request.params.get("GroupId", "")
+    group: Group = _chosen(request.world.groups, [group_id], "InvalidGroup.NotFound", "The security group")[0]
+    keys = {
+        "ec2:Region": request.world.region,
+        "ec2:Vpc": arn(request.world, f"vpc/{group.vpc_id}"),
+        **resource_tags(group.tags),
+    }
+    request.access.check(action, arn(request.world, f"security-group/{group_id}"), keys)
+    request.end_dry_run()
+    return group
+
+
+def _authorized(request: Request, group: Group, rules: list[Rule]) -> dict[str, Any]:
+    added = list(_asked_rules(request.params))
+    for rule in added:
+        if rule.peer_kind == "group" and rule.peer not in request.world.groups:
+            raise FakeError("InvalidGroup.NotFound", f"The security group '{rule.peer}' does not exist")
+        if rule in rules:
+            message = f'the specified rule "peer: {rule.peer}, {rule.protocol}, ALLOW" already exists'
+            raise FakeError("InvalidPermission.Duplicate", message)
+    rules.extend(added)
+    return {"Return": True, "SecurityGroupRules": [_shown_rule(request, group, rule) for rule in added]}
+
+
+def _revoked(request: Request, rules: list[Rule]) -> dict[str, Any]:
+    removed = list(_asked_rules(request.params))
+    if any(rule not in rules for rule in removed):
+        message = "The specified rule does not exist in this security group."
+        raise FakeError("InvalidPermission.NotFound", message)
+    rules[:] = [rule for rule in rules if rule not in removed]
+    return {"Return": True}
+
+
+def _asked_rules(params: Mapping[str, Any]) -> Iterator[Rule]:
+    permissions = params.get("IpPermissions") or [_simple_permission(params)]
+    for permission in permissions:
+        ports = permission["IpProtocol"], permission.get("FromPort", -1), permission.get("ToPort", -1)
+        for pair in permission.get("UserIdGroupPairs", ()):
+            yield Rule(*ports, "group", pair.get("GroupId", ""))
+        for ip_range in permission.get("IpRanges", ()):
+            yield Rule(*ports, "cidr", ip_range["CidrIp"])
+
+
+def _simple_permission(params: Mapping[str, Any]) -> dict[str, Any]:
+    if "CidrIp" not in params:
+        raise FakeError("MissingParameter", "Either 'ipPermissions' or 'cidrIp' should be provided.")
+    ports = {key: params[key] for key in ("FromPort", "ToPort") if key in params}
+    return {"IpProtocol": params.get("IpProtocol", "-1"), "IpRanges": [{"CidrIp": params["CidrIp"]}], **ports}
+
+
+def _chosen(things: Mapping[str, Any], asked: Iterable[str] | None, code: str, kind: str) -> list[Any]:
+    if not asked:
+        return list(things.values())
+    for name in asked:
+        if name not in things:
+            raise FakeError(code, f"{kind} '{name}' does not exist")
+    return [things[name] for name in asked]
+
+
+def _shown_vpc(vpc: Vpc) -> dict[str, Any]:
+    return {
+        "VpcId": vpc.vpc_id,
+        "CidrBlock": vpc.cidr,
+        "IsDefault": vpc.default,
+        "State": "available",
+        "OwnerId": ACCOUNT,
+        "InstanceTenancy": "default",
+        "Tags": _shown_tags(vpc.tags),
+    }
+
+
+def _shown_subnet(request: Request, subnet: Subnet) -> dict[str, Any]:
+    return {
+        "SubnetId": subnet.subnet_id,
+        "SubnetArn": arn(request.world, f"subnet/{subnet.subnet_id}", account=ACCOUNT),
+        "VpcId": subnet.vpc_id,
+        "AvailabilityZone": subnet.zone,
+        "CidrBlock": subnet.cidr,
+        "AvailableIpAddressCount": 4091,
+        "DefaultForAz": subnet.default,
+        "MapPublicIpOnLaunch": subnet.public,
+        "State": "available",
+        "OwnerId": ACCOUNT,
+        "Tags": _shown_tags(subnet.tags),
+    }
+
+
+def _shown_group(group: Group) -> dict[str, Any]:
+    return {
+        "GroupId": group.group_id,
+        "GroupName": group.name,
+        "Description": group.description,
+        "VpcId": group.vpc_id,
+        "OwnerId": ACCOUNT,
+        "IpPermissions": _shown_permissions(group.ingress),
+        "IpPermissionsEgress": _shown_permissions(group.egress),
+        "Tags": _shown_tags(group.tags),
+    }
+
+
+def _shown_permissions(rules: Iterable[Rule]) -> list[dict[str, Any]]:
+    permissions: dict[tuple[str, int, int], dict[str, Any]] = {}
+    for rule in rules:
+        protocol, from_port, to_port = rule[:3]
+        ports = {} if protocol == "-1" else {"FromPort": from_port, "ToPort": to_port}
+        empty: dict[str, Any] = {"UserIdGroupPairs": [], "IpRanges": [], "Ipv6Ranges": [], "PrefixListIds": []}
+        permission = permissions.setdefault(rule[:3], {"IpProtocol": protocol, **ports, **empty})
+        if rule.peer_kind == "group":
+            permission["UserIdGroupPairs"].append({"GroupId": rule.peer, "UserId": ACCOUNT})
+        else:
+            permission["IpRanges"].append({"CidrIp": rule.peer})
+    return list(permissions.values())
+
+
+def _shown_rule(request: Request, group: Group, rule: Rule) -> dict[str, Any]:
+    peer = {"ReferencedGroupInfo": {"GroupId": rule.peer}} if rule.peer_kind == "group" else {"CidrIpv4": rule.peer}
+    return {
+        "SecurityGroupRuleId": request.world.new_id("sgr"),
+        "GroupId": group.group_id,
+        "GroupOwnerId": ACCOUNT,
+        "IpProtocol": rule.protocol,
+        "FromPort": rule.from_port,
+        "ToPort": rule.to_port,
+        **peer,
+    }
+
+
+def _shown_tags(tags: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
+
+
+_VPC_READERS: Mapping[str, Reader] = {
+    "cidr": lambda vpc: (vpc.cidr,),
+    "is-default": lambda vpc: (str(vpc.default).lower(),),
+    "isDefault": lambda vpc: (str(vpc.default).lower(),),
+    "state": lambda vpc: ("available",),
+    "vpc-id": lambda vpc: (vpc.vpc_id,),
+}
+_SUBNET_READERS: Mapping[str, Reader] = {
+    "availability-zone": lambda subnet: (subnet.zone,),
+    "availabilityZone": lambda subnet: (subnet.zone,),
+    "cidr-block": lambda subnet: (subnet.cidr,),
+    "default-for-az": lambda subnet: (str(subnet.default).lower(),),
+    "defaultForAz": lambda subnet: (str(subnet.default).lower(),),
+    "state": lambda subnet: ("available",),
+    "subnet-id": lambda subnet: (subnet.subnet_id,),
+    "vpc-id": lambda subnet: (subnet.vpc_id,),
+}
+_ROUTE_READERS: Mapping[str, Reader] = {
+    "vpc-id": lambda table: (table["VpcId"],),
+    "association.subnet-id": lambda table: tuple(one.get("SubnetId", "") for one in table["Associations"]),
+    "association.main": lambda table: tuple(str(one["Main"]).lower() for one in table["Associations"]),
+}
+_GROUP_READERS: Mapping[str, Reader] = {
+    "description": lambda group: (group.description,),
+    "group-id": lambda group: (group.group_id,),
+    "group-name": lambda group: (group.name,),
+    "vpc-id": lambda group: (group.vpc_id,),
+}
+NETWORKS: Mapping[tuple[str, str], Operation] = {
+    ("ec2", "DescribeVpcs"): describe_vpcs,
+    ("ec2", "DescribeSubnets"): describe_subnets,
+    ("ec2", "DescribeRouteTables"): describe_route_tables,
+    ("ec2", "DescribeSecurityGroups"): describe_security_groups,
+    ("ec2", "CreateSecurityGroup"): create_security_group,
+    ("ec2", "DeleteSecurityGroup"): delete_security_group,
+    ("ec2", "AuthorizeSecurityGroupIngress"): authorize_ingress,
+    ("ec2", "AuthorizeSecurityGroupEgress"): authorize_egress,
+    ("ec2", "RevokeSecurityGroupIngress"): revoke_ingress,
+    ("ec2", "RevokeSecurityGroupEgress"): revoke_egress,
+}

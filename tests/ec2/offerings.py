@@ -1,0 +1,270 @@
+"""What a region has to offer: instance types and where they are, images, zones, regions, key pairs, spot prices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from tests.ec2.faults import FakeError
+from tests.ec2.filters import Reader, filtered, page
+from tests.ec2.instance import as_datetime
+from tests.ec2.machine_types import as_described
+from tests.ec2.request import Operation, Request
+from tests.ec2.world import ACCOUNT, REGIONS, Image
+
+LINUX = "Linux/UNIX"
+DAY_S = 86_400.0
+AMAZON = "898082745236"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offering:
+    """A type that a location has."""
+
+    instance_type: str
+    location: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpotPrice:
+    """From `at` on, in a zone."""
+
+    instance_type: str
+    zone: str
+    at: float
+    price_usd: float
+
+
+def describe_instance_types(request: Request) -> dict[str, Any]:
+    """DescribeInstanceTypes."""
+    request.access.check("ec2:DescribeInstanceTypes")
+    request.end_dry_run()
+    known, asked = request.world.machine_types, request.params.get("InstanceTypes", ())
+    if asked and "MaxResults" in request.params:
+        message = "The parameter InstanceTypes cannot be used with the parameter MaxResults"
+        raise FakeError("InvalidParameterCombination", message)
+    if unknown := [name for name in asked if name not in known]:
+        message = f"The following supplied instance types do not exist: [{', '.join(unknown)}]"
+        raise FakeError("InvalidInstanceType", message)
+    chosen = [machine for machine in known.values() if not asked or machine.name in asked]
+    shown, following = page(filtered(chosen, request.params, _TYPE_READERS), request.params, at_least=5, at_most=100)
+    return {"InstanceTypes": [as_described(machine) for machine in shown], **following}
+
+
+def describe_instance_type_offerings(request: Request) -> dict[str, Any]:
+    """DescribeInstanceTypeOfferings."""
+    request.access.check("ec2:DescribeInstanceTypeOfferings")
+    request.end_dry_run()
+    world, by = request.world, request.params.get("LocationType", "region")
+    offerings = [
+        Offering(instance_type=machine.name, location=zone)
+        for machine in world.machine_types.values()
+        for zone in ((world.region,) if by == "region" else world.zones)
+        if by == "region" or world.offers(machine, zone)
+    ]
+    shown, following = page(filtered(offerings, request.params, _OFFERING_READERS), request.params)
+    described = [{"InstanceType": one.instance_type, "LocationType": by, "Location": one.location} for one in shown]
+    return {"InstanceTypeOfferings": described, **following}
+
+
+def describe_images(request: Request) -> dict[str, Any]:
+    """DescribeImages."""
+    request.access.check("ec2:DescribeImages")
+    request.end_dry_run()
+    images, asked = request.world.images, request.params.get("ImageIds", ())
+    for image_id in asked:
+        if not image_id.startswith("ami-"):
+            raise FakeError("InvalidAMIID.Malformed", f'Invalid id: "{image_id}" (expecting "ami-...")')
+        if image_id not in images:
+            raise FakeError("InvalidAMIID.NotFound", f"The image id '[{image_id}]' does not exist")
+    owners = request.params.get("Owners")
+    chosen = [
+        image
+        for image in images.values()
+        if (not asked or image.image_id in asked)
+        and (not owners or {image.owner, AMAZON if image.owner != "self" else ACCOUNT} & set(owners))
+    ]
+    readers = {**_IMAGE_READERS, "state": lambda image: (_image_state(image, request.now),)}
+    shown, following = page(filtered(chosen, request.params, readers), request.params)
+    return {"Images": [_shown_image(image, request.now) for image in shown], **following}
+
+
+def describe_spot_price_history(request: Request) -> dict[str, Any]:
+    """DescribeSpotPriceHistory: the price in force at StartTime and its changes until EndTime, latest first.
+
+    Without StartTime, those of a day (AWS: of 90).
+    """
+    request.access.check("ec2:DescribeSpotPriceHistory")
+    request.end_dry_run()
+    world, params = request.world, request.params
+    end = min(request.now, _instant(params.get("EndTime"), request.now))
+    start = min(end, _instant(params.get("StartTime"), end - DAY_S))
+    types, zone = params.get("InstanceTypes"), params.get("AvailabilityZone")
+    if params.get("ProductDescriptions") and LINUX not in params["ProductDescriptions"]:
+        return {"SpotPriceHistory": []}
+    prices = [
+        SpotPrice(instance_type=machine.name, zone=one, at=at, price_usd=world.spot.price_usd(machine, one, at))
+        for machine in world.machine_types.values()
+        for one in world.zones
+        if (not types or machine.name in types) and zone in (None, one) and world.offers(machine, one)
+        for at in (world.spot.changes(machine, one, start, end) if machine.has_spot else ())
+    ]
+    prices.sort(key=lambda price: -price.at)
+    shown, following = page(filtered(prices, params, _SPOT_READERS), params)
+    return {"SpotPriceHistory": [_shown_price(price) for price in shown], **following}
+
+
+def describe_regions(request: Request) -> dict[str, Any]:
+    """DescribeRegions."""
+    request.access.check("ec2:DescribeRegions")
+    request.end_dry_run()
+    asked = request.params.get("RegionNames", ())
+    if unknown := [name for name in asked if name not in REGIONS]:
+        raise FakeError("InvalidParameterValue", f"Invalid region names: [{', '.join(unknown)}]")
+    chosen = filtered([name for name in REGIONS if not asked or name in asked], request.params, _REGION_READERS)
+    described = [
+        {"RegionName": name, "Endpoint": f"ec2.{name}.amazonaws.com", "OptInStatus": "opt-in-not-required"}
+        for name in chosen
+    ]
+    return {"Regions": described}
+
+
+def describe_availability_zones(request: Request) -> dict[str, Any]:
+    """DescribeAvailabilityZones."""
+    request.access.check("ec2:DescribeAvailabilityZones")
+    request.end_dry_run()
+    world, asked = request.world, request.params.get("ZoneNames", ())
+    if unknown := [name for name in asked if name not in world.zones]:
+        raise FakeError("InvalidParameterValue", f"Invalid availability zone: [{', '.join(unknown)}]")
+    chosen = filtered([name for name in world.zones if not asked or name in asked], request.params, _ZONE_READERS)
+    described = [
+        {
+            "ZoneName": zone,
+            "ZoneId": f"fake-az{1 + world.zones.index(zone)}",
+            "ZoneType": "availability-zone",
+            "RegionName": world.region,
+            "State": "available",
+            "OptInStatus": "opt-in-not-required",
+            "GroupName": world.region,
+        }
+        for zone in chosen
+    ]
+    return {"AvailabilityZones": described}
+
+
+def describe_key_pairs(request: Request) -> dict[str, Any]:
+    """DescribeKeyPairs."""
+    request.access.check("ec2:DescribeKeyPairs")
+    request.end_dry_run()
+    known, asked = request.world.key_pairs, request.params.get("KeyNames", ())
+    for name in asked:
+        if name not in known:
+            raise FakeError("InvalidKeyPair.NotFound", f"The key pair '{name}' does not exist")
+    chosen = filtered(sorted(set(asked) or known), request.params, {"key-name": lambda name: (name,)})
+    return {"KeyPairs": [{"KeyName": name, "KeyPairId": f"key-{name}", "KeyType": "ed25519"} for name in chosen]}
+
+
+def _instant(asked: Any, otherwise: float) -> float:
+    if asked is None:
+        return otherwise
+    if isinstance(asked, int | float):
+        return float(asked)
+    moment = datetime.fromisoformat(asked) if isinstance(asked, str) else asked
+    return float((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+
+
+def _shown_price(price: SpotPrice) -> dict[str, Any]:
+    return {
+        "InstanceType": price.instance_type,
+        "AvailabilityZone": price.zone,
+        "ProductDescription": LINUX,
+        "SpotPrice": f"{price.price_usd:.6f}",
+        "Timestamp": as_datetime(price.at),
+    }
+
+
+def _image_state(image: Image, now: float) -> str:
+    return "available" if now >= image.available_at else "pending"
+
+
+def _shown_image(image: Image, now: float) -> dict[str, Any]:
+    volume = {
+        "SnapshotId": image.snapshot_id or f"snap-{image.image_id[4:]}",
+        "VolumeSize": image.volume_gb,
+        "VolumeType": "gp3",
+        "DeleteOnTermination": True,
+        "Encrypted": False,
+    }
+    return {
+        "ImageId": image.image_id,
+        "Name": image.name,
+        "Description": image.name,
+        "Architecture": image.architecture,
+        "CreationDate": f"{as_datetime(image.created_at):%Y-%m-%dT%H:%M:%S}.000Z",
+        "State": _image_state(image, now),
+        "Public": image.owner != "self",
+        "OwnerId": ACCOUNT if image.owner == "self" else AMAZON,
+        "ImageOwnerAlias": image.owner,
+        "Tags": [{"Key": key, "Value": value} for key, value in image.tags.items()],
+        "ImageType": "machine",
+        "RootDeviceName": image.root_device,
+        "RootDeviceType": "ebs",
+        "VirtualizationType": "hvm",
+        "Hypervisor": "xen",
+        "EnaSupport": True,
+        "PlatformDetails": LINUX,
+        "BlockDeviceMappings": [
+            {"DeviceName": image.root_device, "Ebs": volume},
+            *({"DeviceName": name, "Ebs": {**volume, "DeleteOnTermination": False}} for name in image.lasting_disks),
+        ],
+    }
+
+
+_TYPE_READERS: Mapping[str, Reader] = {
+    "bare-metal": lambda machine: ("false",),
+    "current-generation": lambda machine: (str(as_described(machine)["CurrentGeneration"]).lower(),),
+    "instance-type": lambda machine: (machine.name,),
+    "memory-info.size-in-mib": lambda machine: (str(machine.memory_mib),),
+    "processor-info.supported-architecture": lambda machine: (machine.architecture,),
+    "supported-usage-class": lambda machine: ("on-demand", "spot") if machine.has_spot else ("on-demand",),
+    "vcpu-info.default-vcpus": lambda machine: (str(machine.vcpus),),
+}
+_OFFERING_READERS: Mapping[str, Reader] = {
+    "instance-type": lambda offering: (offering.instance_type,),
+    "location": lambda offering: (offering.location,),
+}
+_IMAGE_READERS: Mapping[str, Reader] = {
+    "architecture": lambda image: (image.architecture,),
+    "image-id": lambda image: (image.image_id,),
+    "name": lambda image: (image.name,),
+    "owner-alias": lambda image: (image.owner,),
+    "root-device-type": lambda image: ("ebs",),
+    "virtualization-type": lambda image: ("hvm",),
+}
+_SPOT_READERS: Mapping[str, Reader] = {
+    "availability-zone": lambda price: (price.zone,),
+    "instance-type": lambda price: (price.instance_type,),
+    "product-description": lambda price: (LINUX,),
+}
+_REGION_READERS: Mapping[str, Reader] = {
+    "opt-in-status": lambda region: ("opt-in-not-required",),
+    "region-name": lambda region: (region,),
+}
+_ZONE_READERS: Mapping[str, Reader] = {
+    "opt-in-status": lambda zone: ("opt-in-not-required",),
+    "region-name": lambda zone: (zone[:-1],),
+    "state": lambda zone: ("available",),
+    "zone-name": lambda zone: (zone,),
+    "zone-type": lambda zone: ("availability-zone",),
+}
+OFFERINGS: Mapping[tuple[str, str], Operation] = {
+    ("ec2", "DescribeInstanceTypes"): describe_instance_types,
+    ("ec2", "DescribeInstanceTypeOfferings"): describe_instance_type_offerings,
+    ("ec2", "DescribeImages"): describe_images,
+    ("ec2", "DescribeSpotPriceHistory"): describe_spot_price_history,
+    ("ec2", "DescribeRegions"): describe_regions,
+    ("ec2", "DescribeAvailabilityZones"): describe_availability_zones,
+    ("ec2", "DescribeKeyPairs"): describe_key_pairs,
+}

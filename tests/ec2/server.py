@@ -1,0 +1,246 @@
+"""The fake over HTTP: boto3 with AWS_ENDPOINT_URL, and scripts with curl, work with it unchanged.
+
+One address for everything: EC2 and the other services by the name in the signature (which is not checked, but who
+signed decides what is allowed), S3 in path style, and instance metadata under `/machine/<id>`.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final
+
+from tests.ec2 import wire
+from tests.ec2.access import Access
+from tests.ec2.core import FakeAws
+from tests.ec2.faults import FakeDisconnect, FakeError
+from tests.ec2.instance import Instance
+from tests.ec2.metadata import Facts, Metadata, Notice
+from tests.ec2.principals import BUCKET, PRINCIPALS, arn_of
+from tests.ec2.storage import Storage, rights
+
+DRIVER: Final = "driver"
+"""The machine on which the driver runs: in the account's default VPC, with the driver's role."""
+SECRET_KEY: Final = "any-secret-will-do"
+
+_METADATA_PATH = "/machine/"
+_KEY_PREFIX = "ASIARUBBERBAND"
+_REGIONLESS = ("pricing", "sts", "s3", "iam")
+_ADDRESS = "127.0.0.1"
+
+
+def access_key(principal: str) -> str:
+    """The access key id by which the server knows `principal` (`driver`, `worker`, `admin`)."""
+    return _KEY_PREFIX + principal.upper()
+
+
+class _Http(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+    """Whoever comes while so many wait for the door tries again only a second later."""
+
+
+class FakeServer:
+    """A front of `fake` on a port of this machine; objects of its S3 are files under `directory`.
+
+    `address`: what machines are told is their private address. A context manager; it listens while in the block.
+    """
+
+    def __init__(self, fake: FakeAws, directory: Path, *, address: str = _ADDRESS) -> None:
+        self.fake = fake
+        self.storage = Storage(directory, fake.region)
+        self._address = address
+        self._metadata = Metadata(fake.clock, self._facts, self._notice)
+        self._http = _Http((_ADDRESS, 0), _handler(self))
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), name="fake AWS", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """What AWS_ENDPOINT_URL is to be set to."""
+        return f"http://{_ADDRESS}:{self._http.server_address[1]}"
+
+    def metadata_url(self, machine: str = DRIVER) -> str:
+        """What AWS_EC2_METADATA_SERVICE_ENDPOINT is to be set to on a machine (an instance id, or the driver's)."""
+        return f"{self.url}{_METADATA_PATH}{machine}"
+
+    def __enter__(self) -> FakeServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.shutdown()
+        self._thread.join()
+        self._http.server_close()
+
+    def respond(self, request: Request) -> wire.Response | None:
+        """The answer to a request; None: the connection is closed without one.
+
+        A defect of the fake is answered with 501 and what it was, which no client tries again.
+        """
+        try:
+            if request.path.startswith(_METADATA_PATH):
+                machine, _, path = request.path.removeprefix(_METADATA_PATH).partition("/")
+                return self._metadata.handle(machine, request.method, path, request.headers)
+            return self._call(request)
+        except FakeDisconnect:
+            return None
+        except Exception as error:
+            traceback.print_exc()
+            return _s3_error("NotImplemented", f"the fake fails at this: {error!r}", status=501)
+
+    def _call(self, request: Request) -> wire.Response | None:
+        caller = wire.caller(request.headers)
+        if caller is None:
+            return wire.encode_error(
+                "ec2", "MissingAuthenticationToken", "Request is missing Authentication Token", 403
+            )
+        principal = _principal(caller.access_key)
+        if caller.service == "s3":
+            return self._store(request, principal)
+        try:
+            operation, params = wire.decode(
+                caller.service, request.headers, request.body, method=request.method, target=request.target
+            )
+            self._check(caller, principal)
+            result = self.fake.call(caller.service, operation, params, principal or "nobody")
+            return wire.encode(caller.service, operation, result)
+        except FakeError as error:
+            return wire.encode_error(caller.service, error.code, error.message, error.http_status)
+        except wire.MalformedRequest as error:
+            return _s3_error("MalformedRequest", str(error), status=400)
+
+    def _store(self, request: Request, principal: str | None) -> wire.Response:
+        if principal is None:
+            return _s3_error("InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records.")
+        access = Access(arn=arn_of(principal), region=self.fake.region, policies=self.fake.policies.get(principal))
+        try:
+            access.check(*rights(request.method, request.path, request.query, BUCKET))
+        except FakeError as error:
+            return _s3_error("AccessDenied", error.message)
+        return self.storage.handle(request.method, request.path, request.query, request.headers, request.body)
+
+    def _check(self, caller: wire.Caller, principal: str | None) -> None:
+        """Raises FakeError, with the code that the service in question has for it, unless the caller is known here."""
+        known_region = caller.region == self.fake.region or caller.service in _REGIONLESS
+        if principal is not None and known_region:
+            return
+        if caller.service == "ec2":
+            message = "AWS was not able to validate the provided access credentials"
+            raise FakeError("AuthFailure", message, 401)
+        code = "InvalidClientTokenId" if caller.service in ("sts", "iam") else "UnrecognizedClientException"
+        raise FakeError(code, "The security token included in the request is invalid.", 403)
+
+    def _facts(self, machine: str) -> Facts | None:
+        if machine == DRIVER:
+            return self._driver_facts()
+        instance = self._running(machine)
+        return None if instance is None else self._facts_of(instance)
+
+    def _facts_of(self, instance: Instance) -> Facts:
+        role = None if instance.profile is None else self.fake.world.profiles[instance.profile]
+        return Facts(
+            instance_id=instance.instance_id,
+            instance_type=instance.machine_type.name,
+            image_id=instance.image_id,
+            address=self._address,
+            zone=instance.zone,
+            vpc_id=instance.vpc_id,
+            subnet_id=instance.subnet_id,
+            security_groups=tuple(group for group, _ in instance.groups),
+            spot=instance.market == "spot",
+            role=role,
+            access_key=access_key("worker" if role is not None and "worker" in role else DRIVER),
+            user_data=instance.user_data,
+            launch_index=instance.launch_index,
+        )
+
+    def _driver_facts(self) -> Facts:
+        world = self.fake.world
+        vpc_id = next(iter(world.vpcs))
+        subnet = next(one for one in world.subnets.values() if one.vpc_id == vpc_id)
+        _, role, instance_id = arn_of(DRIVER).split("/")
+        groups = tuple(one.group_id for one in world.groups.values() if one.vpc_id == vpc_id)
+        return Facts(
+            instance_id=instance_id,
+            instance_type="m5.large",
+            image_id=next(iter(world.images), "ami-00000000"),
+            address=self._address,
+            zone=subnet.zone,
+            vpc_id=vpc_id,
+            subnet_id=subnet.subnet_id,
+            security_groups=groups[:1],
+            spot=False,
+            role=role,
+            access_key=access_key(DRIVER),
+            user_data="",
+        )
+
+    def _running(self, machine: str) -> Instance | None:
+        self.fake.tick()
+        instance = self.fake.world.instances.get(machine)
+        return instance if instance is not None and instance.state(self.fake.clock()) == "running" else None
+
+    def _notice(self, machine: str) -> Notice | None:
+        instance = self.fake.world.instances.get(machine)
+        if instance is None or instance.notice_at is None or instance.reclaim_at is None:
+            return None
+        return Notice(given_at=instance.notice_at, ends_at=instance.reclaim_at)
+
+
+class Request:
+    """An HTTP request, read to its end."""
+
+    def __init__(self, method: str, target: str, headers: Any, body: bytes) -> None:
+        path, _, self.query = target.partition("?")
+        self.method, self.path, self.target, self.headers, self.body = method, path, target, headers, body
+
+
+def _s3_error(code: str, message: str, *, status: int = 403) -> wire.Response:
+    text = f"<Code>{code}</Code><Message>{wire.xml_text(message)}</Message>"
+    return wire.xml_response(status, f"<Error>{text}</Error>")
+
+
+def _principal(key: str) -> str | None:
+    name = key.removeprefix(_KEY_PREFIX).lower()
+    return name if key.startswith(_KEY_PREFIX) and name in PRINCIPALS else None
+
+
+def _handler(server: FakeServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def respond(self) -> None:
+            request = Request(self.command, self.path, self.headers, self.read_body())
+            response = server.respond(request)
+            if response is None:
+                self.close_connection = True
+                return
+            self.send_response_only(response.status)
+            for name, value in {"Content-Length": str(len(response.body)), **response.headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(response.body)
+
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = respond  # noqa: N815
+
+        def read_body(self) -> bytes:
+            if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
+                return self.read_chunks()
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+        def read_chunks(self) -> bytes:
+            parts = []
+            while size := int(self.rfile.readline().split(b";")[0], 16):
+                parts.append(self.rfile.read(size))
+                self.rfile.readline()
+            while self.rfile.readline().strip():
+                pass
+            return b"".join(parts)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    return Handler
