@@ -11,7 +11,7 @@ from rubberband.executor.core.events import Event, Finish
 from rubberband.executor.core.invariants import validate
 from rubberband.executor.core.state import Job, State
 from rubberband.executor.driver import Observer, drive
-from rubberband.executor.journal.journal import EventLog, Journal, MemoryJournal
+from rubberband.executor.journal.journal import EventLog, MemoryJournal
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
 
 
@@ -46,7 +46,7 @@ class Killed(Exception):
     """Stands for kill -9."""
 
 
-def run_until_killed(controller: Controller, backend: VirtualBackend, journal: Journal, num_events: int) -> None:
+def run_until_killed(controller: Controller, backend: VirtualBackend, journal: EventLog, num_events: int) -> None:
     left = [num_events]
 
     def kill(*_: object) -> None:

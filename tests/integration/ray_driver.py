@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.integration.conversation import Conversation, make_backend
+from tests.builders.conversation import Conversation, make_backend
 
 if __name__ == "__main__":
     talk = Conversation(make_backend(Path(sys.argv[1])))

@@ -24,8 +24,8 @@ from rubberband.cloud.provider import HeadError
 from rubberband.cloud.ray_head import RayHead
 from rubberband.cloud.steady import steady_clock
 from rubberband.errors import ProviderError
+from tests.builders.conversation import eventually, nothing_left, processes_of
 from tests.integration import fake_nodes
-from tests.integration.conversation import eventually, nothing_left, processes_of
 
 DRIVER = """
 import sys, time

@@ -25,7 +25,7 @@ from rubberband.values.chance import FIXED
 from rubberband.values.offer import Offer
 from rubberband.values.profile import Profile
 from tests.builders.adaptive_backend import AdaptiveBackend
-from tests.integration.conversation import nothing_left
+from tests.builders.conversation import nothing_left
 
 PROFILE = Profile(seconds_per_iteration={1: 4.0, 2: 2.5, 4: 1.5}, trial_startup_s=3.0)
 OFFER = Offer(

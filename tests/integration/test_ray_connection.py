@@ -12,7 +12,7 @@ import ray
 from rubberband.cloud.provider import Head
 from rubberband.executor.ray import connection
 from rubberband.executor.ray.connection import Connection
-from tests.integration.conversation import eventually
+from tests.builders.conversation import eventually
 
 HERE = Path(__file__).parent
 

@@ -24,7 +24,7 @@ from rubberband.executor.ray.connection import Connection
 from rubberband.executor.ray.fleet import Leases, Mailbox, RayFleet
 from rubberband.executor.ray.workers import Crew, CrewError
 from rubberband.values.plan import Market
-from tests.integration.conversation import eventually
+from tests.builders.conversation import eventually
 
 
 class Breaking:

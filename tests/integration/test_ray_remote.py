@@ -20,8 +20,8 @@ from rubberband.executor.core.events import InstanceInterrupted, InstanceLost, I
 from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.ray.code import pack
 from rubberband.executor.training.entrypoint import Entrypoint
+from tests.builders.conversation import Conversation, eventually, nothing_left
 from tests.builders.metadata_service import metadata_service
-from tests.integration.conversation import Conversation, eventually, nothing_left
 
 pytestmark = pytest.mark.ray
 

@@ -12,8 +12,9 @@ import pytest
 import ray
 
 from rubberband.cloud.local.instance import load
-from rubberband.executor.core.events import InstanceLost, InstanceReady, ReleaseInstance, TrialReported
-from tests.integration.conversation import Conversation, eventually, make_backend, nothing_left, processes_of
+from rubberband.executor.core.events import InstanceLost, ReleaseInstance
+from tests.builders.conversation import Conversation, eventually, make_backend, nothing_left, processes_of
+from tests.conformance.backend import require_adoption
 
 pytestmark = pytest.mark.ray
 
@@ -39,19 +40,8 @@ def test_a_new_driver_adopts_what_it_knows_and_releases_the_rest(tmp_path: Path)
     assert processes_of(tmp_path, "b")
     talk = Conversation(make_backend(tmp_path))
     try:
-        resumed = talk.backend.reconcile(["a", "never-launched"])
-        (live,) = resumed.live
-        assert live.instance == "a"
-        assert live.running_at is not None
-        (ended,) = resumed.ended
-        assert ended.instance == "b"
-        assert ended.running_at <= ended.ended_at <= resumed.occurred_at + 5.0
+        require_adoption(talk, talk.backend.reconcile(["a", "never-launched"]), known="a", unknown="b")
         eventually(lambda: processes_of(tmp_path, "b") == [])
-
-        assert talk.until(InstanceReady).instance == "a"
-        talk.start(0, ("a", 0), until=2)
-        talk.report(0, 2)
-        assert [event.attempt for event in talk.of_trial(0) if isinstance(event, TrialReported)] == [1, 1]
 
         _kill_head(tmp_path)
         lost = talk.until(InstanceLost)

@@ -415,7 +415,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/journal/database.py",
         old="INSERT INTO",
         new="INSERT OR IGNORE INTO",
-        tests=("tests/unit/test_journal.py",),
+        tests=("tests/conformance/test_journal.py",),
     ),
     Mutant(
         name="journal-fence-off-after-a-lost-connection",

@@ -1,4 +1,4 @@
-"""The journal: what was appended comes back, in order, whatever the event; bad records are refused."""
+"""What a journal keeps of each kind of event and of a job, and where it may lie; bad records are refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sql
 
-from rubberband.errors import JournalError, NameTakenError
+from rubberband.errors import JournalError
 from rubberband.executor.core import events
 from rubberband.executor.core.events import Event, RestPlanned, TrialFailed
 from rubberband.executor.journal.journal import Journal, decode_event, decode_job, encode_event, encode_job, sqlite_url
@@ -23,14 +23,6 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
     opened = Journal(sqlite_url(tmp_path / "journal.db"), "test", create=True)
     yield opened
     opened.close()
-
-
-def test_events_come_back_as_they_were(journal: Journal) -> None:
-    journal.create(created_at=1.0, job=JOB, setup={"entrypoint": "a:b"})
-    journal.append(EVENTS[:2])
-    journal.append(EVENTS[2:])
-    assert [event for _, event in journal.events()] == EVENTS
-    assert [seq for seq, _ in journal.events(after=2)] == [3, 4, 5, 6, 7]
 
 
 def test_a_decision_of_an_older_version_knows_of_no_trials_own_speed() -> None:
@@ -46,34 +38,6 @@ def test_any_path_will_do(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         Journal(sqlite_url(tmp_path / name / "journal.db"), "test", create=True).close()
         assert (tmp_path / name / "journal.db").exists()
-
-
-def test_a_second_writer_goes_on_where_the_first_stopped(journal: Journal, tmp_path: Path) -> None:
-    journal.create(created_at=1.0, job=JOB, setup={})
-    journal.append(EVENTS[:3])
-    other = Journal(sqlite_url(tmp_path / "journal.db"), "test")
-    other.append(EVENTS[3:])
-    assert [event for _, event in other.events()] == EVENTS
-    header = other.header()
-    assert header is not None
-    assert header.job == JOB
-    other.close()
-
-
-def test_a_writer_that_lost_its_place_is_refused_and_loses_nothing(journal: Journal, tmp_path: Path) -> None:
-    journal.create(created_at=1.0, job=JOB, setup={})
-    other = Journal(sqlite_url(tmp_path / "journal.db"), "test")
-    journal.append(EVENTS[:1])
-    with pytest.raises(JournalError, match="cannot be written"):
-        other.append(EVENTS[1:])
-    assert [event for _, event in journal.events()] == EVENTS[:1]
-    other.close()
-
-
-def test_a_taken_name_is_refused_with_the_ways_out(journal: Journal) -> None:
-    journal.create(created_at=1.0, job=JOB, setup={})
-    with pytest.raises(NameTakenError, match=r"rubberband resume test.*-s name=test-2"):
-        journal.create(created_at=2.0, job=JOB, setup={})
 
 
 def test_an_unwritable_place_is_one_clear_line(tmp_path: Path) -> None:

@@ -40,22 +40,6 @@ def make(store_url: str, tmp_path: Path) -> Callable[[str], ExperimentFolder]:
     return begin
 
 
-def test_events_come_back_as_they_were(store_url: str) -> None:
-    journal = Journal(store_url, "test", create=True)
-    journal.create(created_at=1.5, job=JOB, setup={"configurations": [{"ü": "a\0b"}]})
-    journal.append(EVENTS[:2])
-    journal.append(EVENTS[2:])
-    journal.close()
-    again = Journal(store_url, "test")
-    header = again.header()
-    assert header is not None
-    assert (header.created_at, header.job, header.setup) == (1.5, JOB, {"configurations": [{"ü": "a\0b"}]})
-    assert list(again.events()) == list(enumerate(EVENTS))
-    assert list(again.events(after=2)) == list(enumerate(EVENTS))[3:]
-    assert again.last_event_at() == 10.0
-    again.close()
-
-
 def test_experiments_in_one_store_do_not_see_each_other(
     make: Callable[[str], ExperimentFolder], store_url: str
 ) -> None:
@@ -135,18 +119,6 @@ def test_looking_into_an_empty_store_makes_nothing(store_url: str, tmp_path: Pat
     engine = sql.create_engine(store_url.replace("postgresql:", "postgresql+psycopg:"))
     assert sql.inspect(engine).get_table_names() == []
     engine.dispose()
-
-
-def test_a_driver_that_lost_its_place_is_refused_and_loses_nothing(make: Callable[[str], ExperimentFolder]) -> None:
-    folder = make("test")
-    one, other = (Journal(folder.journal_url, "test") for _ in range(2))
-    one.append(EVENTS[:1])
-    with pytest.raises(JournalError, match=r"journal of 'test' cannot be written: .*rubberband resume test") as told:
-        other.append(EVENTS[1:])
-    assert "s3cret" not in str(told.value)
-    assert [event for _, event in one.events()] == EVENTS[:1]
-    one.close()
-    other.close()
 
 
 @pytest.mark.parametrize("durable", [True, False])

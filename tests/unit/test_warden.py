@@ -10,7 +10,7 @@ import pytest
 
 from rubberband.executor.ray import remote_agent as module
 from rubberband.executor.ray.remote_agent import Beat, Warden
-from tests.integration.conversation import eventually
+from tests.builders.conversation import eventually
 
 
 @pytest.mark.parametrize("answers", [True, False])

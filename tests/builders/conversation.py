@@ -23,6 +23,8 @@ from rubberband.executor.core.events import (
 from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.training.entrypoint import Entrypoint
 
+TRIALS = str(Path(__file__).parents[1] / "integration")
+"""The folder of `ray_trials`."""
 PATIENCE_S = 180.0
 """How long Ray, or anything, may take to do what is waited for: it ends a test that waits in vain."""
 E = TypeVar("E", bound=Event)
@@ -38,8 +40,8 @@ class Conversation:
 
     def until(self, kind: type[E], matches: Callable[[E], bool] = lambda event: True) -> E:
         """Listen until such an event comes."""
-        deadline = time.time() + PATIENCE_S
-        while time.time() < deadline:
+        deadline = self.backend.now() + PATIENCE_S
+        while self.backend.now() < deadline:
             events = self.backend.next_events(deadline)
             self.heard += events
             for event in events:
@@ -50,8 +52,8 @@ class Conversation:
     def listen(self, seconds: float) -> list[Event]:
         """Everything that comes within `seconds`."""
         heard: list[Event] = []
-        deadline = time.time() + seconds
-        while time.time() < deadline:
+        deadline = self.backend.now() + seconds
+        while self.backend.now() < deadline:
             heard += self.backend.next_events(deadline)
         self.heard += heard
         return heard
@@ -60,8 +62,13 @@ class Conversation:
         """Launch instances and wait until all are ready."""
         for instance in instances:
             self.backend.execute(LaunchInstance(instance=instance))
-        for _ in instances:
-            self.until(InstanceReady)
+        waiting = set(instances)
+
+        def all_are(event: InstanceReady) -> bool:
+            waiting.discard(event.instance)
+            return not waiting
+
+        self.until(InstanceReady, all_are)
 
     def start(
         self, trial: int, *gang: tuple[str, int], done: int = 0, until: int, checkpoint: CheckpointRef | None = None
@@ -120,7 +127,7 @@ def make_backend(directory: Path) -> RayBackend:
     """A backend of one-slot instances below `directory`."""
     return RayBackend(
         LocalProvider("resume", directory, 1, lease_s=60.0),
-        entrypoint=Entrypoint.parse("ray_trials:Counter", [str(Path(__file__).parent)]),
+        entrypoint=Entrypoint.parse("ray_trials:Counter", [TRIALS]),
         configurations=[{"sleep_s": 0.02}],
         seeds=[0],
         metric="loss",
