@@ -10,6 +10,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner
+
+from rubberband import cli
 from rubberband.errors import RubberbandError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.reading import read
@@ -60,8 +64,6 @@ def forgetful(config):
         print(f"iteration {iteration}", flush=True)
         rubberband.report({"score": config["x"] * iteration})
 
-class NotATrial:
-    pass
 '''
 
 EXPERIMENT = """
@@ -117,6 +119,15 @@ class CommandLine:
             output, errors = process.communicate(timeout=2 * PATIENCE_S)
         assert process.returncode == exit_code, f"exit {process.returncode}\n{output}\n{errors}"
         return output, errors
+
+    def shows(self, *arguments: str, exit_code: int = 0) -> str:
+        """Run a command that only reads, in this process, which spares an interpreter's start; what it prints."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RUBBERBAND_HOME", str(self.home))
+            patch.chdir(self.folder)
+            done = CliRunner().invoke(cli.app, arguments)
+        assert done.exit_code == exit_code, done.output
+        return done.stdout
 
     def refused(self, *arguments: str, exit_code: int = 2) -> str:
         """Run a command that must be refused in one line; that line."""

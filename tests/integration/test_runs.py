@@ -27,8 +27,8 @@ def acknowledged(result: Result) -> dict[int, int]:
 
 
 def iterations_trained(command_line: CommandLine, trial: int) -> Counter[int]:
-    output, _ = command_line("logs", "sleepy", str(trial))
-    return Counter(int(line.split()[1]) for line in output.splitlines() if line.startswith("iteration "))
+    lines = command_line.shows("logs", "sleepy", str(trial)).splitlines()
+    return Counter(int(line.split()[1]) for line in lines if line.startswith("iteration "))
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +50,13 @@ def test_a_run_ends_with_a_report_and_leaves_no_process(undisturbed: CommandLine
 
 
 def test_report_ps_and_logs_tell_of_it(undisturbed: CommandLine, tmp_path: Path) -> None:
-    report = json.loads(undisturbed("report", "sleepy", "-o", "json")[0])
+    report = json.loads(undisturbed.shows("report", "sleepy", "-o", "json"))
     assert report["schema"] == "rubberband.report/1"
     assert report["outcome"] == "done"
     assert [trial["iterations"] for trial in report["trials"]].count(14) == 2
-    undisturbed("report", "sleepy", "--html", str(tmp_path / "page.html"))
+    undisturbed.shows("report", "sleepy", "--html", str(tmp_path / "page.html"))
     assert "<html" in (tmp_path / "page.html").read_text()
-    listed = json.loads(undisturbed("ps", "-o", "json")[0])["experiments"]
+    listed = json.loads(undisturbed.shows("ps", "-o", "json"))["experiments"]
     assert [(row["name"], row["state"], row["iterations"]) for row in listed] == [("sleepy", "done", 4 * 4 + 2 * 10)]
     assert iterations_trained(undisturbed, report["best"]["trial"]) == Counter(range(1, 15))
     assert "there is no experiment 'nosuch'" in undisturbed.refused("report", "nosuch")
@@ -119,8 +119,8 @@ def test_a_function_without_a_checkpoint_is_trained_from_zero_also_after_kill_9(
         assert scores == expected
     assert result.best is not None
     assert iterations_trained(command_line, result.best.trial)[1] >= 2
-    assert f"forgetful() {WITHOUT_CHECKPOINT}" in command_line("logs", "sleepy", "0")[0]
-    assert WITHOUT_CHECKPOINT in command_line("report", "sleepy")[0]
+    assert f"forgetful() {WITHOUT_CHECKPOINT}" in command_line.shows("logs", "sleepy", "0")
+    assert WITHOUT_CHECKPOINT in command_line.shows("report", "sleepy")
 
 
 def test_a_resume_within_the_lease_adopts_the_instances(command_line: CommandLine) -> None:
@@ -135,7 +135,10 @@ def test_a_resume_within_the_lease_adopts_the_instances(command_line: CommandLin
     assert command_line.nothing_left()
 
 
-def test_ctrl_c_ends_cleanly_reports_the_best_so_far_and_can_be_resumed(command_line: CommandLine) -> None:
+@pytest.mark.parametrize("and_resumed", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_ctrl_c_ends_cleanly_reports_the_best_so_far_and_can_be_resumed(
+    command_line: CommandLine, and_resumed: bool
+) -> None:
     driver = command_line.start("run", "sleepy.yaml")
     command_line.wait_for(driver, lambda result: sum(acknowledged(result).values()) >= 4)
     interrupt(driver)
@@ -144,8 +147,9 @@ def test_ctrl_c_ends_cleanly_reports_the_best_so_far_and_can_be_resumed(command_
     assert command_line.nothing_left()
     assert command_line.result().outcome == "cancelled"
     assert "score" in output
-    command_line("resume", "sleepy")
-    assert command_line.result().outcome == "done"
+    if and_resumed:
+        command_line("resume", "sleepy")
+        assert command_line.result().outcome == "done"
 
 
 def test_ctrl_c_before_anything_is_ready_leaves_nothing(command_line: CommandLine) -> None:
@@ -184,10 +188,11 @@ def test_bad_trials_cost_only_themselves(command_line: CommandLine) -> None:
     assert "not_a_number" in (nan.failure or "")
     assert "hung" in (hung.failure or "")
     assert "died" in (exited.failure or "")
-    assert "Traceback" in command_line("logs", "sleepy", "1")[0]
+    assert "Traceback" in command_line.shows("logs", "sleepy", "1")
     assert command_line.nothing_left()
 
 
+@pytest.mark.long
 def test_a_metric_that_no_trial_reports_is_told_at_once(command_line: CommandLine) -> None:
     command_line("run", "sleepy.yaml", "-s", "search.metric=sorce", exit_code=1)
     assert command_line.result().outcome == "failed"
@@ -200,10 +205,7 @@ def test_a_metric_that_no_trial_reports_is_told_at_once(command_line: CommandLin
     ("override", "told"),
     [
         ("entrypoint=nosuch:Sleepy", "no module 'nosuch'"),
-        ("entrypoint=sleepy:Slepy", "did you mean 'Sleepy'"),
-        ("entrypoint=sleepy:NotATrial", "a trial is"),
         ("resources.checkpoints=/dev/null/here", "checkpoints cannot be written"),
-        ("resources.checkpoints=gs://bucket", "not supported"),
         ("constraints.deadline=2s", "deadline 2s cannot be met"),
         ("resources.gpus_per_trial={min: 3, max: 3}", "no whole multiple"),
     ],
