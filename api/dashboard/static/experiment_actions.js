@@ -114,7 +114,8 @@ async function busy(button, work) {
   }
 }
 
-// A problem stands after the field that it begins with (as `max_cost: …`), or else above the buttons.
+// A problem stands after the field that it begins with (as `max_cost: …`) or the only one that is filled in, or else
+// above the buttons.
 function complain(element, problem) {
   const line = element.querySelector("[data-problem]");
   for (const field of element.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
@@ -122,7 +123,10 @@ function complain(element, problem) {
   if (!problem) return;
   line.textContent = problem.detail ?? problem.title;
   line.setAttribute("role", "alert");
-  const field = element.querySelector(`input[name="${/^(?:constraints\.)?(\w+)[:=]/.exec(line.textContent)?.[1]}"]`);
+  const name = /^(?:constraints\.)?(\w+)[:=]/.exec(line.textContent)?.[1];
+  const inputs = [...element.querySelectorAll("input")];
+  const given = inputs.filter((input) => input.value.trim());
+  const field = inputs.find((input) => input.name === name) ?? (given.length === 1 ? given[0] : null);
   if (field) field.after(line);
   else element.querySelector(".buttons").before(line);
   show_wrong(line);
