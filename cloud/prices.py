@@ -7,7 +7,6 @@ stand in for it and the table says so. boto3 is imported only when there is some
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rubberband.atomic import write_atomically
 from rubberband.cloud.catalogue import ENVIRONMENT_VARIABLE, Table, table_of, types_of
 from rubberband.cloud.instance_types import InstanceType, Live, catalogue
 from rubberband.errors import ProviderError, RubberbandError
@@ -93,14 +93,7 @@ def write_book(home: Path, book: Book) -> None:
     path = _path(home, book.region)
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(book.model_dump_json(indent=1))
-            os.replace(draft, path)
-        except OSError:
-            os.unlink(draft)
-            raise
+        write_atomically(path, book.model_dump_json(indent=1).encode(), durable=False, mode=0o600)
 
 
 def _path(home: Path, region: str) -> Path:

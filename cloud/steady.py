@@ -8,12 +8,11 @@ driver since the machine booted wrote it down.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from rubberband.atomic import write_atomically
 
 FILE = "clock"
 """Name of the file, in the folder of an experiment's instances."""
@@ -51,15 +50,7 @@ def steady_clock(directory: Path, *, not_before: float = 0.0) -> SteadyClock:
     if found is not None and boot and found.boot == boot:
         return found
     clock = SteadyClock(boot=boot, booted_at=max(time.time(), not_before) - elapsed_s())
-    descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=".clock-")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(asdict(clock), file)
-        os.replace(temporary, directory / FILE)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
+    write_atomically(directory / FILE, json.dumps(asdict(clock)).encode(), durable=False, mode=0o600)
     return clock
 
 

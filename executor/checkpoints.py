@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 from urllib.parse import unquote, urlsplit
 
+from rubberband.atomic import sync_directory, write_atomically, write_new
 from rubberband.distribution import install_hint
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError, StoreAwayError
 from rubberband.executor.core.events import CheckpointRef
@@ -203,7 +204,7 @@ class LocalCheckpointStore:
         path = self.directory / _file_name(trial, iterations)
         self._require_mark()
         try:
-            _write_durably(path, payload)
+            write_atomically(path, payload, durable=True)
         except OSError as error:
             raise CheckpointError(
                 f"the checkpoint of trial {trial} after {iterations} iterations ({len(payload)} bytes) could not be "
@@ -260,14 +261,14 @@ class LocalCheckpointStore:
         path = self.directory / MARK
         draft = path.with_name(f".{MARK}-{uuid.uuid4().hex}")
         try:
-            _write(draft, f"{mark}\n".encode())
+            write_new(draft, f"{mark}\n".encode(), durable=True)
             try:
                 with suppress(FileExistsError):
                     os.link(draft, path)
             except OSError:  # a file system without links
                 os.rename(draft, path)
             draft.unlink(missing_ok=True)
-            _sync_directory(self.directory)
+            sync_directory(self.directory)
         except OSError as error:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
@@ -379,30 +380,3 @@ def _checked(payload: bytes, ref: CheckpointRef, place: str) -> bytes:
             f"it is not what was written"
         )
     return payload
-
-
-def _write_durably(path: Path, payload: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        _write(temporary, payload)
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-    _sync_directory(path.parent)
-
-
-def _write(path: Path, payload: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(payload)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from rubberband.atomic import sync_directory, write_atomically
 from rubberband.cloud.aws.calls import Choice
 from rubberband.cloud.provider import InstanceState, InstanceStatus
 from rubberband.errors import ProviderError
@@ -165,7 +165,7 @@ class Intents:
             self._files.mkdir(parents=True, exist_ok=True)
             if not (self.folder / "run.json").exists():
                 for folder in (directory, directory / "ec2", self.folder):  # a new name is lost with what is below it
-                    _sync(folder)
+                    sync_directory(folder)
                 _write(self.folder / "run.json", asdict(run))
         except OSError as error:
             raise ProviderError(_unwritable(self.folder, error)) from error
@@ -317,18 +317,7 @@ def _read(path: Path, made_of: Callable[[dict[str, Any]], T]) -> T:
 
 def _write(path: Path, plain: dict[str, Any]) -> None:
     """Write a file whole and for good: a reader, also after a power cut, sees the old one or the new one."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(json.dumps(plain))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync(path.parent)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    write_atomically(path, json.dumps(plain).encode(), durable=True, mode=0o600)
 
 
 def _unwritable(path: Path, error: OSError) -> str:
@@ -336,15 +325,6 @@ def _unwritable(path: Path, error: OSError) -> str:
         f"{error.filename or path} cannot be written ({error.strerror or error}), and nothing is rented that is not "
         "written down first; make room or give access"
     )
-
-
-def _sync(directory: Path) -> None:
-    """Make a rename survive a power cut."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _from_json(plain: dict[str, Any]) -> Intent:

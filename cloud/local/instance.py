@@ -24,13 +24,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
+
+from rubberband.atomic import write_atomically
 
 EXPERIMENT_TAG = "RUBBERBAND_EXPERIMENT"
 DIRECTORY_TAG = "RUBBERBAND_DIRECTORY"
@@ -94,18 +95,8 @@ def load(path: Path) -> Record:
 
 def save(path: Path, record: Record, at: float) -> None:
     """Write `record` to `path`, as of the instant `at`: a reader sees the old one or the new one."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".record-")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(asdict(record), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.utime(temporary, (at, at))  # a sign of life, on the experiment's clock
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    # the time of the file is a sign of life, on the experiment's clock
+    write_atomically(path, json.dumps(asdict(record)).encode(), durable=True, mode=0o600, modified_at=at)
 
 
 @contextlib.contextmanager

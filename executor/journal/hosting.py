@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from rubberband.atomic import write_atomically
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import EXCLUSIVE, SHARED, ExperimentFolder, locked
 from rubberband.values.plan import Policy
@@ -87,7 +88,8 @@ def write_order(folder: ExperimentFolder, order: Order) -> None:
     """Leave an order, without the store, for this user alone. Raises InputError."""
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
-        _write(folder.order, TypeAdapter(Order).dump_json(order, exclude={"store"}))
+        data = TypeAdapter(Order).dump_json(order, exclude={"store"})
+        write_atomically(folder.order, data, durable=True, mode=0o600)
     except OSError as error:
         raise InputError(f"{folder.path} cannot be written ({error.strerror}); make room or give access") from None
 
@@ -102,7 +104,7 @@ def read_order(folder: ExperimentFolder) -> Order:
 
 def write_ending(folder: ExperimentFolder, ending: Ending) -> None:
     """Tell how the process ended. Raises OSError."""
-    _write(folder.ending, TypeAdapter(Ending).dump_json(ending))
+    write_atomically(folder.ending, TypeAdapter(Ending).dump_json(ending), durable=True, mode=0o600)
 
 
 def read_ending(folder: ExperimentFolder) -> Ending | None:
@@ -159,17 +161,3 @@ def _read(path: Path, kind: type[_Note]) -> _Note | None:
     except (OSError, ValidationError):
         return None
     return note
-
-
-def _write(path: Path, data: bytes) -> None:
-    """The file appears whole, or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    finally:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)

@@ -18,6 +18,7 @@ from typing import Literal, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
+from rubberband.atomic import write_atomically
 from rubberband.errors import InputError
 
 _ID = re.compile(r"[A-Za-z0-9-]{1,80}")
@@ -106,15 +107,9 @@ class Inbox:
         path = self._path(request.id)
         if path.exists():
             return
-        draft = path.with_name(f".{request.id}.{os.getpid()}.new")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            try:
-                _write(draft, _stored.dump_json(request))
-                os.replace(draft, path)
-            finally:
-                draft.unlink(missing_ok=True)
-            _sync(self._folder)
+            write_atomically(path, _stored.dump_json(request), durable=True)
         except OSError as error:
             told = error.strerror or str(error)
             raise InputError(f"{self._folder} cannot be written ({told}); make room or give access") from None
@@ -187,18 +182,3 @@ def _read(path: Path) -> bytes:
             return b""
         data = file.read(_MOST_BYTES + 1)
     return data if len(data) <= _MOST_BYTES else b""
-
-
-def _write(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import sqlalchemy as sql
 from pydantic import TypeAdapter, ValidationError
 
+from rubberband.atomic import sync_directory
 from rubberband.errors import DamagedJournalError, JournalError, NameTakenError
 from rubberband.executor.core.events import Event
 from rubberband.executor.core.state import Job
@@ -354,7 +355,7 @@ def _begin_file(path: Path, name: str, created_at: float, job: Job, setup: Mappi
     finally:
         _remove(unborn, *_LOGS, "")
     with suppress(OSError):
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
 
 
 _LOGS = ("-wal", "-shm", "-journal")
@@ -365,14 +366,6 @@ def _remove(path: Path, *suffixes: str) -> None:
     for suffix in suffixes:
         with suppress(OSError):
             os.unlink(f"{path}{suffix}")
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def sqlite_url(path: Path) -> sql.URL:

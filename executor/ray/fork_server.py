@@ -30,6 +30,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rubberband.atomic import write_atomically
 from rubberband.cloud.local import ray_node
 from rubberband.cloud.local.instance import DIRECTORY_TAG, EXPERIMENT_TAG, INSTANCE_TAG
 from rubberband.cloud.local.worker_start import FORK_SERVER, FORKED, READY, peer_uid
@@ -83,9 +84,7 @@ class ForkServer:
         assert self._process.stdin is not None
         pickle.dump(entrypoint, self._process.stdin)
         self._process.stdin.flush()
-        draft = self._directory / f".{FORK_SERVER}"
-        draft.write_text(name)
-        os.replace(draft, self._directory / FORK_SERVER)
+        write_atomically(self._directory / FORK_SERVER, name.encode(), durable=False)
 
     def close(self) -> None:
         """End it. Idempotent."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, ValidationError, model_validator
 
+from rubberband.atomic import write_atomically
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.spec.delays import Delay, LognormalDelay, SampledDelay, delay_of
 from rubberband.spec.fields import Amount, Count, Duration, Gpus, Spread, Tally, Words, fault, word_error
@@ -337,22 +337,10 @@ def save_profile(
     text = json.dumps({key: value for key, value in document.items() if value is not None}, indent=2, allow_nan=False)
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        _replace(Path(path), text + "\n")
+        write_atomically(Path(path), f"{text}\n".encode(), durable=False)
     except OSError as error:
         raise InputError(f"{path} cannot be written ({error.strerror}); give another path") from None
 
 
 def _samples(mean_s: float | None, spread: Varying) -> list[float] | None:
     return [factor * mean_s for factor in spread.samples] if mean_s and spread.samples else None
-
-
-def _replace(path: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -265,7 +265,7 @@ def test_on_a_full_disk_instances_are_given_back_all_the_same(
             os.kill(load(tmp_path / "instances" / f"{name}.json").pid or 0, signal.SIGSTOP)
     with monkeypatch.context() as full:
         full.setattr(Path, "write_text", _no_space)
-        full.setattr("rubberband.cloud.local.instance.tempfile.mkstemp", _no_space)
+        full.setattr("rubberband.cloud.local.instance.write_atomically", _no_space)
         assert provider.release("a").state == "terminated"
         eventually(lambda: processes_of(tmp_path, "a") == [])  # its guard may be on its way out
         provider.close()

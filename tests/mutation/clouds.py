@@ -18,11 +18,11 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_aws_launching.py",),
     ),
     Mutant(
-        name="intent-directory-not-synced",
+        name="intent-not-durable",
         harm="after a power cut an instance runs that no driver knows of",
         file="cloud/aws/intents.py",
-        old="        os.fsync(descriptor)\n    finally:",
-        new="        pass\n    finally:",
+        old="durable=True",
+        new="durable=False",
         tests=("tests/unit/test_aws_launching.py",),
     ),
     Mutant(

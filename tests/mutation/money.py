@@ -438,8 +438,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="checkpoint-directory-not-synced",
         harm="a power cut takes checkpoints that the journal counts on",
-        file="executor/checkpoints.py",
-        old="        os.fsync(directory)\n",
+        file="rubberband/atomic.py",
+        old="        os.fsync(descriptor)\n",
         new="        pass\n",
         tests=("tests/unit/test_checkpoints.py",),
     ),

@@ -192,10 +192,10 @@ def test_nothing_is_written_into_an_empty_directory_in_its_place(tmp_path):
 def test_a_store_that_takes_nothing_is_away(tmp_path, monkeypatch):
     store = make_store(str(tmp_path))
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("rubberband.executor.checkpoints._write", full)
+    monkeypatch.setattr("rubberband.executor.checkpoints.write_atomically", full)
     with pytest.raises(StoreAwayError, match=r"takes no checkpoints \(No space left on device\); make room"):
         reopen_store(store.url, store.mark, [])
 

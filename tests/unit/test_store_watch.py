@@ -25,7 +25,7 @@ def failed(kind: FailureKind) -> Event:
     return TrialFailed(occurred_at=1.0, trial=3, attempt=1, kind=kind, message="the checkpoint of trial 3 is bad")
 
 
-def no_space(*_: object) -> NoReturn:
+def no_space(*_: object, **__: object) -> NoReturn:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -36,7 +36,7 @@ def test_a_store_that_takes_checkpoints_lets_the_trial_fail(tmp_path: Path) -> N
 
 def test_a_full_store_ends_the_run_and_not_the_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = StoreWatch(open_store(str(tmp_path)))
-    monkeypatch.setattr("rubberband.executor.checkpoints._write_durably", no_space)
+    monkeypatch.setattr("rubberband.executor.checkpoints.write_atomically", no_space)
     watch.check([failed("raised"), failed("died")])
     with pytest.raises(StoreAwayError, match=r"takes no checkpoints \(No space left on device\); make room"):
         watch.check([failed("checkpoint")])
@@ -69,7 +69,7 @@ def test_as_much_is_tried_as_was_written_before(
 ) -> None:
     sizes: list[int] = []
     monkeypatch.setattr(
-        "rubberband.executor.checkpoints._write_durably", lambda path, payload: sizes.append(len(payload))
+        "rubberband.executor.checkpoints.write_atomically", lambda path, payload, **_: sizes.append(len(payload))
     )
     ref = CheckpointRef(url="", digest="", size_bytes=written)
     reported = TrialReported(occurred_at=0.0, trial=1, attempt=1, iterations=1, metrics={}, checkpoint=ref)

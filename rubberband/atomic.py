@@ -1,0 +1,51 @@
+"""Files that a reader finds whole, after a crash too: the old content or the new, never a part of one."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+
+def write_atomically(
+    path: Path, data: bytes, *, durable: bool, mode: int = 0o666, modified_at: float | None = None
+) -> None:
+    """Replace what is at `path`, or make it, by way of a draft beside it.
+
+    `durable`: the file and its name are on the disk when this returns, so that a power cut takes neither. `mode` is
+    that of a new file, less the umask. `modified_at` (Unix time) is its time of modification; None: now. Raises OSError
+    and leaves no draft.
+    """
+    draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}.new")
+    try:
+        write_new(draft, data, durable=durable, mode=mode)
+        if modified_at is not None:
+            os.utime(draft, (modified_at, modified_at))
+        os.replace(draft, path)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync_directory(path.parent)
+
+
+def write_new(path: Path, data: bytes, *, durable: bool, mode: int = 0o666) -> None:
+    """Write a file that is not there yet; with `durable` its content, not its name, is on the disk when this returns.
+
+    Raises OSError; a part may then be left.
+    """
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+        file.write(data)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory outlive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
