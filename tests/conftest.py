@@ -10,6 +10,7 @@ from tests.builders.databases import store_url as store_url
 
 # How long an example takes, and how fast examples are made, is the machine's to say.
 settings.register_profile("fixed", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("long", settings.get_profile("fixed"))
 settings.register_profile("random", settings.get_profile("fixed"), derandomize=False, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 

@@ -15,6 +15,7 @@ from rubberband.executor.core.state import Job
 from rubberband.planner.model import predict
 from rubberband.values.offer import Spot
 from rubberband.values.plan import Plan
+from tests.builders.budget import examples
 from tests.builders.strategies import jobs
 from tests.builders.virtual_runs import run_virtual
 
@@ -43,7 +44,7 @@ def jobs_on_markets(draw: st.DrawFn) -> Job:
 
 
 @given(jobs_on_markets())
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 def test_a_run_over_markets_takes_and_costs_what_was_predicted(job: Job) -> None:
     job = dataclasses.replace(job, replan=False)
     controller, _, finish = run_virtual(job)
@@ -61,7 +62,7 @@ def test_a_run_over_markets_takes_and_costs_what_was_predicted(job: Job) -> None
     st.sampled_from([0.0, 3.0, 30.0]),
     st.one_of(st.none(), st.sampled_from([60.0, 600.0])),
 )
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 def test_at_every_moment_the_bill_stays_within_the_cap_even_if_the_driver_dies_there(
     job: Job, share: float, margin_s: float, lease_s: float | None
 ) -> None:

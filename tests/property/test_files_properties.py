@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from rubberband.errors import InputError
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import dump_experiment, parse_experiment
+from tests.builders.budget import examples
 from tests.builders.experiment_strategies import (
     experiments,
     yaml_like,
@@ -23,19 +24,19 @@ def is_an_experiment_or_told_in_one_line(content: str | bytes) -> bool:
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200) | yaml_like)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_any_text_is_an_experiment_or_an_input_error(content: str | bytes) -> None:
     assert is_an_experiment_or_told_in_one_line(content)
 
 
 @given(st.integers(0, len(EXAMPLE)), st.integers(0, 40), yaml_like)
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_slip_in_the_example_is_an_experiment_or_an_input_error(start: int, length: int, typed: str) -> None:
     assert is_an_experiment_or_told_in_one_line(EXAMPLE[:start] + typed + EXAMPLE[start + length :])
 
 
 @given(experiments)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_an_experiment_survives_its_file(document: dict[str, Any]) -> None:
     experiment = Experiment(**document)
     again = parse_experiment(dump_experiment(experiment))

@@ -9,9 +9,10 @@ from rubberband.executor.core.events import Gang, Slot
 from rubberband.executor.core.free_slots import FreeSlots
 from rubberband.executor.core.placement import place
 from rubberband.values.offer import gang_sizes
+from tests.builders.budget import examples
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(width=st.sampled_from([1, 2, 3, 4, 8]), count=st.integers(1, 5), data=st.data())
 def test_gangs_are_placed_as_by_a_walk_through_all_instances(width: int, count: int, data: st.DataObject) -> None:
     instances = {f"i-{8 + index}": width for index in range(count)}  # i-10 comes before i-8 by name

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rubberband.planner.goodput.fit import Measured, fit, relative_errors
 from rubberband.values.adaptive import Throughput
+from tests.builders.budget import examples
 from tests.property.goodput_strategies import SPAN, points_of, throughputs
 
 seeds = st.integers(0, 2**31)
@@ -31,13 +32,13 @@ def test_the_gradient_is_that_of_the_error(truth, elsewhere, seed):
 
 
 @given(throughputs())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_steps_without_noise_are_predicted_to_one_per_cent(truth):
     assert np.mean(relative_errors(fit(points_of(truth, SPAN)), points_of(truth, SPAN))) < 0.01
 
 
 @given(throughputs(), seeds, st.integers(1, 12))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_parameters_stay_within_their_bounds(truth, seed, number):
     chosen = np.random.default_rng(seed).choice(len(SPAN), number)
     points = points_of(truth, [SPAN[at] for at in chosen], noise=0.3, seed=seed)

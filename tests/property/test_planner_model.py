@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from rubberband.planner.model import predict
+from tests.builders.budget import examples
 from tests.builders.strategies import carried_out
 
 
@@ -85,7 +86,7 @@ def check_against_simulation(case):
     assert predicted.cost_usd == pytest.approx(cost_usd, rel=1e-9, abs=1e-9)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(carried_out())
 def test_predicts_what_a_simulation_of_every_instance_and_trial_takes_and_costs(case):
     check_against_simulation(case)
@@ -98,7 +99,7 @@ def test_predicts_what_a_simulation_takes_and_costs_on_many_more_jobs(case):
     check_against_simulation(case)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(carried_out())
 def test_the_stages_add_up_and_never_cost_less_than_nothing(case):
     predicted = predict(*case)

@@ -21,6 +21,7 @@ from rubberband.values.offer import Offer, slots
 from rubberband.values.plan import Constraints, Plan, StagePlan
 from rubberband.values.profile import Profile
 from tests.builders import strategies
+from tests.builders.budget import examples
 from tests.builders.strategies import carried_out
 from tests.property.enumeration import limited_jobs
 
@@ -32,13 +33,13 @@ def check_against_algorithm_1(stages, chosen, profile, offer):
     assert sampled.cost_usd.tolist() == pytest.approx([predicted.cost_usd] * 2, rel=1e-9, abs=1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(carried_out())
 def test_the_model_is_algorithm_1_where_nothing_varies(case):
     check_against_algorithm_1(*case)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(strategies.jobs())
 def test_the_model_is_algorithm_1_for_jobs_that_are_run(job):
     check_against_algorithm_1(job.stages, job.plan, job.profile, job.offer)
@@ -86,7 +87,7 @@ def found_by_greedy(case, warm_starts):
     return greedy(stages, profile, offer, constraints, evaluate=evaluate, warm_starts=warm_starts)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(limited_jobs() | halving_jobs())
 def test_greedy_keeps_the_limits_and_is_never_cheaper_than_the_search(case):
     stages, profile, offer, constraints, *_ = case
@@ -115,7 +116,7 @@ def best_static_usd(stages, profile, offer, constraints):
     return cheapest_usd
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(halving_jobs())
 def test_greedy_is_never_dearer_than_its_warm_start_and_more_warm_starts_never_harm(case):
     stages, profile, offer, constraints = case
@@ -128,7 +129,7 @@ def test_greedy_is_never_dearer_than_its_warm_start_and_more_warm_starts_never_h
     assert once_usd <= best_static_usd(stages, profile, offer, constraints) + 1e-9
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(limited_jobs(most_stages=3))
 def test_the_paper_s_planner_is_greedy_on_the_model_where_nothing_varies(case):
     stages, profile, offer, constraints, _ = case
@@ -181,7 +182,7 @@ def test_samples_are_distributed_as_algorithm_1_s(case):
 
 
 @pytest.mark.long
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(noisy())
 def test_more_samples_are_distributed_as_algorithm_1_s_on_more_jobs(case):
     check_against_samples(case, 5000)

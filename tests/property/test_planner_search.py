@@ -16,6 +16,7 @@ from rubberband.planner.search import frontier, plan
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Constraints, Plan, Stage, StagePlan
 from rubberband.values.profile import Profile
+from tests.builders.budget import examples
 from tests.property.enumeration import best, every_plan, jobs, limited_jobs
 
 
@@ -42,19 +43,19 @@ def test_no_plan_is_cheaper_when_instances_are_billed(case):
     check(case)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(limited_jobs(billing="per_function"))
 def test_no_plan_is_cheaper_when_functions_are_billed(case):
     check(case)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(limited_jobs(most_stages=3))
 def test_no_plan_within_the_limits_is_faster(case):
     check(case, objective="min_time")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(limited_jobs(most_stages=3))
 def test_no_fixed_number_of_instances_is_cheaper_than_static(case):
     check(case, policy="static")
@@ -79,7 +80,7 @@ def prepaid_jobs(draw):
     return stages, profile, offer, Constraints(deadline_s=deadline_s), plans
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(prepaid_jobs())
 def test_what_is_prepaid_is_worth_what_it_will_be_used_for(case):
     check(case)
@@ -163,7 +164,7 @@ def test_the_frontier_is_every_plan_that_no_other_beats(job):
         assert point == (pytest.approx(wanted[0], abs=1e-5), pytest.approx(wanted[1], abs=1e-7))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(jobs(most_stages=3), st.lists(st.floats(1.0, 3.0), min_size=2, max_size=4))
 def test_a_looser_deadline_is_never_dearer(job, factors):
     stages, profile, offer, constraints = job
@@ -179,7 +180,7 @@ def test_a_looser_deadline_is_never_dearer(job, factors):
     assert all(later <= earlier + 1e-8 for earlier, later in itertools.pairwise(costs))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(limited_jobs(most_stages=3))
 def test_static_is_never_cheaper_than_optimal(case):
     stages, profile, offer, constraints, _ = case

@@ -11,6 +11,7 @@ from rubberband.values.chance import Spread
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Cohort, Plan, Stage, StagePlan
 from rubberband.values.profile import Profile
+from tests.builders.budget import examples
 
 markets = st.sampled_from(["on_demand", "on_demand", "spot"])
 spreads = st.sampled_from([Spread(), Spread(cv=0.3), Spread(samples=(0.5, 1.0, 1.5))])
@@ -52,7 +53,7 @@ def asked(draw):
 
 
 @given(asked())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_they_are_the_sums_of_the_stages(job) -> None:
     stages, profile, offer, plan, held = job
     draws = Draws(stages, profile, offer, seed=1)
@@ -63,7 +64,7 @@ def test_they_are_the_sums_of_the_stages(job) -> None:
 
 
 @given(asked())
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_mean_times_bound_the_mean_cost_from_below(job) -> None:
     stages, profile, offer, plan, held = job
     draws = Draws(stages, profile, offer, seed=1)

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Slot
 from rubberband.executor.core.state import TrialStatus
+from tests.builders.budget import examples
 from tests.builders.jobs import JOB
 
 STATUSES = list(TrialStatus)
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(data=st.data())
 def test_what_is_kept_of_trials_is_what_a_walk_finds(data: st.DataObject) -> None:
     state, now = Controller(JOB).state, 0.0

@@ -14,6 +14,7 @@ from rubberband.executor.core.state import Job, Phase, TrialStatus
 from rubberband.executor.driver import replay
 from rubberband.executor.journal.journal import Journal
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
+from tests.builders.budget import examples
 from tests.builders.strategies import faults, jobs
 from tests.builders.virtual_runs import jct_s, run_until_killed, run_virtual
 
@@ -21,7 +22,7 @@ CENT, MILLISECOND = 0.005, 0.0005
 
 
 @given(jobs())
-@settings(deadline=None, max_examples=75)
+@settings(deadline=None, max_examples=examples(75))
 def test_a_virtual_run_takes_and_costs_what_was_predicted(job: Job) -> None:
     controller, _, finish = run_virtual(job)
     state = controller.state
@@ -40,7 +41,7 @@ def test_a_virtual_run_takes_and_costs_what_was_predicted(job: Job) -> None:
 
 
 @given(jobs())
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 def test_the_paid_time_adds_up_to_the_bill(job: Job) -> None:
     controller, _, _ = run_virtual(job)
     offer = job.offer
@@ -52,7 +53,7 @@ def test_the_paid_time_adds_up_to_the_bill(job: Job) -> None:
 
 
 @given(jobs(), faults(), st.one_of(st.none(), st.floats(0.0, 3.0)), st.one_of(st.none(), st.integers(0, 40)))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 def test_with_any_faults_a_run_ends_holds_nothing_and_keeps_every_invariant(
     job: Job, faults: Faults, cap: float | None, cancel_after: int | None
 ) -> None:
@@ -69,7 +70,7 @@ def test_with_any_faults_a_run_ends_holds_nothing_and_keeps_every_invariant(
 
 
 @given(jobs(), faults(), st.integers(0, 60))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 def test_a_driver_killed_after_any_event_resumes_and_trains_no_acknowledged_iteration_again(
     job: Job, faults: Faults, events_before: int
 ) -> None:

@@ -13,6 +13,7 @@ from rubberband.api.problems import INVALID, MALFORMED, MEDIA, REFUSED, TOO_LARG
 from rubberband.api.settings import Limits, Settings
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import MAX_BYTES, dump_experiment, parse_experiment
+from tests.builders.budget import examples
 from tests.builders.experiment_strategies import experiments, yaml_like
 from tests.builders.experiment_words import EXAMPLE, words
 
@@ -38,7 +39,7 @@ def test_json_and_yaml_say_the_same() -> None:
 
 
 @given(experiments)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_any_experiment_survives_its_words(document: dict[str, Any]) -> None:
     experiment = Experiment(**document)
     assert read_experiment(body_of(experiment.to_words()), "application/json") == experiment
@@ -153,7 +154,7 @@ keys = st.sampled_from(
     st.sampled_from(["application/json", "text/yaml"]) | st.text(max_size=20),
     st.lists(st.text(max_size=20) | st.builds("{}={}".format, keys.map(lambda key: key.replace("__", ".")), yaml_like)),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_any_request_is_an_experiment_or_a_problem(body: bytes, media_type: str, overrides: list[str]) -> None:
     found = None
     try:
