@@ -277,7 +277,7 @@ def test_actions_are_done_by_keyboard_and_an_extension_is_looked_at_first(browse
         deadline.press_sequentially("soon")
         page.keyboard.press("Enter")
         page.get_by_role("alert").filter(has_text="soon").wait_for()
-        beside = "document.querySelector('[data-problem]').previousElementSibling.id"
+        beside = "document.querySelector('#extend [data-problem]').previousElementSibling.id"
         assert page.evaluate(beside) == "extend-deadline", "what is wrong stands after its field"
         deadline.fill("40m")
         assert apply.is_disabled()
