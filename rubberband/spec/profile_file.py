@@ -122,7 +122,7 @@ def goodput_document(model: GoodputProfile | None) -> Mapping[str, Any] | None:
     return None if model is None else asdict(model)
 
 
-SCHEMA = "rubberband.values.profile/1"
+SCHEMA = "rubberband.profile/1"
 MAX_BYTES = 1 << 20
 
 
@@ -186,7 +186,7 @@ class InlineProfile(Words):
 class ProfileFile(Words):
     """What `rubberband profile` writes: the profile and where it comes from."""
 
-    schema_version: Literal["rubberband.values.profile/1"] = Field(alias="schema")
+    schema_version: Literal["rubberband.profile/1"] = Field(alias="schema")
     seconds_per_iteration: ScalingTable
     iteration_spread: dict[GpuKey, Spread] = Field(default_factory=dict)
     """GPUs -> coefficient of variation of one iteration's time with that many GPUs."""

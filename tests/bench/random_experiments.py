@@ -225,7 +225,7 @@ def _place_profile(source: random.Random, document: Document, types: Sequence[st
         document["profile"] = {"by_instance_type": dict.fromkeys(types, profile)}
     elif source.random() < 0.2:
         written = {("trial_startup_s" if key == "trial_startup" else key): value for key, value in profile.items()}
-        path.write_text(json.dumps({"schema": "rubberband.values.profile/1", **written}), encoding="utf-8")
+        path.write_text(json.dumps({"schema": "rubberband.profile/1", **written}), encoding="utf-8")
         document["profile"] = path.name
 
 

@@ -240,7 +240,7 @@ def test_a_run_without_a_profile_measures_one_and_says_so(command_line: CommandL
     kept = command_line.folder / "sleepy.profile.json"
     assert str(kept.name) in errors
     profile = json.loads(kept.read_text())
-    assert profile["schema"] == "rubberband.values.profile/1"
+    assert profile["schema"] == "rubberband.profile/1"
     assert list(profile["seconds_per_iteration"]) == ["1"]
     assert min(profile["provision_delay_s"], profile["init_delay_s"], profile["trial_startup_s"]) > 0
     result = command_line.result()

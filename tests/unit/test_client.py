@@ -314,7 +314,7 @@ def test_the_asynchronous_client_asks_and_streams() -> None:
 
 def test_a_profile_in_a_file_is_written_out_with_the_delays_that_it_measured(tmp_path: Path) -> None:
     profile = {
-        "schema": "rubberband.values.profile/1",
+        "schema": "rubberband.profile/1",
         "seconds_per_iteration": {"1": 8.0, "2": 5.0},
         "trial_cv": 0.1,
         "iteration_cv": 0.05,

@@ -438,11 +438,11 @@ def test_measured_delays_are_kept_one_by_one(tmp_path: Path) -> None:
         (b"\xff", "is not a JSON file"),
         (b"[" * 10_000, "is not a JSON file"),
         (
-            b'{"schema": "rubberband.values.profile/1", "seconds_per_iteration": {"1": NaN}}',
+            b'{"schema": "rubberband.profile/1", "seconds_per_iteration": {"1": NaN}}',
             "nan is not a finite number",
         ),
         (
-            b'{"schema": "rubberband.values.profile/1", "seconds_per_iteration": {"1": 1}, "trial_cvs": 1}',
+            b'{"schema": "rubberband.profile/1", "seconds_per_iteration": {"1": 1}, "trial_cvs": 1}',
             "did you mean",
         ),
         (b"0" * (2 << 20), "is larger than 1 MiB"),
