@@ -7,12 +7,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from rubberband.api.store.records import FeedEvent, Submission, Summary
 from rubberband.executor.result import Result, StageResult, TrialResult
+from rubberband.spec.fields import Usd
 from rubberband.states import ACTIVE, ExperimentState
 
 if TYPE_CHECKING:
@@ -290,7 +291,9 @@ class ExtendBody(BaseModel):
     deadline: str | float | None = Field(
         default=None, description="A duration such as `40m` (from the submission), seconds, or an absolute time."
     )
-    max_cost: float | None = Field(default=None, gt=0, description="In US dollars.")
+    max_cost: Annotated[Usd, Field(gt=0)] | None = Field(
+        default=None, description="In US dollars, such as `5` or `$5`."
+    )
     dry_run: bool = Field(default=True, description="Only show what would change; false changes it.")
 
 

@@ -1,4 +1,4 @@
-"""Words of time and money: durations, deadlines and dollars, as people write them and as the program reckons.
+"""Units of time, money and size: durations, deadlines, dollars and bytes, as people write them.
 
 Inside the program a duration is a float of seconds and an instant is Unix time in seconds. This module reads what a
 user wrote and writes what a user reads; it reads no clock.
@@ -19,27 +19,35 @@ MAX_DURATION_S = 10 * 365 * 86400.0
 MAX_BYTES = 10**15
 """A petabyte: what is larger is a slip of the pen."""
 
+MAX_USD = 1e9
+"""A billion: more is a slip of the pen."""
+
 _UNIT_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
-_NUMBER = r"\d+(?:\.\d+)?"
-_PARTS = re.compile(rf"(?:({_NUMBER})d)?(?:({_NUMBER})h)?(?:({_NUMBER})m)?(?:({_NUMBER})s)?", re.ASCII)
-_PLAIN = re.compile(rf"{_NUMBER}(?:[eE][-+]?\d+)?", re.ASCII)
+_NUMBER = r"\d+(?:\.\d+)?|\.\d+"
+_PARTS = re.compile(
+    rf"(?:({_NUMBER}) ?(?:days?|d))? ?(?:({_NUMBER}) ?(?:hours?|hrs?|h))? ?"
+    rf"(?:({_NUMBER}) ?(?:minutes?|mins?|m))? ?(?:({_NUMBER}) ?(?:seconds?|secs?|s))?",
+    re.ASCII | re.IGNORECASE,
+)
+_PLAIN = re.compile(rf"(?:{_NUMBER})(?:[eE][-+]?\d+)?", re.ASCII)
 _HOW = "write it as 90s, 20m, 1h30m, 1d or plain seconds"
 
 
 def parse_duration(value: object) -> float:
-    """Seconds of a duration: `90s`, `20m`, `1h30m`, `1d`, or a number of seconds (as a number or as text).
+    """Seconds of a duration: `90s`, `5 mins`, `1h30m`, `2 hours`, `1d`, or a number of seconds (also as text).
 
-    Raises InputError if it is not a duration, not finite, negative, or longer than ten years.
+    Units go from large to small, in any case. Raises InputError if it is not a duration, not finite, negative, or
+    longer than ten years.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise InputError(f"{shown(value)} is not a duration; {_HOW}")
-    seconds = _seconds_of_text(value) if isinstance(value, str) else _seconds_of_number(value)
+    seconds = _seconds_of_text(value) if isinstance(value, str) else _number(value)
     if not 0.0 <= seconds <= MAX_DURATION_S:
         raise InputError(f"{shown(value)} is not a duration from 0s to {MAX_DURATION_S / 86400:.0f}d; {_HOW}")
     return seconds
 
 
-def _seconds_of_number(value: float) -> float:
+def _number(value: float) -> float:
     try:
         return float(value)
     except OverflowError:
@@ -47,13 +55,24 @@ def _seconds_of_number(value: float) -> float:
 
 
 def _seconds_of_text(text: str) -> float:
-    compact = text.strip().replace(" ", "")
-    if _PLAIN.fullmatch(compact):
-        return float(compact)
-    match = _PARTS.fullmatch(compact)
-    if not compact or match is None:
-        raise InputError(f"{shown(text)} is not a duration; {_HOW}")
+    written = " ".join(text.split())
+    if _PLAIN.fullmatch(written):
+        return float(written)
+    match = _PARTS.fullmatch(written)
+    if not written or match is None:
+        raise InputError(f"{shown(text)} is not a duration; {_meant(written) or _HOW}")
     return sum(float(part) * unit_s for part, unit_s in zip(match.groups(), _UNIT_S.values(), strict=True) if part)
+
+
+def _meant(written: str) -> str:
+    """What to write instead of `1:30`, `1h30` or `1,5h`; nothing for other texts."""
+    if match := re.fullmatch(r"(\d{1,3}):(\d\d)", written, re.ASCII):
+        return f"write {match[1]}h{match[2]}m, or {match[1]}m{match[2]}s"
+    if match := re.fullmatch(r"(\d{1,3})h(\d\d?)", written, re.ASCII):
+        return f"write {match[1]}h{match[2]}m"
+    if re.fullmatch(r"\d{1,6},\d{1,6} ?[dhms]", written, re.ASCII):
+        return f"write {written.replace(',', '.')}"
+    return ""
 
 
 def format_duration(seconds: float) -> str:
@@ -144,6 +163,32 @@ def _zoned(instant: datetime, text: str) -> datetime:
 def format_instant(instant: datetime) -> str:
     """An instant in UTC as `parse_deadline` reads it: 2026-11-21T20:00:00Z."""
     return instant.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+_MONEY = re.compile(
+    r"(?P<before>(?:us)?\$|usd)? ?(?P<amount>\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
+    r"(?P<exponent>e[-+]?\d+)? ?(?P<after>(?:us)?\$|usd|dollars?)?",
+    re.ASCII | re.IGNORECASE,
+)
+
+
+def parse_usd(value: object) -> float:
+    """US dollars of an amount: `$5`, `5 USD`, `5$`, `1,234.50 USD`, or a number of dollars (also as text).
+
+    Raises InputError if it is no amount, in another currency, not finite, negative, or more than a billion.
+    """
+    how = "write US dollars as 5, 0.50, $5 or 5 USD"
+    amount_usd = math.nan
+    if isinstance(value, str):
+        if (match := _MONEY.fullmatch(" ".join(value.split()))) and not (match["before"] and match["after"]):
+            amount_usd = float(match["amount"].replace(",", "") + (match["exponent"] or ""))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        amount_usd = _number(value)
+    if math.isnan(amount_usd):
+        raise InputError(f"{shown(value)} is not an amount of money; {how}")
+    if not 0.0 <= amount_usd <= MAX_USD:
+        raise InputError(f"{shown(value)} is not an amount from 0 to {MAX_USD:,.0f} USD; {how}")
+    return amount_usd
 
 
 def format_usd(amount_usd: float) -> str:

@@ -247,13 +247,14 @@ class AsyncClient:
         name: str,
         *,
         deadline: str | float | None = None,
-        max_cost: float | None = None,
+        max_cost: str | float | None = None,
         dry_run: bool = True,
         idempotency_key: str | None = None,
     ) -> ExtensionView:
         """What a later deadline or a larger budget would change; with dry_run=False it is granted.
 
-        A `deadline` is a duration from the start, as in the experiment's file, or a time with its zone.
+        A `deadline` is a duration from the start, as in the experiment's file, or a time with its zone; `max_cost` is
+        in US dollars, such as 5 or "$5".
         """
         return await self._send(calls.extend(name, deadline, max_cost, dry_run, idempotency_key))
 

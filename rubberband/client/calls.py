@@ -176,7 +176,7 @@ def resume(name: str, key: str | None) -> Call[ExperimentView]:
 
 
 def extend(
-    name: str, deadline: str | float | None, max_cost: float | None, dry_run: bool, key: str | None
+    name: str, deadline: str | float | None, max_cost: str | float | None, dry_run: bool, key: str | None
 ) -> Call[ExtensionView]:
     """Look at other limits, or set them."""
     limits = {"deadline": deadline, "max_cost": max_cost, "dry_run": dry_run}

@@ -15,7 +15,7 @@ import typer
 
 from rubberband.distribution import install_hint
 from rubberband.errors import InputError
-from rubberband.units import parse_duration, shown
+from rubberband.units import parse_duration, parse_usd, shown
 
 if TYPE_CHECKING:
     from rubberband.api.serving import Transport
@@ -90,7 +90,7 @@ CheckpointsOption = Annotated[
 ]
 RunningOption = Annotated[int, typer.Option("--max-running", min=1, max=1000, help="Experiments at the same time.")]
 CostOption = Annotated[
-    float | None,
+    str | None,
     typer.Option(
         "--max-cost",
         metavar="USD",
@@ -106,7 +106,7 @@ ResumeOption = Annotated[
     ),
 ]
 PlannersOption = Annotated[int, typer.Option("--planners", min=1, max=64, help="Processes that plan.")]
-PlanningOption = Annotated[float, typer.Option("--planning-limit", metavar="SECONDS", help="For one plan.")]
+PlanningOption = Annotated[str, typer.Option("--planning-limit", metavar="DURATION", help="For one plan.")]
 BodyOption = Annotated[
     int, typer.Option("--body-limit", metavar="BYTES", min=1024, max=1 << 30, help="The largest body of a request.")
 ]
@@ -152,7 +152,7 @@ def serve(
     max_cost: CostOption = None,
     auto_resume: ResumeOption = True,
     planners: PlannersOption = 1,
-    planning_limit: PlanningOption = 30.0,
+    planning_limit: PlanningOption = "30s",
     body_limit: BodyOption = 1 << 20,
     rate: RateOption = 200.0,
     keep_events: KeepOption = "30d",
@@ -188,9 +188,9 @@ def serve(
             body_bytes=body_limit,
             requests_per_s=_amount("--rate", rate),
             burst=max(2, math.ceil(2 * rate)),
-            planning_s=_amount("--planning-limit", planning_limit, zero=False),
+            planning_s=_amount("--planning-limit", parse_duration(planning_limit), zero=False),
             max_running=max_running,
-            max_cost_usd=None if max_cost is None else _amount("--max-cost", max_cost, zero=False),
+            max_cost_usd=None if max_cost is None else _amount("--max-cost", parse_usd(max_cost), zero=False),
         ),
         keeping=Keeping(events_s=_kept_s(keep_events)),
     )

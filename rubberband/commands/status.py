@@ -151,7 +151,7 @@ def extend(
         ),
     ] = None,
     max_cost: Annotated[
-        float | None, typer.Option("--max-cost", metavar="USD", help="For the whole of it.", show_default=False)
+        str | None, typer.Option("--max-cost", metavar="USD", help="For the whole of it.", show_default=False)
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Grant it without asking.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only show what it would change.")] = False,
@@ -164,19 +164,21 @@ def extend(
     experiment runs, from the next SYNC on; one that max_cost has ended can be resumed then.
     """
     from rubberband.errors import InputError
+    from rubberband.units import parse_usd
 
     if deadline is None and max_cost is None:
         raise InputError("extend: nothing to change; give --deadline 40m, --max-cost 5, or both")
+    max_cost_usd = None if max_cost is None else parse_usd(max_cost)
     client = client_of(server)
     if client is None:
         from rubberband.commands.standing import local_experiment
 
         with local_experiment(name) as experiment:
-            _extend(lambda granted: experiment.extension(deadline, max_cost, granted=granted), yes, dry_run, output)
+            _extend(lambda granted: experiment.extension(deadline, max_cost_usd, granted=granted), yes, dry_run, output)
         return
     with client:
         _extend(
-            lambda granted: dict(client.extend(name, deadline=deadline, max_cost=max_cost, dry_run=not granted)),
+            lambda granted: dict(client.extend(name, deadline=deadline, max_cost=max_cost_usd, dry_run=not granted)),
             yes,
             dry_run,
             output,

@@ -7,7 +7,7 @@ pydantic finds wrong becomes one WordError that tells the full key path.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from itertools import pairwise
 from typing import Annotated, Any
@@ -23,11 +23,21 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
 from rubberband.errors import InputError
-from rubberband.units import format_instant, nearest, parse_bytes, parse_deadline, parse_duration, shown
+from rubberband.units import (
+    MAX_USD,
+    format_instant,
+    nearest,
+    parse_bytes,
+    parse_deadline,
+    parse_duration,
+    parse_usd,
+    shown,
+)
 
 Path = tuple[str | int, ...]
 """Keys from the top of a document to the value that is meant."""
@@ -71,15 +81,25 @@ class Words(BaseModel):
             return data
         if not isinstance(data, Mapping):
             raise fault(f"{shown(data)} is not a mapping; write keys and values, such as {cls._example_key()}: ...")
-        known = [field.alias or name for name, field in cls.model_fields.items()]
+        known = cls._keys()
         for key in data:
             if key not in known:
-                raise fault(f"unknown key; {nearest(str(key), known)}", at=key if isinstance(key, int) else str(key))
+                below = [f"{name}.{key}" for name, field in known.items() if key in _keys_of(field.annotation)]
+                meant = f"write {below[0]}" if below else nearest(str(key), known)
+                raise fault(f"unknown key; {meant}", at=key if isinstance(key, int) else str(key))
         return data
 
     @classmethod
+    def _keys(cls) -> dict[str, FieldInfo]:
+        return {field.alias or name: field for name, field in cls.model_fields.items()}
+
+    @classmethod
     def _example_key(cls) -> str:
-        return next(field.alias or name for name, field in cls.model_fields.items())
+        return next(iter(cls._keys()))
+
+
+def _keys_of(annotation: Any) -> Collection[str]:
+    return annotation._keys() if isinstance(annotation, type) and issubclass(annotation, Words) else ()
 
 
 def _docstrings(model: type[Words]) -> dict[str, str]:
@@ -184,8 +204,6 @@ def _reason(details: ErrorDetails) -> str:
 
 MAX_GPUS_PER_TRIAL = 4096
 """Most GPUs that one trial may ask for."""
-MAX_USD = 1e9
-"""Most money that an experiment may speak of, in US dollars."""
 
 Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000_000)]
 """A whole number of at least one."""
@@ -193,8 +211,11 @@ Gpus = Annotated[int, Field(strict=True, ge=1, le=MAX_GPUS_PER_TRIAL)]
 """A number of GPUs."""
 Tally = Annotated[int, Field(strict=True, ge=0, le=1_000_000_000)]
 """A whole number of at least zero."""
-Usd = Annotated[float, Field(strict=True, ge=0, le=MAX_USD)]
-"""US dollars."""
+Usd = Annotated[
+    float,
+    BeforeValidator(told(parse_usd), json_schema_input_type=Annotated[float, Field(ge=0, le=MAX_USD)] | str),
+]
+"""US dollars, written as 5, 0.50, $5 or 5 USD."""
 Amount = Annotated[float, Field(strict=True, ge=0, le=1e12)]
 """A number that is not negative."""
 Spread = Annotated[float, Field(strict=True, ge=0, le=10)]

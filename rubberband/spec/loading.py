@@ -317,6 +317,11 @@ def _override(words: dict[Any, Any], origins: dict[KeyPath, str], override: str,
     keys = [_key(part) for part in key_text.split(".")]
     if not equals or not re.fullmatch(r"[^\s.=]+(\.[^\s.=]+)*", key_text):
         raise InputError(f"{option} {shown(override)} is not key=value; write it as {option} constraints.deadline=30m")
+    if keys == ["constraints", "max_cost"] and not value_text.strip():
+        raise InputError(
+            f"{option} {key_text}: no amount (a shell reads $5 as a variable, unless it is quoted); write "
+            f"{key_text}=5 or '{key_text}=$5', or {key_text}=null for no cap"
+        )
     try:
         value, _ = read_yaml(value_text)
     except YamlError as error:

@@ -1,11 +1,22 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rubberband.errors import InputError
-from rubberband.units import MAX_DURATION_S, format_duration, parse_deadline, parse_duration
+from rubberband.units import (
+    MAX_DURATION_S,
+    MAX_USD,
+    format_duration,
+    format_usd,
+    parse_bytes,
+    parse_deadline,
+    parse_duration,
+    parse_usd,
+)
 from rubberband.views.words import rounded
 
 
@@ -15,15 +26,41 @@ def test_a_formatted_duration_reads_back_to_what_is_shown(seconds: float) -> Non
     assert again == pytest.approx(seconds, abs=0.5 if seconds >= 59.95 else 0.06)
 
 
-@given(st.text() | st.floats() | st.integers() | st.none() | st.binary() | st.datetimes())
-def test_anything_is_a_deadline_or_an_input_error(value: object) -> None:
+@given(st.integers(0, 10**11), st.sampled_from(["{} USD", "${}", "{}$", "US$ {}", "usd{}", "{}"]))
+def test_written_cents_read_back_exactly(cents: int, notation: str) -> None:
+    assert parse_usd(notation.format(f"{cents // 100}.{cents % 100:02d}")) == pytest.approx(cents / 100, rel=1e-15)
+
+
+@given(st.floats(0, MAX_USD))
+def test_a_formatted_amount_reads_back_to_what_is_shown(amount_usd: float) -> None:
+    assert parse_usd(format_usd(amount_usd)) == pytest.approx(amount_usd, abs=0.005 if amount_usd >= 0.1 else 5e-5)
+
+
+PARTS = {"d": ["d", "day", " days"], "h": ["h", "hr", " hours"], "m": ["m", " min", "mins"], "s": ["s", " sec", "secs"]}
+
+
+@given(st.lists(st.integers(0, 99), min_size=4, max_size=4), st.data())
+def test_every_spelling_of_the_units_is_the_same_duration(counts: list[int], data: st.DataObject) -> None:
+    written = [f"{count}{data.draw(st.sampled_from(names))}" for count, names in zip(counts, PARTS.values(), strict=True)]
+    days, hours, minutes, seconds = counts
+    text = data.draw(st.sampled_from(["", " "])).join(written)
+    assert parse_duration(data.draw(st.sampled_from([text, text.upper()]))) == (
+        days * 86400 + hours * 3600 + minutes * 60 + seconds
+    )
+
+
+NEARLY = st.text("0123456789.,:$-+eE dhmsinrusecaytolUSDKMGB\u00a0€", max_size=20)
+
+
+@given(
+    st.sampled_from([parse_deadline, parse_duration, parse_usd, parse_bytes]),
+    NEARLY | st.text() | st.floats() | st.integers() | st.none() | st.binary() | st.datetimes() | st.booleans(),
+)
+def test_anything_is_a_value_or_an_input_error_of_one_line(parse: Callable[[object], object], value: object) -> None:
     try:
-        parse_deadline(value)
+        parse(value)
     except InputError as error:
-        message = str(error)
-    else:
-        message = ""
-    assert "\n" not in message
+        assert "\n" not in str(error)
 
 
 @given(st.lists(st.floats(0, 1e5), min_size=1, max_size=20), st.sampled_from([0.0001, 0.01, 1.0]))

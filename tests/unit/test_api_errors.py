@@ -153,7 +153,7 @@ def test_a_body_that_does_not_fit_is_refused(
         (b"{}", 422),
         (b'{"dry_run": true}', 422),
         (b'{"max_cost": -1}', 422),
-        (b'{"max_cost": "5"}', 422),
+        (b'{"max_cost": "5 EUR"}', 422),
         (b'{"max_cost": Infinity}', 400),
         (b'{"max_cost": 5, "max_cost": 6}', 400),
         (b'{"max_cost": 5, "dry_run": "no"}', 422),

@@ -308,5 +308,5 @@ def test_a_page_that_cannot_be_written_is_one_line(command):
 
 
 def test_free_instances_leave_nothing_to_save(command):
-    out = command("-s", "resources.price_per_hour=0", "-s", "constraints.max_cost=")
+    out = command("-s", "resources.price_per_hour=0", "-s", "constraints.max_cost=null")
     assert "elasticity saves" not in out

@@ -195,6 +195,8 @@ def test_overrides(tmp_path: Path) -> None:
         ("name.x=3", "-s name.x: name is no mapping; override all of it"),
         ("constraints.deadlin=30m", "-s: constraints.deadlin: unknown key; did you mean 'deadline'?"),
         ("constraints.deadline=[", "-s constraints.deadline: not YAML"),
+        ("deadline=30m", "-s: deadline: unknown key; write constraints.deadline"),
+        ("constraints.max_cost=", "-s constraints.max_cost: no amount (a shell reads $5 as a variable"),
         ("constraints.max_cost=.inf", "-s constraints.max_cost: .inf is not a finite number"),
     ],
 )

@@ -14,6 +14,7 @@ from rubberband.units import (
     parse_bytes,
     parse_deadline,
     parse_duration,
+    parse_usd,
     shown,
 )
 
@@ -30,6 +31,17 @@ from rubberband.units import (
         (90, 90),
         (0.5, 0.5),
         ("1.5h", 5400),
+        (".5h", 1800),
+        ("5 mins", 300),
+        ("5m", 300),
+        ("1 minute", 60),
+        ("90 s", 90),
+        ("90 Seconds", 90),
+        ("2 hours", 7200),
+        ("2 hrs 5 mins", 7500),
+        ("1h30m", 5400),
+        ("1h 30m", 5400),
+        ("3 days", 259200),
     ],
 )
 def test_durations(written: object, seconds: float) -> None:
@@ -45,6 +57,9 @@ def test_durations(written: object, seconds: float) -> None:
         -1,
         "1m1h",
         "5 parsecs",
+        "5 ms",
+        "1 5m",
+        "5 min s",
         float("nan"),
         float("inf"),
         "nan",
@@ -58,6 +73,15 @@ def test_durations(written: object, seconds: float) -> None:
 )
 def test_what_is_not_a_duration_is_refused_with_the_remedy(written: object) -> None:
     with pytest.raises(InputError, match="write it as 90s, 20m, 1h30m"):
+        parse_duration(written)
+
+
+@pytest.mark.parametrize(
+    ("written", "remedy"),
+    [("1:30", "write 1h30m, or 1m30s"), ("1h30", "write 1h30m"), ("1,5h", "write 1.5h"), ("1,5 h", "write 1.5 h")],
+)
+def test_a_duration_of_another_notation_is_refused_with_what_to_write(written: str, remedy: str) -> None:
+    with pytest.raises(InputError, match=f"{written!r} is not a duration; {remedy}$"):
         parse_duration(written)
 
 
@@ -125,6 +149,38 @@ def test_deadlines_that_are_refused(written: object, why: str) -> None:
 )
 def test_money(amount_usd: float, text: str) -> None:
     assert format_usd(amount_usd) == text
+
+
+@pytest.mark.parametrize(
+    ("written", "amount_usd"),
+    [
+        (5, 5),
+        (0.5, 0.5),
+        ("5", 5),
+        ("$5", 5),
+        ("5$", 5),
+        ("5 USD", 5),
+        ("5 usd", 5),
+        ("USD 5", 5),
+        ("US$5", 5),
+        ("0.50 usd", 0.5),
+        ("$.50", 0.5),
+        ("5 dollars", 5),
+        ("1,234.50 USD", 1234.5),
+        ("1e3", 1000),
+    ],
+)
+def test_amounts_of_money(written: object, amount_usd: float) -> None:
+    assert parse_usd(written) == amount_usd
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["", "$", "5 EUR", "€5", "-5", "-$5", -1, "$5 USD", "1,5", "5k", "5 $ 6", "1e999", 10**400, float("nan"), True, None],
+)
+def test_what_is_no_amount_is_refused_with_the_remedy(written: object) -> None:
+    with pytest.raises(InputError, match=r"write US dollars as 5, 0\.50, \$5 or 5 USD$"):
+        parse_usd(written)
 
 
 def test_nearest_names_the_likeliest_or_all() -> None:
