@@ -123,7 +123,7 @@ def test_the_entry_point_may_be_a_class() -> None:
         ({"search__scheduler": {"type": "stages", "stages": []}}, "search.scheduler.stages: is empty; write at least"),
         ({"search__sampler": {"type": "grid"}}, "search: space.lr has no grid (loguniform); list its values"),
         ({"resources__max_instances": -1}, "resources.max_instances: -1 must be at least 1; raise it"),
-        ({"resources__price_per_hour": math.inf}, "resources.price_per_hour: inf is not an amount from 0 to 1,000,000,000 USD; write"),
+        ({"resources__price_per_hour": math.inf}, "resources.price_per_hour: inf is not an amount from 0 to"),
         ({"constraints__max_cost": math.nan}, "constraints.max_cost: nan is not an amount of money; write US"),
         (
             {"constraints__deadline": "2026-11-21T20:00:00"},
