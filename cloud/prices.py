@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rubberband.atomic import write_atomically
-from rubberband.cloud.catalogue import ENVIRONMENT_VARIABLE, Table, table_of, types_of
-from rubberband.cloud.instance_types import InstanceType, Live, catalogue
+from rubberband.cloud.catalogue import ENVIRONMENT_VARIABLE, InstanceType, Live, Table, catalogue, table_of, types_of
 from rubberband.errors import ProviderError, RubberbandError
 from rubberband.spec.resources import Resources
 

@@ -1,11 +1,20 @@
-"""The protocol between the driver loop and whatever carries commands out: Ray on real instances, or a virtual clock."""
+"""What carries commands out, on Ray with real instances or by a virtual clock: the protocol, and the events of both."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from rubberband.executor.core.events import Command, DriverResumed, Event
+from rubberband.cloud.provider import InstanceStatus
+from rubberband.executor.core.events import (
+    Command,
+    DriverResumed,
+    EndedInstance,
+    Event,
+    InstanceReleased,
+    InstanceRunning,
+    LiveInstance,
+)
 
 
 class Backend(Protocol):
@@ -45,3 +54,58 @@ class Backend(Protocol):
     def close(self) -> None:
         """Release everything that is still held, and leave no process behind. Idempotent."""
         ...
+
+
+# What a provider shows of an instance, as the events that the controller hears. Pure.
+
+
+def running(status: InstanceStatus, running_at: float, at: float) -> InstanceRunning:
+    """That the instance runs since `running_at`, as of `at`."""
+    return InstanceRunning(
+        occurred_at=at,
+        instance=status.instance,
+        running_at=running_at,
+        price_usd_per_hour=status.price_usd_per_hour,
+        instance_type=status.instance_type,
+        zone=status.zone,
+        hour_prices_usd=status.hour_prices_usd,
+    )
+
+
+def living(status: InstanceStatus) -> LiveInstance:
+    """What a new driver finds that lives."""
+    return LiveInstance(
+        instance=status.instance,
+        running_at=status.running_at,
+        price_usd_per_hour=status.price_usd_per_hour,
+        hour_prices_usd=status.hour_prices_usd,
+    )
+
+
+def ended(status: InstanceStatus) -> EndedInstance:
+    """What a new driver finds that ran, and has ended."""
+    assert status.running_at is not None, "what never ran has not ended"
+    assert status.ended_at is not None, "what lives has not ended"
+    return EndedInstance(
+        instance=status.instance,
+        running_at=status.running_at,
+        ended_at=status.ended_at,
+        price_usd_per_hour=status.price_usd_per_hour,
+        preempted=status.preempted,
+        hour_prices_usd=status.hour_prices_usd,
+    )
+
+
+def released(instance: str, status: InstanceStatus | None, at: float) -> InstanceReleased:
+    """That the provider took the instance back, as of `at`; it knows of none where there is no status."""
+    if status is None:
+        return InstanceReleased(occurred_at=at, instance=instance, ended_at=at)
+    return InstanceReleased(
+        occurred_at=at,
+        instance=instance,
+        ended_at=at if status.ended_at is None else status.ended_at,
+        running_at=status.running_at,
+        price_usd_per_hour=status.price_usd_per_hour,
+        instance_type=status.instance_type,
+        zone=status.zone,
+    )

@@ -24,7 +24,7 @@ from rubberband.executor.core.events import (
     Started,
     Tick,
 )
-from rubberband.executor.core.replanning import decide
+from rubberband.executor.core.extending import decide
 from rubberband.executor.core.state import GONE, Phase
 from rubberband.executor.journal.inbox import NoRequests, Requests
 from rubberband.executor.journal.journal import EventLog

@@ -308,7 +308,7 @@ def open_cluster(
         return LocalProvider(
             folder.name, folder.instances, offer.gpus, setup.lease_s, devices=devices, not_before=not_before
         )
-    from rubberband.cloud.aws.opening import open_provider
+    from rubberband.cloud.aws.provider import open_provider
 
     resources = Resources(**setup.experiment.get("resources", {}))
     table = live_table(resources, folder.home) if len(types_of(resources)) > 1 else None

@@ -17,8 +17,7 @@ import numpy as np
 
 from rubberband.errors import InfeasibleError
 from rubberband.planner import risk, search
-from rubberband.planner.bounds import fastest_s
-from rubberband.planner.labels import TIME_TOLERANCE_S
+from rubberband.planner.labels import TIME_TOLERANCE_S, fastest_s
 from rubberband.planner.policies import box_of
 from rubberband.planner.risk import odds
 from rubberband.planner.sampling import Draws, Samples, distribution, varies

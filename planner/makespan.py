@@ -1,4 +1,6 @@
-"""When the last of many trials ends that share few slots, for many samples at once.
+"""How long a stage and how long and dear a plan is, for many samples at once.
+
+First, when the last of many trials ends that share few slots.
 
 List scheduling: the slot that is free first takes the next trial. The result depends on the multiset of the times at
 which slots are free, so that many trials can be taken at a time as long as none of them ends before the last begins.
@@ -6,14 +8,19 @@ which slots are free, so that many trials can be taken at a time as long as none
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rubberband.planner.model import Times, Value
 from rubberband.planner.table import Floats
+from rubberband.values.offer import SECONDS_PER_HOUR, Offer
+from rubberband.values.plan import Cohort, Market, Plan, StagePlan
 
-Times = npt.NDArray[Any]
+Seconds = npt.NDArray[Any]
 """Seconds, in single or double precision."""
 
 _FEW_SLOTS = 16
@@ -26,7 +33,7 @@ _SHARE = 16
 """One in this number of slots is filled at once, even where a slot that ends early could take the last trial."""
 
 
-def makespan(trials_s: Times, num_slots: int) -> Floats:
+def makespan(trials_s: Seconds, num_slots: int) -> Floats:
     """(rows,) When the last of the trials (n, rows) ends, if the first slot to be free takes the next one.
 
     Exact up to 31 slots and 512 trials; beyond, within 0.1 % on average unless times vary as much as their mean (1 %).
@@ -47,7 +54,7 @@ def makespan(trials_s: Times, num_slots: int) -> Floats:
     return np.asarray(ends_s, np.float64)
 
 
-def _inserted(free_s: Times, rest_s: Times) -> Times:
+def _inserted(free_s: Seconds, rest_s: Seconds) -> Seconds:
     """One trial after another; the times at which slots are free stay sorted."""
     free_s = np.sort(free_s, axis=0)
     first, others, held = free_s[0], free_s[1:], np.empty_like(free_s)
@@ -58,11 +65,11 @@ def _inserted(free_s: Times, rest_s: Times) -> Times:
         np.minimum(held[1:-1], others[1:], out=held[1:-1])
         free_s, held = held, free_s
         first, others = free_s[0], free_s[1:]
-    latest: Times = free_s[-1]
+    latest: Seconds = free_s[-1]
     return latest
 
 
-def _in_batches(free_s: Times, rest_s: Times) -> Times:
+def _in_batches(free_s: Seconds, rest_s: Seconds) -> Seconds:
     """As many trials at once as begin before the first of them ends, in all rows (or nearly)."""
     free_s, rest_s = np.ascontiguousarray(free_s.T), np.ascontiguousarray(rest_s.T)
     num_slots, num_trials = free_s.shape[1], rest_s.shape[1]
@@ -77,15 +84,15 @@ def _in_batches(free_s: Times, rest_s: Times) -> Times:
         free_s[:, :size] = ends_s
         at += size
         size = min(num_slots, size * 5 // 4 + 1)
-    latest: Times = free_s.max(axis=1)
+    latest: Seconds = free_s.max(axis=1)
     return latest
 
 
-def _stragglers(head_s: Times, num_slots: int) -> Times:
+def _stragglers(head_s: Seconds, num_slots: int) -> Seconds:
     """(rows,) When the trials end that take longer than all of the last waves, which begin after them; else 0."""
     trial_s = head_s.mean(axis=0)
     long = np.flatnonzero(head_s.max(axis=0) > (_LAST_WAVES - 1) * trial_s)
-    ends_s: Times = np.zeros_like(trial_s)
+    ends_s: Seconds = np.zeros_like(trial_s)
     if len(long):
         few_s = head_s[:, long].astype(np.float64)
         begins_s = (np.cumsum(few_s, axis=0) - few_s) / num_slots - trial_s[long] / 2.0
@@ -93,7 +100,7 @@ def _stragglers(head_s: Times, num_slots: int) -> Times:
     return ends_s
 
 
-def _after_many(head_s: Times, num_slots: int) -> Times:
+def _after_many(head_s: Seconds, num_slots: int) -> Seconds:
     """(slots, rows) When slots are free after many waves: each has taken trials of its own, one after another.
 
     The total time of a slot's share of the trials, whole trials aside, says where it stands between two ends: all
@@ -105,5 +112,133 @@ def _after_many(head_s: Times, num_slots: int) -> Times:
     trial_s = total_s / (len(head_s) // num_slots)
     beyond_s = shared_s - total_s
     beyond_s -= np.round(beyond_s / trial_s) * trial_s
-    free_s: Times = (beyond_s - beyond_s.mean(axis=0) + total_s).astype(head_s.dtype)
+    free_s: Seconds = (beyond_s - beyond_s.mean(axis=0) + total_s).astype(head_s.dtype)
     return free_s
+
+
+# Total time and cost of a plan for many samples at once: the sums of `model.walk`, without its stages.
+#
+# A bill is a sum of times, each with the price of what is held meanwhile, but for instances that live shorter than
+# the billing minimum: what these owe beyond is added where it can be that there are any.
+
+
+@dataclass(slots=True)
+class _Group:
+    """Instances that were started together."""
+
+    instances: int
+    since: int
+    """The first of the spans of time in which they are billed."""
+    held_s: float
+    """For how long they were billed before."""
+
+
+@dataclass(slots=True)
+class _Bill:
+    """Spans of time one after another, and the price of each second of them."""
+
+    offer: Offer
+    market: Market
+    groups: list[_Group]
+    """Oldest first."""
+    held: int
+    price_usd_per_s: float = 0.0
+    head_usd_per_s: float = 0.0
+    spans_s: list[Value] = field(default_factory=list)
+    passed_s: list[Value] = field(default_factory=lambda: [0.0])
+    """When each span begins, and when the last one ends."""
+    usd_per_s: list[float] = field(default_factory=list)
+    fixed_usd: float = 0.0
+    extra_usd: list[Value] = field(default_factory=list)
+
+    def buy(self, market: Market) -> None:
+        """Everything from now on is of this market."""
+        self.market = market
+        per_instance = self.offer.billing == "per_instance"
+        self.price_usd_per_s = self.offer.market_price_usd_per_s(market) if per_instance else 0.0
+
+    def span(self, seconds: Value, also_usd_per_s: float = 0.0) -> None:
+        """Hold all instances for `seconds`."""
+        self.spans_s.append(seconds)
+        self.passed_s.append(self.passed_s[-1] + seconds)
+        self.usd_per_s.append(self.held * self.price_usd_per_s + self.head_usd_per_s + also_usd_per_s)
+
+    def start(self, instances: int) -> None:
+        """Start instances, and bill their data."""
+        self.groups.append(_Group(instances, len(self.spans_s), 0.0))
+        self.held += instances
+        self.fixed_usd += instances * self.offer.once_usd_per_instance
+
+    def release(self, surplus: int) -> None:
+        """Release `surplus` instances, those billed longest first."""
+        while surplus > 0:
+            oldest = self.groups[0]
+            released = min(surplus, oldest.instances)
+            self._owed(oldest, released)
+            oldest.instances -= released
+            self.held -= released
+            surplus -= released
+            if not oldest.instances:
+                del self.groups[0]
+
+    def _owed(self, group: _Group, instances: int) -> None:
+        """Bill released instances for the rest of the billing minimum; prepaid time costs nothing."""
+        price, minimum_s = self.price_usd_per_s, self.offer.minimum_billed_s
+        if price == 0.0 or group.held_s >= minimum_s:
+            return
+        self.fixed_usd -= instances * price * (minimum_s - group.held_s if group.since < 0 else 0.0)
+        lived_s: Value = group.held_s + (self.passed_s[-1] - self.passed_s[max(0, group.since)])
+        if np.min(lived_s) < minimum_s:
+            self.extra_usd.append(instances * price * np.maximum(0.0, minimum_s - lived_s))
+
+    def sums(self) -> tuple[Value, Value]:
+        """Seconds and US dollars in all."""
+        both_usd: Value = self.fixed_usd
+        arrays, weights = [], []
+        for seconds, usd_per_s in zip(self.spans_s, self.usd_per_s, strict=True):
+            if isinstance(seconds, np.ndarray):
+                arrays.append(seconds)
+                weights.append(usd_per_s)
+            else:
+                both_usd = both_usd + usd_per_s * seconds
+        if arrays:
+            both_usd = both_usd + np.array(weights) @ np.array(arrays)
+        for owed_usd in self.extra_usd:
+            both_usd = both_usd + owed_usd
+        return self.passed_s[-1], both_usd
+
+
+def totals(plan: Plan, offer: Offer, times: Times, held: Sequence[Cohort] = ()) -> tuple[Value, Value]:
+    """Return total seconds and US dollars of a plan: the sums of `model.walk` over its stages, up to rounding."""
+    oldest_first = sorted(held, key=lambda cohort: -cohort.held_s)
+    groups = [_Group(cohort.instances, -1, float(cohort.held_s)) for cohort in oldest_first if cohort.instances]
+    market: Market = held[0].market if held else plan.stages[0].market
+    bill = _Bill(offer, market, groups, sum(group.instances for group in groups))
+    bill.head_usd_per_s = offer.head_cost_usd(1.0)
+    bill.buy(market)
+    for index, choice in enumerate(plan.stages):
+        _add(index, choice, bill, times)
+    bill.release(bill.held)
+    return bill.sums()
+
+
+def _add(index: int, choice: StagePlan, bill: _Bill, times: Times) -> None:
+    """One stage: give back what it does not need, start what it lacks, hold all while it lasts."""
+    offer = bill.offer
+    if choice.market != bill.market:
+        bill.release(bill.held)
+        bill.buy(choice.market)
+    bill.release(bill.held - choice.instances)
+    if choice.instances > bill.held:
+        started = choice.instances - bill.held
+        bill.span(times.provision_s(index))
+        bill.start(started)
+        bill.span(times.init_s(index, started))
+    replaced_usd_per_s = 0.0
+    if choice.market == "spot" and offer.spot is not None:
+        rate = offer.spot.interruptions_per_hour / SECONDS_PER_HOUR
+        replaced_usd_per_s = choice.instances * rate * offer.once_usd_per_instance
+    bill.span(times.stage_s(index, choice), replaced_usd_per_s)
+    if offer.billing == "per_function":
+        share = choice.gpus_per_trial / offer.gpus
+        bill.extra_usd.append(offer.market_price_usd_per_s(choice.market) * share * times.busy_s(index, choice))

@@ -14,10 +14,9 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from rubberband.planner.makespan import Times, makespan
+from rubberband.planner.makespan import Seconds, makespan, totals
 from rubberband.planner.model import Step, check_plan, interruptions, summed, walk
 from rubberband.planner.table import Floats
-from rubberband.planner.totals import totals
 from rubberband.values.chance import Law, Spread
 from rubberband.values.offer import Offer, slots
 from rubberband.values.plan import Cohort, Distribution, Market, Plan, Prediction, Speeds, Stage, StagePlan
@@ -141,7 +140,7 @@ class Draws:
             self._chunks.append(Chunk(self.stages, self.profile, self.offer, seed, self.rows, keep, mean, self.speeds))
         return self._chunks[index]
 
-    def _mean_error(self, number: int) -> Times:
+    def _mean_error(self, number: int) -> Seconds:
         """(1, rows) How much longer than profiled all trials take, as long as none of them has been seen."""
         rows = rows_of(self._widest)
         if self.profile.mean_cv == 0.0:
@@ -194,14 +193,14 @@ class Chunk:
     rows: int
     keep: bool
     """Whether the numbers are kept for the next candidate, or drawn again."""
-    mean_error: Times
+    mean_error: Seconds
     """(1, rows of the job's widest stage) How much longer than profiled all trials take."""
     speeds: Speeds | None = None
-    _own: dict[int, Times] = field(default_factory=dict)
-    _factors: dict[int, Times] = field(default_factory=dict)
+    _own: dict[int, Seconds] = field(default_factory=dict)
+    _factors: dict[int, Seconds] = field(default_factory=dict)
     _maxima: dict[int, Floats] = field(default_factory=dict)
     _totals: dict[int, Floats] = field(default_factory=dict)
-    _trials: tuple[tuple[int, int, str], Times] | None = None
+    _trials: tuple[tuple[int, int, str], Seconds] | None = None
     """What the trials of a stage take by a choice: the last one that was asked for."""
     _stages: dict[_Key, tuple[float | Floats, float | Floats | None]] = field(default_factory=dict)
     _inits: dict[int, list[Floats]] = field(default_factory=dict)
@@ -279,7 +278,7 @@ class Chunk:
         """Whether the trials of a stage train for unlike times."""
         return self.speeds is not None or self.profile.stage_cv(self.stages[index].iterations) > 0.0
 
-    def _trials_s(self, index: int, choice: StagePlan, work_s: float) -> Times:
+    def _trials_s(self, index: int, choice: StagePlan, work_s: float) -> Seconds:
         """(trials, rows of the stage) What each trial takes in all."""
         key = (index, choice.gpus_per_trial, choice.market)
         if self._trials is None or self._trials[0] != key:
@@ -299,15 +298,15 @@ class Chunk:
             self._totals[index] = self.factor(index).sum(axis=0, dtype=np.float64)
         return self._totals[index]
 
-    def startup_s(self, index: int) -> np.float32 | Times:
+    def startup_s(self, index: int) -> np.float32 | Seconds:
         """(trials, rows) How long each trial takes to start in the stage; one number where that does not vary."""
         if not self.profile.startup_varies:
             return np.float32(self.profile.trial_startup_s)
         drawn = self._noise(self.profile.startup_cv, index, 4, "lognormal")
-        startups_s: Times = np.float32(self.profile.trial_startup_s) * drawn
+        startups_s: Seconds = np.float32(self.profile.trial_startup_s) * drawn
         return startups_s
 
-    def factor(self, index: int) -> Times:
+    def factor(self, index: int) -> Seconds:
         """(trials, rows) How much longer than the profile's mean each trial trains in the stage.
 
         It is the product of what is the trial's own, the same in all of its stages, and of what is the stage's.
@@ -322,7 +321,7 @@ class Chunk:
             self._factors[index] = drawn
         return drawn
 
-    def _own_factor(self, index: int) -> Times:
+    def _own_factor(self, index: int) -> Seconds:
         """(trials, rows) How much slower than the profile each trial of the stage is, all along."""
         first = _bracket(self.stages, index)
         own_s = self._own.get(first)
@@ -335,7 +334,7 @@ class Chunk:
         rng, copies = self._rng(first, 6), rows_of(self.stages[index].trials) // own_s.shape[1]
         return np.concatenate([self._survivors(own_s, self.stages[index].trials, rng) for _ in range(copies)], axis=1)
 
-    def _survivors(self, own_s: Times, trials: int, rng: np.random.Generator) -> Times:
+    def _survivors(self, own_s: Seconds, trials: int, rng: np.random.Generator) -> Seconds:
         """So many of the trials in each row: any of them, or the better ones of a metric that goes with the speed."""
         correlation = self.speeds.with_metric if self.speeds is not None else 0.0
         if correlation == 0.0:
@@ -345,23 +344,23 @@ class Chunk:
         spread = slowness.std(axis=0)
         slowness = (slowness - slowness.mean(axis=0)) / np.where(spread > 0.0, spread, 1.0)
         merit = correlation * slowness + math.sqrt(1.0 - correlation**2) * rng.standard_normal(own_s.shape)
-        survivors: Times = np.take_along_axis(own_s, np.argsort(-merit, axis=0)[:trials], axis=0)
+        survivors: Seconds = np.take_along_axis(own_s, np.argsort(-merit, axis=0)[:trials], axis=0)
         return survivors
 
-    def _drawn_speeds(self, first: int) -> Times:
+    def _drawn_speeds(self, first: int) -> Seconds:
         if self.speeds is None or first > 0:
             drawn = self._noise(self.profile.trial_cv, first, 5, self.profile.law)
             if self.speeds is not None:
                 return drawn
-            mean: Times = np.tile(self.mean_error, drawn.shape[1] // self.mean_error.shape[1])
+            mean: Seconds = np.tile(self.mean_error, drawn.shape[1] // self.mean_error.shape[1])
             return drawn * mean
         factors, errors = (np.array(each, np.float32)[:, None] for each in (self.speeds.factors, self.speeds.errors))
         variance = np.log1p(errors**2)
         normals = _normals((*self.seed, first, 5), (len(factors), rows_of(len(factors))))
-        known: Times = factors * np.exp(np.sqrt(variance) * normals - variance / 2.0)
+        known: Seconds = factors * np.exp(np.sqrt(variance) * normals - variance / 2.0)
         return known
 
-    def _noise(self, cv: float, index: int, what: int, law: Law) -> Times:
+    def _noise(self, cv: float, index: int, what: int, law: Law) -> Seconds:
         """(trials, rows of the stage) Factors with mean 1."""
         trials = self.stages[index].trials
         shape = (trials, rows_of(trials))
@@ -372,7 +371,7 @@ class Chunk:
         drawn = _factor_levels(cv, law).take(bits) if 4 * size >= _LEVELS else _noisy(cv, law, _levels().take(bits))
         return drawn.reshape(shape)
 
-    def _lost_s(self, index: int, choice: StagePlan, trials_s: Times) -> Times:
+    def _lost_s(self, index: int, choice: StagePlan, trials_s: Seconds) -> Seconds:
         """(trials, rows) Seconds that interruptions cost each trial: a Poisson number of them, each as long.
 
         Trials that share an instance are interrupted together. As slots are filled in order, these are neighbours.
@@ -387,7 +386,7 @@ class Chunk:
         happens = drawn.repeat(neighbours, axis=0)[: stage.trials]
         redone_s = min(spot.checkpoint_iterations, stage.iterations) * self.profile.iteration_s(choice.gpus_per_trial)
         numbers = poisson(happens, np.float32(rate) * trials_s)
-        lost_s: Times = numbers * (np.float32(spot.restart_s) + where * np.float32(redone_s))
+        lost_s: Seconds = numbers * (np.float32(spot.restart_s) + where * np.float32(redone_s))
         return lost_s
 
     def _rng(self, index: int, what: int) -> np.random.Generator:
@@ -458,32 +457,32 @@ def _bracket(stages: Sequence[Stage], index: int) -> int:
 
 
 @lru_cache(maxsize=1)
-def _levels() -> Times:
+def _levels() -> Seconds:
     """The means of 2**16 equally likely parts of the standard normal law, in order."""
     fine = np.linspace(-7.0, 7.0, 200_001)
     density = np.exp(-fine * fine / 2.0) / math.sqrt(2.0 * math.pi)
     below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2.0)]) * (fine[1] - fine[0])
     edges = np.interp(np.arange(1, _LEVELS) / _LEVELS, below, fine)
     density = np.concatenate([[0.0], np.exp(-edges * edges / 2.0) / math.sqrt(2.0 * math.pi), [0.0]])
-    levels: Times = ((density[:-1] - density[1:]) * _LEVELS).astype(np.float32)
+    levels: Seconds = ((density[:-1] - density[1:]) * _LEVELS).astype(np.float32)
     return levels
 
 
 @lru_cache(maxsize=32)
-def _factor_levels(cv: float, law: Law) -> Times:
+def _factor_levels(cv: float, law: Law) -> Seconds:
     """Factors for all levels: where many are drawn, each is computed once."""
     return _noisy(cv, law, _levels())
 
 
-def _noisy(cv: float, law: Law, normals: Times) -> Times:
+def _noisy(cv: float, law: Law, normals: Seconds) -> Seconds:
     """Factors with mean 1."""
     if law == "normal":
-        factors: Times = np.maximum(np.float32(0.0), np.float32(1.0) + np.float32(cv) * normals)
+        factors: Seconds = np.maximum(np.float32(0.0), np.float32(1.0) + np.float32(cv) * normals)
         return factors
     return _lognormal(cv, normals)
 
 
-def _normals(seed: tuple[int, ...], shape: tuple[int, int]) -> Times:
+def _normals(seed: tuple[int, ...], shape: tuple[int, int]) -> Seconds:
     """Standard normal numbers."""
     return _levels().take(_bits(seed, shape[0] * shape[1])).reshape(shape)
 
@@ -499,9 +498,9 @@ def _bits(seed: tuple[int, ...], size: int) -> npt.NDArray[np.uint16]:
 _few_bits = lru_cache(maxsize=128)(_bits)
 
 
-def _lognormal(cv: float, normals: Times) -> Times:
+def _lognormal(cv: float, normals: Seconds) -> Seconds:
     variance = math.log1p(cv * cv)
-    factors: Times = np.exp(normals.dtype.type(math.sqrt(variance)) * normals - normals.dtype.type(variance / 2.0))
+    factors: Seconds = np.exp(normals.dtype.type(math.sqrt(variance)) * normals - normals.dtype.type(variance / 2.0))
     return factors
 
 
@@ -511,7 +510,7 @@ def _factors(spread: Spread, rng: np.random.Generator, size: int) -> Floats:
     return _lognormal(spread.cv, rng.standard_normal(size))
 
 
-def poisson(uniforms: Times, means: Times) -> Times:
+def poisson(uniforms: Seconds, means: Seconds) -> Seconds:
     """Poisson numbers by inversion: the same uniforms give never fewer for a larger mean."""
     term = np.exp(-means)
     below, count = term.copy(), np.zeros_like(means)

@@ -13,12 +13,16 @@ from typing import Literal
 
 import numpy as np
 
-from rubberband.planner.bounds import Relaxed, Rows, make_rows, relax, roots
 from rubberband.planner.labels import (
     COST_TOLERANCE_USD,
     TIME_TOLERANCE_S,
     Labels,
+    Relaxed,
+    Rows,
     extend,
+    make_rows,
+    relax,
+    roots,
     start,
     undominated,
 )

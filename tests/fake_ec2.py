@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.cloud.aws.calls import Machines, NodeStart, name_in
-from rubberband.cloud.aws.choosing import Ware
+from rubberband.cloud.aws.launching import Ware
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.provider import Head, InstanceStatus
 from tests.ec2 import FakeAws, FakeCall, Fault

@@ -15,7 +15,7 @@ from rubberband.api.problems import INVALID, Problem
 from rubberband.api.security.authentication import Reader
 from rubberband.api.service import Serving
 from rubberband.api.settings import Settings
-from rubberband.cloud.instance_types import catalogue
+from rubberband.cloud.catalogue import catalogue
 from rubberband.cloud.prices import LiveTable, overlaid, prices_of, read_book
 from rubberband.units import shown
 from rubberband.views.price_table import chosen, price_notes, prices_json

@@ -26,7 +26,7 @@ from rubberband.cloud.aws.guards import delete, guard
 from rubberband.cloud.aws.images import type_facts
 from rubberband.cloud.aws.metadata import Place, own_address, own_place
 from rubberband.cloud.aws.network import choose_subnets, ensure_cluster
-from rubberband.cloud.aws.opening import check_lease
+from rubberband.cloud.aws.provider import check_lease
 from rubberband.cloud.aws.quota import quotas
 from rubberband.cloud.aws.resolving import in_one_line, resolve
 from rubberband.cloud.aws.s3 import is_bucket, place_in, trouble

@@ -17,8 +17,7 @@ from rubberband.cloud.aws.metadata import Place, own_place
 from rubberband.cloud.aws.network import choose_subnets
 from rubberband.cloud.aws.own_images import built_image
 from rubberband.cloud.aws.resolving import what_to_install
-from rubberband.cloud.catalogue import types_of
-from rubberband.cloud.instance_types import Live
+from rubberband.cloud.catalogue import Live, types_of
 from rubberband.cloud.prices import LiveTable
 from rubberband.cloud.side_costs import SideFacts
 from rubberband.errors import InputError

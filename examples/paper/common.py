@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from page import Figure, write_page
 
-from rubberband.cloud.instance_types import catalogue
+from rubberband.cloud.catalogue import catalogue
 from rubberband.errors import InfeasibleError
 from rubberband.planner.model import least_instances, predict
 from rubberband.planner.search import plan

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Literal
 
 from rubberband.executor.core.events import CheckpointRef, FailureKind, Gang, Outcome, RestPlanned
-from rubberband.executor.core.free_slots import FreeSlots
+from rubberband.executor.core.placement import FreeSlots
 from rubberband.executor.core.purse import Purse
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
 from rubberband.values.adaptive import BatchUse

@@ -23,7 +23,7 @@ from rubberband.executor.core.events import (
     TrialReported,
     TrialStarted,
 )
-from rubberband.executor.ray import threads
+from rubberband.executor.ray import connection as threads
 from rubberband.executor.ray.slot_worker import SegmentItem
 from rubberband.executor.ray.workers import Crew, Worker, last_line
 from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentRepeated, SegmentReport, SegmentStarted

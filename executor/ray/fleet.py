@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rubberband.cloud.provider import ClusterProvider, HeadError, InstanceStatus, Provider
 from rubberband.errors import NoCapacityError, ProviderError
+from rubberband.executor.backend import ended, living, released, running
 from rubberband.executor.core.events import (
     DriverResumed,
     Event,
@@ -24,8 +25,7 @@ from rubberband.executor.core.events import (
     InstanceRefused,
     LiveInstance,
 )
-from rubberband.executor.core.statuses import ended, living, released, running
-from rubberband.executor.ray import threads
+from rubberband.executor.ray import connection as threads
 from rubberband.executor.ray.connection import Connection
 from rubberband.executor.ray.remote_agent import Warden
 from rubberband.executor.ray.workers import Crew, CrewError

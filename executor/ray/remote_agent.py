@@ -20,7 +20,7 @@ from ray.exceptions import RayActorError
 
 from rubberband.cloud.node import extend_lease, interruption
 from rubberband.cloud.provider import INSTANCE_LABEL
-from rubberband.executor.ray import threads
+from rubberband.executor.ray import connection as threads
 from rubberband.executor.ray.connection import ray_nodes
 from rubberband.executor.ray.logs import LogPart, append, logs_folder, read_new
 

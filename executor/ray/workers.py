@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rubberband.cloud.provider import INSTANCE_LABEL
 from rubberband.executor.checkpoints import CheckpointStore
-from rubberband.executor.ray import threads
+from rubberband.executor.ray import connection as threads
 from rubberband.executor.ray.code import Code
 from rubberband.executor.ray.connection import ray_nodes
 from rubberband.executor.ray.slot_worker import Device, SlotWorker

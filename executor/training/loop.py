@@ -30,8 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from rubberband.errors import CheckpointError
-from rubberband.executor.training.batching import Batching, FixedBatching
-from rubberband.executor.training.data import EvalLoader, fetch, num_samples, to_device
+from rubberband.executor.training.data import Batching, EvalLoader, FixedBatching, fetch, num_samples, to_device
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.runner import FORMAT, clean_metrics, expect
 from rubberband.executor.training.sampler import (

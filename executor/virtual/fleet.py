@@ -16,6 +16,7 @@ from typing import Protocol
 from rubberband.cloud.provider import InstanceStatus
 from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
 from rubberband.errors import NoCapacityError, ProviderError
+from rubberband.executor.backend import ended, living, released, running
 from rubberband.executor.core.events import (
     DriverResumed,
     EndedInstance,
@@ -28,7 +29,6 @@ from rubberband.executor.core.events import (
     InstanceRefused,
     LiveInstance,
 )
-from rubberband.executor.core.statuses import ended, living, released, running
 from rubberband.values.offer import SECONDS_PER_HOUR
 from rubberband.values.plan import Market
 

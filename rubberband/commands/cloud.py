@@ -296,9 +296,9 @@ def build(file: FileArgument, overrides: Overrides = None) -> None:
 
 def _built(session: Session, resources: Resources) -> list[str]:
     from rubberband.cloud.aws.images import described_image, type_facts
-    from rubberband.cloud.aws.opening import device_of
     from rubberband.cloud.aws.own_images import BOOT_S, Build, Passing, builder_type, image_key, most_usd, own_images
     from rubberband.cloud.aws.pricing import on_demand_price
+    from rubberband.cloud.aws.provider import device_of
     from rubberband.cloud.aws.resolving import resolve, what_to_install
     from rubberband.cloud.catalogue import table_of, types_of
 

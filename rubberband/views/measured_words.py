@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rubberband.executor.noise_fit import Component
-from rubberband.executor.profiling_points import Noise, Point, Starts
+from rubberband.executor.profiling_points import Component, Noise, Point, Starts
 from rubberband.values.profile import Profile
 
 ENOUGH_TRIALS = 8

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Sequence
 from typing import Any
 
-from rubberband.cloud.instance_types import InstanceType, Live
+from rubberband.cloud.catalogue import InstanceType, Live
 from rubberband.cloud.prices import LiveTable
 from rubberband.errors import InputError
 from rubberband.units import shown

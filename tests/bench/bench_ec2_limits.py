@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rubberband.cloud.aws.choosing import Ware
 from rubberband.cloud.aws.client import open_session
+from rubberband.cloud.aws.launching import Ware
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.errors import ProviderError
 from tests.ec2 import FakeAws

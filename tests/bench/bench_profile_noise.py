@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 
-from rubberband.executor.noise_fit import Cell, Fit, cell_of, fit
+from rubberband.executor.profiling_points import Cell, Fit, cell_of, fit
 from rubberband.planner.sampling import sample
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan

@@ -10,8 +10,8 @@ from random import Random
 import pytest
 
 from rubberband.cloud.virtual import VirtualClock
-from rubberband.executor.noise_fit import Component
 from rubberband.executor.profiling import Limits, Measured, measure
+from rubberband.executor.profiling_points import Component
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.executor.virtual.fleet import AttemptFate
 from rubberband.executor.virtual.noise import Noise

@@ -12,7 +12,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="dearest-zone-first",
         harm="spot is bought in the dearest zone",
-        file="cloud/aws/choosing.py",
+        file="cloud/aws/launching.py",
         old="return sorted(found, key=lambda choice: choice.price_usd_per_hour)",
         new="return sorted(found, key=lambda choice: -choice.price_usd_per_hour)",
         tests=("tests/unit/test_aws_launching.py",),

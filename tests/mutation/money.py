@@ -305,7 +305,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="replan-forgets-what-was-spent",
         harm="at every SYNC the whole budget is taken to be there again",
-        file="executor/core/replanning.py",
+        file="executor/core/extending.py",
         old="spent_usd=standing.spent_usd,\n        current",
         new="spent_usd=0.0,\n        current",
         tests=("tests/unit/test_controller_replan.py",),
@@ -313,7 +313,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="replan-forgets-the-time",
         harm="at every SYNC the whole deadline is taken to be there again",
-        file="executor/core/replanning.py",
+        file="executor/core/extending.py",
         old="spent_s=standing.spent_s,\n        spent_usd",
         new="spent_s=0.0,\n        spent_usd",
         tests=("tests/unit/test_controller_replan.py",),
@@ -321,7 +321,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="replan-buys-what-is-held",
         harm="a plan pays again for instances that are there",
-        file="executor/core/replanning.py",
+        file="executor/core/extending.py",
         old="running = [record for record in state.live() if record.running_at is not None]",
         new="running = [record for record in state.live() if record.running_at is None]",
         tests=("tests/unit/test_controller_replan.py",),
@@ -365,7 +365,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="survivors-as-fast-as-the-average",
         harm="the rest is planned for the average trial, though slower ones survived",
-        file="executor/core/replanning.py",
+        file="executor/core/extending.py",
         old="speeds=speeds if are_all else None,",
         new="speeds=None,",
         tests=("tests/unit/test_measured.py",),

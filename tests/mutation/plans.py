@@ -84,7 +84,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="bounds-count-the-minimum-twice",
         harm="the search throws the best plan away: the user pays for a dearer one",
-        file="planner/bounds.py",
+        file="planner/labels.py",
         old="new=(fee + rate * terms.init_s) * counts,",
         new="new=(2.0 * fee + rate * terms.init_s) * counts,",
         tests=("tests/property/test_planner_search.py::test_no_plan_is_cheaper_when_instances_are_billed",),
@@ -92,7 +92,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="bounds-ignore-what-is-held",
         harm="after a SYNC the search does not see that instances are there",
-        file="planner/bounds.py",
+        file="planner/labels.py",
         old="- rate * begin.prepaid_total_s",
         new="",
         tests=("tests/property/test_planner_markets_and_held.py::test_no_plan_is_cheaper_or_faster",),

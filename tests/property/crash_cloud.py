@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.provider import InstanceStatus
 from rubberband.errors import NoCapacityError, ProviderError
-from rubberband.executor.core import statuses
+from rubberband.executor import backend as statuses
+from rubberband.executor.backend import living, released, running
 from rubberband.executor.core.events import (
     DriverResumed,
     Event,
@@ -23,7 +24,6 @@ from rubberband.executor.core.events import (
     InstanceReady,
     InstanceRefused,
 )
-from rubberband.executor.core.statuses import living, released, running
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import Agenda
 from rubberband.values.plan import Market

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rubberband.cloud.aws.boot import boot_times
 from rubberband.cloud.aws.calls import name_in
-from rubberband.cloud.aws.choosing import Ware
 from rubberband.cloud.aws.guards import Guards
+from rubberband.cloud.aws.launching import Ware
 from rubberband.cloud.aws.preflight import preflight
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.aws.resolving import resolve
@@ -161,7 +161,7 @@ class World(Account):
         preflight(self.resources(), [self.job.offer], session=self.session, place=self.place)
 
     def provider(self) -> AwsProvider:
-        """As `rubberband.cloud.aws.opening` opens it. Raises InputError, ProviderError."""
+        """As `rubberband.cloud.aws.provider` opens it. Raises InputError, ProviderError."""
         words = self.resources()
         machines = resolve(
             self.session,

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rubberband.executor.core.events import Gang, Slot
-from rubberband.executor.core.free_slots import FreeSlots
-from rubberband.executor.core.placement import place
+from rubberband.executor.core.placement import FreeSlots, place
 from rubberband.values.offer import gang_sizes
 from tests.builders.budget import examples
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 
-from rubberband.cloud.aws.choosing import Ware
+from rubberband.cloud.aws.launching import Ware
 from rubberband.cloud.aws.network import ensure_cluster
 from rubberband.cloud.aws.sweeping import end_everything
 from rubberband.errors import InputError

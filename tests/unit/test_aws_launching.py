@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from rubberband.cloud.aws import intents
-from rubberband.cloud.aws.choosing import Ware
 from rubberband.cloud.aws.intents import Intents, runs_in
+from rubberband.cloud.aws.launching import Ware
 from rubberband.cloud.aws.pricing import spot_prices
 from rubberband.errors import ProviderError
 from tests.builders.power_cut import PowerCut

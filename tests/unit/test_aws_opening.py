@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from rubberband.cloud import catalogue
-from rubberband.cloud.aws.opening import open_provider, stand_ins
-from rubberband.cloud.aws.provider import AwsProvider
+from rubberband.cloud.aws.provider import AwsProvider, open_provider, stand_ins
 from rubberband.cloud.provider import Head
 from rubberband.cloud.ray_head import RayHead
 from rubberband.errors import InputError, ProviderError

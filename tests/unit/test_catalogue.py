@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.cloud.catalogue import offer, offers, price_source
-from rubberband.cloud.instance_types import catalogue
+from rubberband.cloud.catalogue import catalogue, offer, offers, price_source
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.spec.resources import Resources
 from rubberband.values.chance import FIXED, Spread

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.cloud.instance_types import InstanceType, load_table, parse_table
+from rubberband.cloud.catalogue import InstanceType, load_table, parse_table
 from rubberband.errors import InputError
 
 

@@ -15,8 +15,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from rubberband.cloud.aws.client import open_session
 from rubberband.cloud.aws.pricing import PATIENCE_S, facts_of, fetch, on_demand_price, spot_prices
-from rubberband.cloud.catalogue import offer, offers, price_source, spot_source
-from rubberband.cloud.instance_types import catalogue
+from rubberband.cloud.catalogue import catalogue, offer, offers, price_source, spot_source
 from rubberband.cloud.prices import ON_DEMAND_GOOD_S, SPOT_GOOD_S, live_table, prices_of
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Resources

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from rubberband.executor.ray import threads
+from rubberband.executor.ray import connection as threads
 
 
 def test_a_thread_that_still_works_is_waited_for() -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from rubberband.cloud.aws.side_costs import side_facts, with_side_facts
-from rubberband.cloud.catalogue import offer
-from rubberband.cloud.instance_types import catalogue
+from rubberband.cloud.catalogue import catalogue, offer
 from rubberband.cloud.prices import LiveTable
 from rubberband.cloud.side_costs import SideFacts, side_costs, side_prices
 from rubberband.executor.core.budget import bill_lines, bill_usd
