@@ -322,8 +322,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="replan-buys-what-is-held",
         harm="a plan pays again for instances that are there",
         file="executor/core/extending.py",
-        old="running = [record for record in state.live() if record.running_at is not None]",
-        new="running = [record for record in state.live() if record.running_at is None]",
+        old="running = [record for record in state.live() if record.running_at is not None]\n    planned =",
+        new="running = [record for record in state.live() if record.running_at is None]\n    planned =",
         tests=("tests/unit/test_controller_replan.py",),
     ),
     Mutant(
