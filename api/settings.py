@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rubberband.values.kinds import KINDS
+
 KIB, MIB = 1 << 10, 1 << 20
 HOUR_S, DAY_S = 3600.0, 24 * 3600.0
 
@@ -82,3 +84,8 @@ class Settings:
     """Whether submissions go on by themselves whose process is gone without a word."""
     limits: Limits = Limits()
     keeping: Keeping = KEEPING
+
+    @property
+    def rents(self) -> bool:
+        """Whether submissions may run where instances are rented."""
+        return any(KINDS[name].is_rented for name in self.providers)

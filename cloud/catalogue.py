@@ -248,7 +248,7 @@ def check_accelerator(resources: Resources, instance_type: str) -> None:
     """Raise InputError for a type of EC2 whose accelerator torch cannot use, unless an image brings what can."""
     accelerator = _FAMILIES.get(instance_type.partition(".")[0])
     brings_its_own = resources.aws.image is not None and (resources.aws.install or "").strip() == "none"
-    if resources.provider == "aws" and accelerator and not brings_its_own:
+    if resources.kind.is_rented and accelerator and not brings_its_own:
         raise InputError(
             f"resources.instance_type: {shown(instance_type)} has {accelerator}, which the published builds of PyTorch "
             "cannot use; choose a type with an NVIDIA GPU, such as g4dn.xlarge or g5.xlarge, or give an image with "
@@ -256,13 +256,6 @@ def check_accelerator(resources: Resources, instance_type: str) -> None:
         )
 
 
-LOCAL_TYPE = "local"
-"""The instance type of provider local where none is named: one GPU, free of charge."""
-UNMEASURED_DELAYS_S = {"local": (3.0, 8.0), "aws": (20.0, 180.0)}
-"""Provider -> seconds of provisioning and of initialising, where neither the file nor the profile tells. On one machine
-four Ray nodes take about 3 s to start and their first workers about 8 s (mostly importing torch, once for all of them).
-On EC2 it is a guess, which a measured profile replaces: booting (longer on bare metal and on p4, p5 and p6, see
-`start_limits`), and installing torch. Elsewhere they count as 0."""
 ENVIRONMENT_VARIABLE = "RUBBERBAND_CATALOGUE"
 
 Table = Mapping[str, InstanceType]
@@ -380,8 +373,8 @@ def types_of(resources: Resources) -> tuple[str, ...]:
         return resources.instance_types
     if resources.instance_type is not None:
         return (resources.instance_type,)
-    if resources.provider == "local":
-        return (LOCAL_TYPE,)
+    if resources.kind.default_type is not None:
+        return (resources.kind.default_type,)
     raise InputError(
         f"resources.instance_type: provider {resources.provider} needs one; add it, such as instance_type: p3.8xlarge"
     )
@@ -409,13 +402,14 @@ def _check_same_gpus(types: tuple[str, ...], table: Table) -> None:
 def _offer(resources: Resources, profile: Profile | None, name: str, table: Table) -> Offer:
     check_accelerator(resources, name)
     row = table.get(name)
-    default_provision_s, default_init_s = UNMEASURED_DELAYS_S.get(resources.provider, (0.0, 0.0))
-    if resources.provider == "aws":
+    kind = resources.kind
+    default_init_s = kind.init_s
+    if kind.is_rented:
         default_init_s += usual_firmware_s(name)
     provision_delay_s, provision_spread = _delay(
         resources.provision_delay,
         (profile.provision_delay_s, profile.provision_spread) if profile else (None, FIXED),
-        default_provision_s,
+        kind.provision_s,
     )
     init_delay_s, init_spread = _delay(
         resources.init_delay, (profile.init_delay_s, profile.init_spread) if profile else (None, FIXED), default_init_s
@@ -446,7 +440,7 @@ def _offer(resources: Resources, profile: Profile | None, name: str, table: Tabl
 def _side_costs(
     resources: Resources, name: str, row: InstanceType | None, provision_delay_s: float
 ) -> tuple[SideCost, ...]:
-    if resources.provider != "aws" or resources.billing == "per_function":
+    if not resources.kind.is_rented or resources.billing == "per_function":
         return ()
     gpus = row is None or row.gpus > 0
     return side_costs(resources, _beside(resources, row), gpus=gpus, provision_delay_s=provision_delay_s)
@@ -474,7 +468,7 @@ def _gpus(resources: Resources, name: str, row: InstanceType | None, table: Tabl
             f"resources.instance_type: {name} has no GPUs; give gpus_per_instance (how many workers train on one's "
             "CPUs), or choose a type with GPUs (`rubberband prices` lists them)"
         )
-    if name == LOCAL_TYPE and resources.provider == "local":
+    if name == resources.kind.default_type:
         return 1
     raise InputError(
         f"resources.instance_type: {shown(name)} is not in the catalogue; {nearest_types(name, table)} "
@@ -486,7 +480,7 @@ def _price_usd_per_hour(resources: Resources, name: str, row: InstanceType | Non
     if resources.price_usd_per_hour is not None:
         return resources.price_usd_per_hour
     if row is None:
-        if resources.provider == "local":
+        if resources.kind.is_this_machine:
             return 0.0
         raise InputError(f"resources.price_per_hour: {shown(name)} is not in the catalogue; give its price per hour")
     if resources.region in row.live and not row.live[resources.region].offered:
@@ -507,7 +501,7 @@ def _head_usd_per_hour(resources: Resources, table: Table) -> tuple[float, float
 
     As the file says, or what AWS tells of the head's type; what is only in the shipped table does not count.
     """
-    if resources.provider != "aws" or "head_price_usd_per_hour" in resources.model_fields_set:
+    if not resources.kind.is_rented or "head_price_usd_per_hour" in resources.model_fields_set:
         return resources.head_price_usd_per_hour, 0.0
     row = table.get(resources.aws.head_instance_type)
     live = row.live.get(resources.region) if row is not None else None

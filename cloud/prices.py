@@ -135,7 +135,7 @@ def live_table(
     Raises InputError for a table that cannot be read; ProviderError where prices cannot be refreshed.
     """
     own = resources.catalogue or environment.get(ENVIRONMENT_VARIABLE)
-    if own or resources.provider != "aws":
+    if own or not resources.kind.is_rented:
         return LiveTable(table_of(resources, environment))
     names = tuple(dict.fromkeys([*types_of(resources), resources.aws.head_instance_type]))
     return prices_of(names, resources.region, home, session=session, refresh=refresh, clock=clock)

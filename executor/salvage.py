@@ -100,7 +100,7 @@ def explained(folder: ExperimentFolder, error: DamagedJournalError) -> DamagedJo
 
 def _reached(found: Salvaged) -> str:
     result, state = found.result, found.controller.state
-    at = state.now if found.header.setup["provider"] != "virtual" else found.header.created_at + state.now
+    at = found.header.offset_s + state.now
     reached = f"up to {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
     best = result.best
     if best is None:

@@ -37,14 +37,10 @@ from rubberband.interrupts import AtOnce
 from rubberband.spec.resources import LOG_LIMIT_BYTES, Resources
 from rubberband.values import start_times
 from rubberband.values.adaptive import AdaptiveBatch, BatchPoint
+from rubberband.values.kinds import KINDS, Kind
 from rubberband.values.offer import Offer
 
-RELEASE_MARGINS_S = {"virtual": 0.0, "local": 3.0, "aws": 60.0}
-"""Provider -> up to how long giving instances back takes, retries included; the budget keeps clear of it. Leases end
-half of it before the budget: a machine on EC2 takes seconds to notice, ten to stop its workers, and more to be off."""
-LEASE_INTERVAL_S = 2.0
 READY_TIMEOUT_S = 180.0
-EC2_LEASE_INTERVAL_S = 5.0
 
 
 View = Callable[[Job, Callable[[], float], ExitStack], Sequence[Observer]]
@@ -74,6 +70,11 @@ class Setup:
     profiling_cost_usd: float = 0.0
     experiment: Mapping[str, Any]
     """The experiment in the file's words."""
+
+    @property
+    def kind(self) -> Kind:
+        """What the provider is."""
+        return KINDS[self.provider]
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -155,7 +156,7 @@ def _run(folder: ExperimentFolder, known: Sequence[CheckpointRef], view: View, c
         journal, header = reader.journal, reader.header
         with explaining(folder):
             journal.require_whole()
-        journal.durable = header.setup["provider"] != "virtual"  # there, what a power failure takes costs nothing
+        journal.durable = not header.kind.is_simulated  # there, what a power failure takes costs nothing
         controller = Controller(header.job)
         setup = Setup.from_json(header.setup)
         store = None
@@ -169,7 +170,7 @@ def _run(folder: ExperimentFolder, known: Sequence[CheckpointRef], view: View, c
             observers = view(header.job, backend.now, views)
             inbox = Inbox(folder.inbox)
             began_at = backend.now()
-            if setup.provider == "local":
+            if setup.kind.is_this_machine:
                 views.callback(lambda: _note_starts(folder.home, str(setup.entrypoint), controller, began_at))
             drive(controller, backend, journal, observers=observers, cancelled=cancelled, requests=inbox)
             now = backend.now()
@@ -248,9 +249,9 @@ def make_ray_backend(
     from rubberband.executor.ray.fork_server import ForkServer
 
     assert setup.entrypoint is not None, "the edge asks for an entry point"
-    on_ec2 = setup.provider == "aws"
-    code = pack(setup.entrypoint.search_path) if on_ec2 else None
-    limits = _start_limits(setup, offer) if on_ec2 else None
+    kind = setup.kind
+    code = pack(setup.entrypoint.search_path) if kind.is_rented else None
+    limits = _start_limits(setup, offer) if kind.is_rented else None
     provider = open_cluster(
         folder,
         setup,
@@ -261,7 +262,7 @@ def make_ray_backend(
     )
     return RayBackend(
         provider,
-        fork_server=None if on_ec2 else ForkServer(folder.name, folder.instances, setup.entrypoint),
+        fork_server=None if kind.is_rented else ForkServer(folder.name, folder.instances, setup.entrypoint),
         entrypoint=setup.entrypoint,
         configurations=setup.configurations,
         seeds=setup.seeds,
@@ -275,7 +276,7 @@ def make_ray_backend(
         log_limit_bytes=setup.log_limit_bytes,
         code=code,
         lease_s=setup.lease_s,
-        lease_interval_s=min(EC2_LEASE_INTERVAL_S if on_ec2 else LEASE_INTERVAL_S, setup.lease_s / 4.0),
+        lease_interval_s=min(kind.lease_interval_s, setup.lease_s / 4.0),
         first_lease_s=None if limits is None else limits.lease_s,
         ready_timeout_s=READY_TIMEOUT_S if limits is None else limits.ready_s,
         clock=provider.clock,
@@ -301,7 +302,7 @@ def open_cluster(
 
     Its clock goes on from `not_before` at least.
     """
-    if setup.provider == "local":
+    if setup.kind.is_this_machine:
         from rubberband.cloud.local.provider import LocalProvider
 
         devices = local_devices(offer)[0]

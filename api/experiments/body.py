@@ -212,7 +212,7 @@ def _require_provider(experiment: Experiment, settings: Settings) -> None:
     if resources.aws != Aws():
         key = next(name for name in Aws.model_fields if getattr(resources.aws, name) != getattr(Aws(), name))
         raise _refused(f"resources.aws.{key}", "how instances are set up is the operator's to say; leave it out")
-    if resources.provider == "aws" and settings.limits.max_cost_usd is not None:
+    if resources.kind.is_rented and settings.limits.max_cost_usd is not None:
         _require_true_prices(experiment)
 
 
@@ -230,7 +230,7 @@ def _require_true_prices(experiment: Experiment) -> None:
 
 def _require_entrypoint(experiment: Experiment, settings: Settings) -> None:
     allowed = ", ".join(settings.entrypoints) or "nothing; ask the operator to list it (rubberband serve --allow)"
-    if experiment.entrypoint is None and experiment.resources.provider != "virtual":
+    if experiment.entrypoint is None and not experiment.resources.kind.is_simulated:
         raise _refused("entrypoint", f"is required to run an experiment; allowed is {allowed}")
     named = experiment.entrypoint
     if named is not None and not (isinstance(named, str) and allows_code(named, settings.entrypoints)):

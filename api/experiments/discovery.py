@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Container
 from pathlib import Path
 
-from rubberband.api.experiments.observed import Sight, at_work, entries, offset_s, outcome_of, standing, summary_of
+from rubberband.api.experiments.observed import Sight, at_work, entries, outcome_of, standing, summary_of
 from rubberband.api.store.protocol import Store
 from rubberband.api.store.records import Submission, TakenIn
 from rubberband.executor.journal.folder import ExperimentFolder, folders
@@ -88,7 +88,7 @@ def taken_in(journal: WholeJournal, *, at: float, events_s: float) -> TakenIn:
     found = standing(row, Sight(at_work=False, mark=None, ending=None, outcome=outcome, reason=reason, has_begun=True))
     assert found is not None, "only what was given a process may lack it"
     now = controller.state.now
-    is_old = now + offset_s(header) <= at - events_s
+    is_old = now + header.offset_s <= at - events_s
     return TakenIn(
         submission=Submission(
             name=header.name,

@@ -118,6 +118,6 @@ def _goes_on(row: Submission, folder: ExperimentFolder, observed: Observed | Non
 
 def _is_late(observed: Observed) -> bool:
     summary = observed.summary()
-    if observed.header.setup["provider"] == "virtual" or summary.deadline_s is None or summary.started_at is None:
+    if observed.header.kind.is_simulated or summary.deadline_s is None or summary.started_at is None:
         return False
     return summary.started_at + summary.deadline_s <= observed.present

@@ -129,11 +129,6 @@ def outcome_of(controller: Controller) -> tuple[ExperimentState | None, str]:
     return ExperimentState(state.outcome), state.reason
 
 
-def offset_s(header: Header) -> float:
-    """What makes an instant on the clock of an experiment's events one in Unix time."""
-    return header.created_at if header.setup["provider"] == "virtual" else 0.0
-
-
 def entries(header: Header, events: Sequence[tuple[int, Event]]) -> list[Entry]:
     """Events of a journal as lines of the feed."""
     return [_entry(header, seq, event) for seq, event in events]
@@ -142,7 +137,7 @@ def entries(header: Header, events: Sequence[tuple[int, Event]]) -> list[Entry]:
 def _entry(header: Header, seq: int, event: Event) -> Entry:
     kind, body = encode_event(event)
     data = json.loads(body)
-    occurred_at = data.pop("occurred_at") + offset_s(header)
+    occurred_at = data.pop("occurred_at") + header.offset_s
     return Entry(experiment=header.name, seq=seq, kind=kind, occurred_at=occurred_at, data=data)
 
 
@@ -160,8 +155,8 @@ def summary_of(header: Header, controller: Controller, now: float) -> Summary:
         iterations=sum(trial.iterations for trial in state.trials),
         target_iterations=sum(stage.trials * stage.iterations for stage in job.stages),
         instances=len(state.current()),
-        started_at=state.started_at + offset_s(header) if begun else None,
-        ended_at=None if state.ended_at is None else state.ended_at + offset_s(header),
+        started_at=state.started_at + header.offset_s if begun else None,
+        ended_at=None if state.ended_at is None else state.ended_at + header.offset_s,
         jct_s=_jct_s(state, at) if begun else 0.0,
         cost_usd=bill_usd(job, state, at) if begun else 0.0,
         planned_jct_s=job.prediction.jct_s,
@@ -228,7 +223,7 @@ class Observed:
         Raises JournalError.
         """
         with self._lock:
-            self._live = live and self.header.setup["provider"] != "virtual"
+            self._live = live and not self.header.kind.is_simulated
             events = self._reader.refresh()
             self.count += len(events)
             for seq, event in events:
@@ -290,7 +285,7 @@ class Observed:
         with self._lock:
             controller = self._as_asked()
             job, state = controller.job, copy.deepcopy(controller.state)
-            now = self.now if self.header.setup["provider"] == "virtual" else self.present
+            now = self.now if self.header.kind.is_simulated else self.present
         # Planning may take long, and who follows the journal must not wait for it.
         limited = {"deadline_s": limits.deadline_s, "max_cost_usd": limits.max_cost_usd}
         return extension(job, state, now, driven=driven, **limited)

@@ -209,7 +209,7 @@ class Planner:
         return self._process
 
     async def _spawned(self) -> asyncio.subprocess.Process:
-        live = ["--live"] if "aws" in self._settings.providers else []
+        live = ["--live"] if self._settings.rents else []
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "rubberband.api.plans.process", str(self._settings.home), *live),
             stdin=asyncio.subprocess.PIPE,

@@ -286,7 +286,7 @@ class Plans:
     @property
     def _asks_cloud(self) -> bool:
         """Whether reading a question may ask AWS, which may answer otherwise the next time."""
-        return "aws" in self._settings.providers
+        return self._settings.rents
 
     async def _planned(self, planner: Planner, id: str, preview: Preview) -> PlanAnswer | asyncio.Future[PlanAnswer]:
         """The answer to what a planner was asked; or the promise of one, if another planner is at it."""

@@ -77,11 +77,11 @@ def question_of(asked: Mapping[str, Any], home: Path, *, live: bool) -> Question
     experiment = read_experiment(body, asked["media_type"], asked["overrides"])
     require_no_paths(experiment)
     terms, good_s = Terms(), None
-    if live and experiment.resources.provider == "aws":
+    if live and experiment.resources.kind.is_rented:
         from rubberband.app.terms import live_terms
 
         terms, good_s = live_terms(experiment, home), _LIVE_GOOD_S
-    elif experiment.resources.provider == "local" and experiment.entrypoint is not None:
+    elif experiment.resources.kind.is_this_machine and experiment.entrypoint is not None:
         terms, good_s = local_terms(experiment, home), _LIVE_GOOD_S
     if experiment.constraints.deadline_at is not None:
         good_s = 1.0

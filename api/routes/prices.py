@@ -60,6 +60,6 @@ def list_prices(
 
 
 def _table(settings: Settings, types: list[str], region: str) -> LiveTable:
-    if "aws" in settings.providers:
+    if settings.rents:
         return prices_of(types or None, region, settings.home)
     return LiveTable(overlaid(catalogue(), read_book(settings.home, region)), ("the service does not rent from AWS",))

@@ -303,7 +303,7 @@ def _deadline_s(header: Header, job: Job, state: State, asked: float | datetime)
     created_at = header.created_at
     asked_s = asked.timestamp() - created_at
     _require_later(asked_s, job.deadline_s, lambda seconds: _instant(created_at + seconds))
-    has_clock = header.setup["provider"] != "virtual" and state.phase is not Phase.NEW
+    has_clock = not header.kind.is_simulated and state.phase is not Phase.NEW
     waited_s = state.started_at - created_at if has_clock else 0.0
     return rules.raised(job.deadline_s, asked_s - waited_s)
 

@@ -22,6 +22,7 @@ from rubberband.errors import DamagedJournalError, JournalError, NameTakenError
 from rubberband.executor.core.events import Event
 from rubberband.executor.core.state import Job
 from rubberband.executor.journal.database import Database, first_line
+from rubberband.values.kinds import KINDS, Kind
 
 # Events and jobs as JSON, and back. The journal holds nothing else; an unknown or broken record is refused.
 
@@ -113,6 +114,16 @@ class Header:
     job: Job
     setup: Mapping[str, Any]
     """What the driver needs beside the job: configurations, entry point, stores, … as plain JSON values."""
+
+    @property
+    def kind(self) -> Kind:
+        """What its provider is."""
+        return KINDS[self.setup["provider"]]
+
+    @property
+    def offset_s(self) -> float:
+        """What makes an instant on the clock of its events one in Unix time."""
+        return self.created_at if self.kind.is_simulated else 0.0
 
 
 class EventLog(Protocol):

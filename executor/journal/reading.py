@@ -86,7 +86,7 @@ def read_whole(folder: ExperimentFolder) -> tuple[Result, bool]:
             reader.read_through()
         finally:
             reader.close()
-    live = folder.driven and reader.header.setup["provider"] != "virtual"
+    live = folder.driven and not reader.header.kind.is_simulated
     found = reader.result(time_of(folder.instances) if live else reader.controller.state.now)
     return found, _is_over(reader.controller, Inbox(folder.inbox))
 

@@ -34,7 +34,7 @@ def with_start_times(
 
     What the file says stays where it is about what was seen; where it is not, a remark says so.
     """
-    if times is None or experiment.resources.provider != "local":
+    if times is None or not experiment.resources.kind.is_this_machine:
         return experiment, (), frozenset()
     seen = {
         "provision_delay": LognormalDelay.model_construct(mean_s=times.provision_s, cv=times.provision_spread.cv),

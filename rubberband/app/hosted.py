@@ -100,7 +100,7 @@ def _begun(folder: ExperimentFolder, order: Order) -> Result:
     from rubberband.spec.experiment import Experiment
 
     experiment = Experiment.kept(order.words)
-    if experiment.resources.provider != "virtual":
+    if not experiment.resources.kind.is_simulated:
         _require_own(experiment.entrypoint, order)
     return run_experiment(
         experiment,

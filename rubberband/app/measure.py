@@ -22,7 +22,7 @@ from rubberband.executor.backend import Backend
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.profiling import Limits, Measured, measure
 from rubberband.executor.profiling_points import Noise, Point, Starts
-from rubberband.executor.session import RELEASE_MARGINS_S, Setup, make_ray_backend, open_cluster
+from rubberband.executor.session import Setup, make_ray_backend, open_cluster
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.planner.goodput.planning import scaled_size
 from rubberband.spec.experiment import Experiment
@@ -160,7 +160,7 @@ def measure_profile(
             max_gpus_per_trial=limits.max_gpus_per_trial,
             iterations=iterations,
             least_trials=least_trials,
-            one_machine=setup.provider == "local",
+            one_machine=setup.kind.is_this_machine,
             sweep=setup.batch is not None,
             limits=bounds,
             on_point=lambda point: announce(point_line(point)),
@@ -178,7 +178,7 @@ def _backend(
     scratch = ExperimentFolder(home=folder.home / "profiling", name=experiment.name)
     scratch.make()
     setup = make_setup(experiment, entrypoint, scratch, Spent())
-    if setup.provider == "local":
+    if setup.kind.is_this_machine:
         setup = replace(setup, checkpoints=str(scratch.checkpoints))
     with scratch.driving(), ExitStack() as stack:
         _end_leftovers(scratch, setup, rented)
@@ -225,7 +225,7 @@ def _close(backend: Backend, scratch: ExperimentFolder) -> None:
 
 def _end_leftovers(scratch: ExperimentFolder, setup: Setup, rented: Offer) -> None:
     """End what a measurement that was cut off left in the cloud, and note that of this one. Local leases do without."""
-    if setup.provider == "local":
+    if setup.kind.is_this_machine:
         return
     note = _run_note(scratch)
     if note.exists():
@@ -236,7 +236,7 @@ def _end_leftovers(scratch: ExperimentFolder, setup: Setup, rented: Offer) -> No
 def _num_instances(experiment: Experiment, rented: Offer, limits: Constraints) -> int:
     """How many instances to measure on: enough for the widest gang, and for what shares a machine with it."""
     widest = max(1, limits.max_gpus_per_trial // rented.gpus)
-    if experiment.resources.provider != "local":
+    if not experiment.resources.kind.is_this_machine:
         return widest
     needed = -(-experiment.stages()[0].trials * limits.min_gpus_per_trial // rented.gpus)
     return max(widest, min(rented.max_instances, needed, SHARED_INSTANCES))
@@ -249,9 +249,9 @@ def _measuring_usd(rented: Offer, held_s: float) -> float:
 
 def _profiling_limits(experiment: Experiment, rented: Offer, num_instances: int, limits: Constraints) -> Limits:
     """What measuring may take. Raises InputError if max_cost does not even cover a minute of the instances."""
-    margin_s = RELEASE_MARGINS_S[experiment.resources.provider]
+    margin_s = experiment.resources.kind.release_margin_s
     found = Limits(iteration_s=experiment.constraints.iteration_timeout_s)
-    if experiment.resources.provider == "aws":
+    if experiment.resources.kind.is_rented:
         slowest = start_limits([rented.instance_type], experiment.resources.init_delay_s)
         found = replace(found, ready_s=max(found.ready_s, slowest.ready_s))
     if limits.deadline_s is not None:

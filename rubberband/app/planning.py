@@ -18,7 +18,6 @@ from rubberband.cloud.start_limits import start_limits
 from rubberband.errors import InfeasibleError
 from rubberband.executor.core.budget import Reserve
 from rubberband.executor.core.state import Job
-from rubberband.executor.session import RELEASE_MARGINS_S
 from rubberband.planner.brackets import JobPlan
 from rubberband.planner.estimate import Case, Estimate, estimate
 from rubberband.planner.solver import Objective
@@ -123,13 +122,13 @@ def _advised(
 
 def release_margin_s(experiment: Experiment) -> float:
     """How long giving an instance back may take."""
-    return RELEASE_MARGINS_S[experiment.resources.provider]
+    return experiment.resources.kind.release_margin_s
 
 
 def _dearest(experiment: Experiment, options: Sequence[Case]) -> float | None:
     """The price of the dearest instance that may stand in for another; None where none may."""
     prices = [case.offer.price_usd_per_hour for case in options]
-    return max(prices) if experiment.resources.provider == "aws" and len(prices) > 1 else None
+    return max(prices) if experiment.resources.kind.is_rented and len(prices) > 1 else None
 
 
 def _affordable(planned: Planner, options: Sequence[Case], reserve: Reserve, objective: Objective) -> Estimate:
@@ -278,7 +277,7 @@ def _job(
         metric=experiment.search.metric,
         mode=experiment.search.mode,
         deadline_s=constraints.deadline_s,
-        deadline_at=None if experiment.resources.provider == "virtual" else experiment.constraints.deadline_at,
+        deadline_at=None if experiment.resources.kind.is_simulated else experiment.constraints.deadline_at,
         max_cost_usd=constraints.max_cost_usd,
         max_failures=experiment.constraints.max_failures,
         iteration_timeout_s=experiment.constraints.iteration_timeout_s,
@@ -289,7 +288,7 @@ def _job(
         max_gpus_per_trial=constraints.max_gpus_per_trial,
         confidence=constraints.confidence,
         dearest_usd_per_hour=dearest_usd_per_hour,
-        lease_s=None if experiment.resources.provider == "virtual" else experiment.resources.lease_length_s,
+        lease_s=None if experiment.resources.kind.is_simulated else experiment.resources.lease_length_s,
         boot_lease_s=_boot_lease_s(experiment),
         start_attempts=START_ATTEMPTS,
     )
@@ -298,4 +297,4 @@ def _job(
 def _boot_lease_s(experiment: Experiment) -> float | None:
     """How long an instance that starts may outlive the driver; None: no longer than any."""
     resources = experiment.resources
-    return start_limits(types_of(resources), resources.init_delay_s).lease_s if resources.provider == "aws" else None
+    return start_limits(types_of(resources), resources.init_delay_s).lease_s if resources.kind.is_rented else None

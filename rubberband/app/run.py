@@ -130,7 +130,7 @@ def cloud_terms(experiment: Experiment, home: Path, announce: Announce) -> Cloud
     Raises InputError (with the remedy) for what would keep the experiment from being run there.
     """
     resources = experiment.resources
-    if resources.provider != "aws":
+    if not resources.kind.is_rented:
         return CloudTerms()
     from rubberband.cloud.aws.calls import open_aws
 
@@ -153,7 +153,7 @@ def cloud_terms(experiment: Experiment, home: Path, announce: Announce) -> Cloud
 
 def announce_device(experiment: Experiment, announce: Announce) -> None:
     """Say it if this machine has GPUs and the experiment's trials will not use them."""
-    if experiment.resources.provider != "local":
+    if not experiment.resources.kind.is_this_machine:
         return
     for note in dict.fromkeys(local_devices(rented)[1] for rented in offers(experiment.resources)):
         if note:
@@ -172,7 +172,7 @@ def find_entrypoint(
 
     Raises EntrypointError or InputError.
     """
-    if experiment.resources.provider == "virtual":
+    if experiment.resources.kind.is_simulated:
         return None
     if experiment.entrypoint is None:
         raise InputError("entrypoint: missing; name what to train, such as entrypoint: examples.digits:DigitsTrial")

@@ -49,7 +49,7 @@ class Terms:
 def local_terms(experiment: Experiment, home: Path) -> Terms:
     """What an experiment reckons with that rents this machine, as seen by runs of `home`; nothing for any other."""
     resources, name = experiment.resources, entrypoint_words(experiment.entrypoint)
-    if resources.provider != "local" or name is None:
+    if not resources.kind.is_this_machine or name is None:
         return Terms()
     return Terms(starts=start_times(home, name, resources.max_instances))
 
@@ -248,7 +248,7 @@ def live_terms(experiment: Experiment, home: Path) -> Terms:
     Raises InputError where the account may hold none of its instances, for a region that EC2 does not have, and where
     there is no boto3 to ask with.
     """
-    if experiment.resources.provider != "aws":
+    if not experiment.resources.kind.is_rented:
         return local_terms(experiment, home)
     from rubberband.cloud.aws.calls import open_aws
 

@@ -40,7 +40,7 @@ def up(
     from rubberband.spec.loading import load_experiment
 
     experiment = load_experiment(file, overrides or [])
-    if experiment.resources.provider != "aws":
+    if not experiment.resources.kind.is_rented:
         raise InputError(
             f"resources.provider: {experiment.resources.provider} needs no head; write provider: aws, or give "
             "-s resources.provider=aws"
@@ -283,7 +283,7 @@ def build(file: FileArgument, overrides: Overrides = None) -> None:
     from rubberband.spec.loading import load_experiment
 
     resources = load_experiment(file, overrides or []).resources
-    if resources.provider != "aws":
+    if not resources.kind.is_rented:
         raise InputError(f"resources.provider: {resources.provider} has no images; give -s resources.provider=aws")
     session = open_aws(resources.region)
 

@@ -16,6 +16,7 @@ import typer
 from rubberband.distribution import install_hint
 from rubberband.errors import InputError
 from rubberband.units import parse_duration, parse_usd, shown
+from rubberband.values.kinds import KINDS
 
 if TYPE_CHECKING:
     from rubberband.api.serving import Transport
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from rubberband.api.store.protocol import Store
 
 _T = TypeVar("_T")
-_PROVIDERS = ("local", "virtual", "aws")
 _LEAST_KEPT_S = 3600.0
 
 HostOption = Annotated[str, typer.Option("--host", help="The address to listen on.")]
@@ -291,8 +291,8 @@ def _folder(path: Path) -> Path:
 
 
 def _provider(name: str) -> str:
-    if name not in _PROVIDERS:
-        raise InputError(f"--provider {shown(name)} is not known; use {', '.join(_PROVIDERS)}")
+    if name not in KINDS:
+        raise InputError(f"--provider {shown(name)} is not known; use {', '.join(KINDS)}")
     return name
 
 

@@ -204,7 +204,7 @@ class Experiment(Words):
 
         That is hyperband, and EC2 without a checkpoint store or billed otherwise than EC2 bills.
         """
-        if self.resources.provider == "aws":
+        if self.resources.kind.is_rented:
             _require_ec2(self.resources)
         self.stages()
 
@@ -318,7 +318,7 @@ def _loaded(written: InlineProfile | str) -> Profile:
 
 def _check_money(constraints: Constraints, resources: Resources) -> None:
     price = resources.price_usd_per_hour
-    if constraints.max_cost_usd == 0.0 and (price or (price is None and resources.provider != "local")):
+    if constraints.max_cost_usd == 0.0 and (price or (price is None and not resources.kind.is_this_machine)):
         prices = f"{price:g} USD per hour" if price else f"the prices of provider {resources.provider}"
         raise fault(f"0 USD pays for nothing at {prices}; raise it, or leave it out", at=("constraints", "max_cost"))
 

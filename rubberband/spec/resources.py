@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, model_validator
 from rubberband.spec.delays import Delay, delay_of
 from rubberband.spec.fields import Amount, Bytes, Count, Duration, Gpus, Usd, Words, fault
 from rubberband.units import shown
+from rubberband.values.kinds import KINDS, Kind, ProviderName
 from rubberband.values.offer import Billing
 from rubberband.values.plan import Market
 
@@ -120,7 +121,7 @@ class Aws(Words):
 class Resources(Words):
     """Where the trials train, and what of the catalogue or of a measurement is overridden (None: it is not)."""
 
-    provider: Literal["local", "aws", "virtual"] = "local"
+    provider: ProviderName = "local"
     region: Annotated[str, Field(min_length=1)] = "us-east-1"
     instance_type: Annotated[str, Field(min_length=1)] | None = None
     instance_types: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(max_length=64)] | None = None
@@ -156,11 +157,16 @@ class Resources(Words):
     aws: Aws = Field(default_factory=Aws.model_construct)
 
     @property
+    def kind(self) -> Kind:
+        """What the provider is."""
+        return KINDS[self.provider]
+
+    @property
     def lease_length_s(self) -> float:
         """`lease_s`, or its default for the provider."""
         if self.lease_s is not None:
             return self.lease_s
-        return 600.0 if self.provider == "aws" else 60.0
+        return self.kind.lease_s
 
     @property
     def provision_delay_s(self) -> float | None:

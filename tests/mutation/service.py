@@ -133,7 +133,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="prices-by-the-client",
         harm="a client says that instances cost nothing, and spends without a limit",
         file="api/experiments/body.py",
-        old='if resources.provider == "aws" and settings.limits.max_cost_usd is not None:',
+        old="if resources.kind.is_rented and settings.limits.max_cost_usd is not None:",
         new="if False:",
         tests=("tests/unit/test_experiment_body.py::test_spending_is_limited_by_true_prices",),
     ),
