@@ -350,9 +350,7 @@ def sort_out(state: State, event: DriverResumed) -> tuple[list[Command], list[Lo
         elif record.running_at is not None:
             lost.append((record, event.occurred_at, "unknown to the provider", False))
         elif record.status is InstanceStatus.REQUESTED:
-            commands.append(
-                LaunchInstance(instance=record.instance, market=record.market, first_lease_s=record.first_lease_s)
-            )
+            commands.append(launch(record))
         else:
             record.status, record.reason = InstanceStatus.REFUSED, "given up before it ran"
     state.rent_changed()
