@@ -15,7 +15,6 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rubberband.api.dashboard.frame import problem_page, wants_page
-from rubberband.api.models import plain, to_bytes
 from rubberband.api.problems import (
     INTERNAL,
     INVALID,
@@ -31,6 +30,7 @@ from rubberband.api.problems import (
 )
 from rubberband.errors import RubberbandError
 from rubberband.units import shown
+from rubberband.views.experiment import plain, to_bytes
 
 log = logging.getLogger("rubberband.api")
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from starlette.concurrency import run_in_threadpool
 
-from rubberband.api.models import feed_event, to_bytes
+from rubberband.api.models import feed_event
 from rubberband.api.store.protocol import Store
 from rubberband.api.store.records import FeedEvent
+from rubberband.views.experiment import to_bytes
 
 PAGE = 200
 """Events that a stream is given at a time: one whose client is slow holds no more than these."""

@@ -14,12 +14,12 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rubberband.api.models import slack_s
 from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import Submission
 from rubberband.executor.core.state import TrialStatus
 from rubberband.executor.result import Result
 from rubberband.states import OVER, ExperimentState
+from rubberband.values.submission import Submission
+from rubberband.views.experiment import slack_s
 
 MAX_ENDED = 100
 """Experiments that are over and still have labels."""

@@ -9,8 +9,8 @@ from fastapi import Depends, Path
 
 from rubberband.api.problems import NOT_FOUND, Problem
 from rubberband.api.service import Serving
-from rubberband.api.store.records import Submission
 from rubberband.units import shown
+from rubberband.values.submission import Submission
 
 NAME_PATTERN = "^[a-z0-9-]{1,63}$"
 _NAME = re.compile(r"[a-z0-9-]{1,63}")

@@ -21,12 +21,12 @@ from rubberband.api.names import Known
 from rubberband.api.problems import NOT_FOUND, Problem
 from rubberband.api.security.authentication import Reader
 from rubberband.api.service import Service, Serving
-from rubberband.api.store.records import Submission
 from rubberband.errors import InputError, RubberbandError
 from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.result import Result
 from rubberband.states import ACTIVE, Action, ExperimentState
 from rubberband.units import parse_deadline
+from rubberband.values.submission import Submission
 from rubberband.views.allocation_chart import ALLOCATION_NOTE, allocation
 from rubberband.views.batch_charts import BATCHES_NOTE, batches_over_time
 from rubberband.views.charts import Figure

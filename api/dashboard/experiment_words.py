@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from rubberband.api.store.records import Submission, Summary
 from rubberband.executor.result import (
     DecisionResult,
     ExtensionResult,
@@ -16,6 +15,7 @@ from rubberband.executor.result import (
     StageResult,
 )
 from rubberband.states import ACTIVE, ExperimentState
+from rubberband.values.submission import Submission, Summary
 from rubberband.views.charts import stage_spans
 from rubberband.views.tables import headlines, tells_start_failures
 from rubberband.views.words import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rubberband.api.store.records import Submission, Summary
 from rubberband.states import ACTIVE, ExperimentState
+from rubberband.values.submission import Submission, Summary
 from rubberband.views.words import counted, duration, number, printable, usd, usd_decimals
 
 Choice = tuple[str, frozenset[ExperimentState] | None]

@@ -24,11 +24,12 @@ from rubberband.api.problems import Problem
 from rubberband.api.security.authentication import STRANGER, Reader, principal_of
 from rubberband.api.security.checks import safe_next
 from rubberband.api.service import Service, Serving
-from rubberband.api.store.records import Principal, Submission
+from rubberband.api.store.records import Principal
 from rubberband.errors import InputError
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import Dumper
 from rubberband.units import format_duration, parse_deadline
+from rubberband.values.submission import Submission
 
 # An experiment's file as it may be planned and submitted anew, of what the service keeps of it. Pure.
 

@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable, Container
 from pathlib import Path
 
-from rubberband.api.experiments.observed import Sight, at_work, entries, outcome_of, standing, summary_of
+from rubberband.api.experiments.following import Sight, entries, standing
 from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import Submission, TakenIn
+from rubberband.api.store.records import TakenIn
 from rubberband.executor.journal.folder import ExperimentFolder, folders
 from rubberband.executor.journal.reading import WholeJournal, read_at_once
+from rubberband.executor.observed import at_work, outcome_of, summary_of
 from rubberband.states import ExperimentState
+from rubberband.values.submission import Submission
 
 log = logging.getLogger("rubberband.api.experiments.service")
 

@@ -8,20 +8,21 @@ from contextlib import closing
 from pydantic import ValidationError
 
 from rubberband.api.experiments.body import require_allowed
-from rubberband.api.experiments.observed import Observed, Standing
+from rubberband.api.experiments.following import Standing
 from rubberband.api.experiments.states import loses_profile
 from rubberband.api.problems import REFUSED, Problem
 from rubberband.api.settings import Settings
 from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import Submission
 from rubberband.errors import InputError, RubberbandError
 from rubberband.executor.core.purse import MONEY_SLACK_USD
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import read_ending, read_mark
 from rubberband.executor.journal.inbox import Inbox
+from rubberband.executor.observed import Observed, outcome_of
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from rubberband.units import format_usd, parse_deadline
+from rubberband.values.submission import Submission
 
 GOES_ON = "its process was gone without a word (killed, or the machine was restarted); it goes on by itself"
 _ONCE_IN_S = 30 * 24 * 3600.0
@@ -47,7 +48,7 @@ class Gate:
         try:
             with closing(Observed(folder)) as observed:
                 observed.refresh(live=False)
-                reason, outcome = self._reason(row, observed), observed.sight(False).outcome
+                reason, outcome = self._reason(row, observed), outcome_of(observed.controller)[0]
         except RubberbandError:  # its process will tell what is wrong with the journal
             return None
         return Standing(state=outcome or ExperimentState.INTERRUPTED, reason=reason) if reason else None

@@ -73,8 +73,8 @@ def _of_waiting(asked: RestQuestion) -> RestAnswer:
 
 def _of_begun(asked: RestQuestion, home: Path) -> RestAnswer:
     # Most processes that plan are never asked this.
-    from rubberband.api.experiments.observed import Observed, at_work
     from rubberband.executor.journal.folder import open_folder
+    from rubberband.executor.observed import Observed, at_work
 
     folder = open_folder(asked.name, home)
     observed = Observed(folder)

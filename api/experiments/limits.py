@@ -18,12 +18,12 @@ from rubberband.api.experiments.watcher import Watcher
 from rubberband.api.problems import REFUSED, Problem
 from rubberband.api.settings import Settings
 from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import Submission
 from rubberband.executor.core.extending import Extension
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.states import ExperimentState
 from rubberband.units import format_usd
 from rubberband.values.plan import Policy
+from rubberband.values.submission import Submission
 
 
 class Extensions:

@@ -8,18 +8,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rubberband.api.experiments.observed import Failure, Observed, at_work
 from rubberband.api.experiments.states import conflict, limited, loses_profile, told_as_problems, waits
 from rubberband.api.experiments.watcher import Watcher
 from rubberband.api.problems import NOT_FOUND, UNAVAILABLE, Problem, problem_of
 from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import Submission
 from rubberband.errors import DamagedJournalError, RubberbandError
 from rubberband.executor.journal.inbox import Inbox
+from rubberband.executor.observed import Failure, Observed, at_work
 from rubberband.executor.result import Result
 from rubberband.executor.salvage import explained, salvage
 from rubberband.states import Action, Fact, obstacle, possible
 from rubberband.units import shown
+from rubberband.values.submission import Submission
 
 KEPT_RESULTS = 16
 """Results of experiments that do not run, which are kept to be asked for again."""

@@ -12,21 +12,21 @@ from rubberband.api.experiments.body import require_allowed
 from rubberband.api.experiments.gate import Gate, require_going_on
 from rubberband.api.experiments.limit_preview import with_instant
 from rubberband.api.experiments.limits import Extensions
-from rubberband.api.experiments.logs import LogLine, page, trial_files
-from rubberband.api.experiments.observed import Failure, at_work
 from rubberband.api.experiments.reading import Journals
 from rubberband.api.experiments.states import KEY_GOOD_S, conflict, told_as_problems
 from rubberband.api.experiments.watcher import HOSTED, Processes, Watcher
 from rubberband.api.problems import NAME_TAKEN, NOT_FOUND, Problem
 from rubberband.api.settings import Settings
 from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import Submission
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
+from rubberband.executor.log_pages import PrintedLine, page, trial_files
+from rubberband.executor.observed import Failure, at_work
 from rubberband.executor.result import Result
 from rubberband.spec.experiment import Experiment
 from rubberband.states import AT_WORK, Action, ExperimentState
 from rubberband.values.plan import Policy
+from rubberband.values.submission import Submission
 
 
 class Runs:
@@ -221,17 +221,18 @@ class Runs:
         trial: int | None = None,
         cursor: str | None = None,
         limit: int = 1000,
-    ) -> tuple[list[LogLine], str]:
+    ) -> tuple[list[PrintedLine], str]:
         """Lines of the logs past `cursor` (`tail`: the last ones), and the cursor to ask again with. Raises Problem."""
         row = self._row(name)
         folder = self._watcher.folder(name)
         is_whole = not at_work(folder)
-        if source == "process":
-            return page({None: folder.process_log}, (), cursor=cursor, limit=limit, is_whole=is_whole)
-        if trial is not None:
-            self._require_trial(name, trial)
-        failures = [failure for failure in self._failures(row) if trial in (None, failure.trial)]
-        return page(trial_files(folder.logs, trial), failures, cursor=cursor, limit=limit, is_whole=is_whole)
+        with told_as_problems():
+            if source == "process":
+                return page({None: folder.process_log}, (), cursor=cursor, limit=limit, is_whole=is_whole)
+            if trial is not None:
+                self._require_trial(name, trial)
+            failures = [failure for failure in self._failures(row) if trial in (None, failure.trial)]
+            return page(trial_files(folder.logs, trial), failures, cursor=cursor, limit=limit, is_whole=is_whole)
 
     def _require_trial(self, name: str, trial: int) -> None:
         result = self.result(name)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rubberband.api.problems import CONFLICT, Problem, problem_of
-from rubberband.api.store.records import Submission
 from rubberband.errors import InputError, JournalError
 from rubberband.states import ExperimentState
+from rubberband.values.submission import Submission
 
 KEY_GOOD_S = 24 * 3600.0
 """So long a request that is sent again is known by its Idempotency-Key."""

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from rubberband.api.experiments.discovery import LONG_MOMENT_S, MOMENT_S, Newcomers, Stamp, stamp_of
+from rubberband.api.experiments.following import Follower
 from rubberband.api.experiments.gate import GOES_ON, Gate
-from rubberband.api.experiments.observed import Follower, Observed, at_work
 from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import Submission
 from rubberband.errors import InputError, JournalError, RubberbandError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import Order, holding, write_order
+from rubberband.executor.observed import Observed, at_work
 from rubberband.states import AT_WORK, ExperimentState
+from rubberband.values.submission import Submission
 from rubberband.views.words import printable
 
 # Starts the processes of experiments, each at most once. Nothing here depends on being their parent.

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
-from rubberband.api import models as views_json
 from rubberband.api.answers import json_answer
 from rubberband.api.models import (
     ALLOCATIONS,
@@ -30,6 +29,7 @@ from rubberband.api.security.authentication import Reader
 from rubberband.api.service import Serving
 from rubberband.executor.core.state import TrialStatus
 from rubberband.units import shown
+from rubberband.views import experiment as views_json
 
 router = APIRouter(tags=["experiments"], prefix="/v1/experiments/{name}", dependencies=[Depends(only_documented)])
 

@@ -13,7 +13,6 @@ from fastapi.responses import Response
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from rubberband.api import models as views_json
 from rubberband.api.answers import invalid, json_answer
 from rubberband.api.experiments.body import JSON_TYPE, json_object, read_experiment, require_allowed
 from rubberband.api.idempotency import IdempotencyKey, asked, once
@@ -50,12 +49,14 @@ from rubberband.api.problems import (
 )
 from rubberband.api.security.authentication import Reader, Submitter, caller_of
 from rubberband.api.service import Service, Serving
-from rubberband.api.store.records import Principal, Submission
+from rubberband.api.store.records import Principal
 from rubberband.executor.core.extending import Extension
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from rubberband.units import shown
 from rubberband.values.plan import Policy
+from rubberband.values.submission import Submission
+from rubberband.views import experiment as views_json
 
 # Other limits as requests ask for them: planned in a process of its own, and granted if nothing changed meanwhile.
 

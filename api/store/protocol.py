@@ -11,18 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from rubberband.api.settings import Keeping
-from rubberband.api.store.records import (
-    Entry,
-    FeedEvent,
-    KeptAnswer,
-    Page,
-    StoredPlan,
-    Submission,
-    Summary,
-    TakenIn,
-    TokenRecord,
-)
+from rubberband.api.store.records import Entry, FeedEvent, KeptAnswer, Page, StoredPlan, TakenIn, TokenRecord
 from rubberband.states import ExperimentState
+from rubberband.values.submission import Submission, Summary
 
 
 class Store(Protocol):

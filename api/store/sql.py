@@ -14,17 +14,7 @@ from typing import Any
 import sqlalchemy as sql
 
 from rubberband.api.settings import KEEPING, Keeping
-from rubberband.api.store.records import (
-    Entry,
-    FeedEvent,
-    KeptAnswer,
-    Page,
-    StoredPlan,
-    Submission,
-    Summary,
-    TakenIn,
-    TokenRecord,
-)
+from rubberband.api.store.records import Entry, FeedEvent, KeptAnswer, Page, StoredPlan, TakenIn, TokenRecord
 from rubberband.api.store.schema import (
     FEED,
     KEYS,
@@ -41,6 +31,7 @@ from rubberband.api.store.schema import (
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.journal.database import Database, parse_url
 from rubberband.states import ACTIVE, ExperimentState
+from rubberband.values.submission import Submission, Summary
 
 # Requests that took effect, by their ids: one that is sent again after its answer was lost is known by that.
 

@@ -9,15 +9,15 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from rubberband.api.experiments.logs import LogLine, page, trial_files
-from rubberband.api.experiments.observed import Observed, at_work, outcome_of
-from rubberband.api.models import experiment_detail, extension_view
-from rubberband.api.store.records import Submission
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import ExperimentFolder, open_folder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
+from rubberband.executor.log_pages import PrintedLine, page, trial_files
+from rubberband.executor.observed import Observed, at_work, outcome_of
 from rubberband.executor.salvage import explaining
 from rubberband.states import Action, ExperimentState, Fact, obstacle
+from rubberband.values.submission import Submission
+from rubberband.views.experiment import experiment_detail, extension_view
 
 PAGE_LINES = 10_000
 FOLLOW_EVERY_S = 0.5
@@ -76,7 +76,7 @@ class LocalExperiment:
 
         return obstacle(view["state"], action, holds)
 
-    def lines(self, trial: int | None, *, process: bool, follow: bool) -> Iterator[LogLine]:
+    def lines(self, trial: int | None, *, process: bool, follow: bool) -> Iterator[PrintedLine]:
         """What its trials (or one, or its process) printed, and why some failed; to `follow` is to wait for more.
 
         Raises InputError if there is no such trial.
@@ -96,7 +96,9 @@ class LocalExperiment:
                 time.sleep(FOLLOW_EVERY_S)
                 view = self.look()
 
-    def _page(self, trial: int | None, process: bool, cursor: str | None, is_whole: bool) -> tuple[list[LogLine], str]:
+    def _page(
+        self, trial: int | None, process: bool, cursor: str | None, is_whole: bool
+    ) -> tuple[list[PrintedLine], str]:
         if process:
             files: dict[int | None, Path] = {None: self._folder.process_log}
             return page(files, (), cursor=cursor, limit=PAGE_LINES, is_whole=is_whole)

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
-from rubberband.api.store.records import Entry, StoredPlan, Submission, Summary, TakenIn, TokenRecord
+from rubberband.api.store.records import Entry, StoredPlan, TakenIn, TokenRecord
 from rubberband.api.store.sql import SqlStore
 from rubberband.executor import session
 from rubberband.executor.core.events import TrialReported
@@ -24,6 +24,7 @@ from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.journal import Journal
 from rubberband.executor.journal.reading import JournalReader
 from rubberband.states import ExperimentState
+from rubberband.values.submission import Submission, Summary
 from tests.builders.databases import DURABLE, database, programs, server
 from tests.builders.jobs import EVENTS, JOB
 from tests.builders.sessions import setup

@@ -14,7 +14,6 @@ from typing import Any, cast
 from fastapi import FastAPI
 
 from rubberband.api.app import app_of
-from rubberband.api.experiments.logs import LogLine
 from rubberband.api.experiments.service import Runs
 from rubberband.api.feed import Feed
 from rubberband.api.plans.previews import PlanAnswer, Plans, Preview
@@ -23,13 +22,15 @@ from rubberband.api.problems import CONFLICT, NAME_TAKEN, Problem
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import StoredPlan, Submission
+from rubberband.api.store.records import StoredPlan
 from rubberband.api.store.sql import open_store
 from rubberband.executor.core.extending import Extension, Outlook
+from rubberband.executor.log_pages import PrintedLine
 from rubberband.executor.result import Result, summarise
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ACTIVE, Action, ExperimentState, possible
 from rubberband.values.plan import Plan, StagePlan
+from rubberband.values.submission import Submission
 from tests.builders.jobs import JOB
 from tests.builders.service_client import Client, served
 from tests.builders.virtual_runs import run_virtual
@@ -41,7 +42,7 @@ class FakeRuns:
 
     store: Store
     results: dict[str, Result] = field(default_factory=dict)
-    printed: list[LogLine] = field(default_factory=list)
+    printed: list[PrintedLine] = field(default_factory=list)
     extended: list[str] = field(default_factory=list)
     """The ids of requests that changed limits."""
     alive: bool = True
@@ -102,7 +103,7 @@ class FakeRuns:
         self._fail()
         return self.results.get(name)
 
-    def lines(self, name: str, **options: Any) -> tuple[Sequence[LogLine], str]:
+    def lines(self, name: str, **options: Any) -> tuple[Sequence[PrintedLine], str]:
         begin = int(options.get("cursor") or 0)
         found = self.printed[begin : begin + options["limit"]]
         return found, str(begin + len(found))

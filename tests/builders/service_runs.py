@@ -16,7 +16,7 @@ from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion, a
 from rubberband.api.experiments.service import Runs
 from rubberband.api.problems import problem_of
 from rubberband.api.settings import Limits, Settings
-from rubberband.api.store.records import FeedEvent, Submission
+from rubberband.api.store.records import FeedEvent
 from rubberband.api.store.sql import SqlStore, open_store
 from rubberband.app.run import run_experiment
 from rubberband.errors import InputError
@@ -24,6 +24,7 @@ from rubberband.executor.core.extending import Extension
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
+from rubberband.values.submission import Submission
 
 STAND_IN = (sys.executable, "-S", str(Path(__file__).parent.parent / "integration" / "stand_in.py"))
 PATIENCE_S = 120.0

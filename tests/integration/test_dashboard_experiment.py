@@ -14,13 +14,13 @@ import pytest
 
 from rubberband.api.app import create_app
 from rubberband.api.settings import Settings
-from rubberband.api.store.records import Submission, Summary
 from rubberband.api.store.sql import open_store
 from rubberband.errors import JournalError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.executor.virtual.fleet import Faults
 from rubberband.states import ExperimentState
+from rubberband.values.submission import Submission, Summary
 from tests.builders.browser import chromium, served, visiting
 from tests.builders.fake_runs import FakeService, fake_service
 from tests.builders.journalled_runs import Recorded, recorded, words

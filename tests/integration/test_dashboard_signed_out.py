@@ -19,9 +19,9 @@ from rubberband.api.security import tokens as tokens_module
 from rubberband.api.security.tokens import Tokens
 from rubberband.api.service import Service
 from rubberband.api.settings import Limits, Settings
-from rubberband.api.store.records import Submission
 from rubberband.api.store.sql import SqlStore, open_store
 from rubberband.states import ExperimentState
+from rubberband.values.submission import Submission
 from tests.builders.browser import chromium, served, visiting
 from tests.builders.fake_runs import FakeRuns
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.api.experiments.logs import page
 from rubberband.cloud.local import LocalProvider
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.core.events import (
@@ -21,6 +20,7 @@ from rubberband.executor.core.events import (
     TrialReported,
     TrialStarted,
 )
+from rubberband.executor.log_pages import page
 from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.trial_log import printed_bytes, read

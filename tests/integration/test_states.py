@@ -19,12 +19,12 @@ from rubberband.api.problems import problem_of
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
 from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import Submission, Summary
 from rubberband.api.store.sql import open_store
 from rubberband.client.client import Client
 from rubberband.errors import InputError
 from rubberband.executor.virtual.fleet import Faults
 from rubberband.states import ACTIVE, OVER, Action, ExperimentState, State, obstacle
+from rubberband.values.submission import Submission, Summary
 from tests.builders.fake_runs import NearPlans
 from tests.builders.journalled_runs import Recorded, recorded, words
 from tests.builders.service_client import served

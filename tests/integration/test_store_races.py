@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy as sql
 
 from rubberband.api.settings import Settings
-from rubberband.api.store.records import Entry, Submission
+from rubberband.api.store.records import Entry
 from rubberband.api.store.schema import NUMBERS
 from rubberband.api.store.sql import SqlStore, open_store
 from rubberband.errors import InputError, JournalError
@@ -25,6 +25,7 @@ from rubberband.executor.core.events import Event
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.journal import Journal, encode_event
 from rubberband.states import ExperimentState
+from rubberband.values.submission import Submission
 from tests.builders.databases import database
 from tests.builders.jobs import EVENTS, JOB
 from tests.builders.service_runs import until

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from rubberband.api.experiments.logs import LogLine
-from rubberband.api.store.records import Summary
+from rubberband.executor.log_pages import PrintedLine
 from rubberband.states import ExperimentState
+from rubberband.values.submission import Summary
 from tests.builders.fake_runs import FakeService, fake_service, virtual_result, words
 
 
@@ -189,12 +189,12 @@ def test_what_is_no_number_is_null(service: FakeService) -> None:
 
 def test_logs_go_on_where_a_reader_was(service: FakeService) -> None:
     service.add("test")
-    service.runs.printed = [LogLine(trial=3, text=f"line {number} é\ud800") for number in range(5)]
+    service.runs.printed = [PrintedLine(trial=3, text=f"line {number} é\ud800") for number in range(5)]
     first = service.client.get("/v1/experiments/test/logs?limit=3").json()
     rest = service.client.get(f"/v1/experiments/test/logs?cursor={first['next']}").json()
     assert len(first["lines"]) == 3
     assert len(rest["lines"]) == 2
-    service.runs.printed.append(LogLine(trial=None, text="more"))
+    service.runs.printed.append(PrintedLine(trial=None, text="more"))
     more = service.client.get(f"/v1/experiments/test/logs?cursor={rest['next']}").json()
     assert more["lines"] == [{"trial": None, "text": "more"}]
 

@@ -10,9 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rubberband.api.metrics import MAX_ENDED
-from rubberband.api.store.records import Summary
 from rubberband.errors import JournalError
 from rubberband.states import ExperimentState
+from rubberband.values.submission import Summary
 from tests.builders.fake_runs import FakeService, fake_service, virtual_result
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from rubberband.api.dashboard.frame import ago, instant
 from rubberband.api.dashboard.listing import CHOICES, Row, counted_choices, row
-from rubberband.api.store.records import Submission, Summary
 from rubberband.states import ExperimentState
+from rubberband.values.submission import Submission, Summary
 
 NOW = 10_000.0
 BEGUN: dict[str, Any] = {

@@ -9,9 +9,9 @@ import pytest
 from rubberband.api.dashboard.experiment import facts
 from rubberband.api.dashboard.pages import file_of
 from rubberband.api.experiments.body import read_experiment
-from rubberband.api.store.records import Submission
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
+from rubberband.values.submission import Submission
 from tests.builders.journalled_runs import words
 
 AT = 1_800_000_000.0

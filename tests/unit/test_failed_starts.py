@@ -13,8 +13,6 @@ from typer.testing import CliRunner
 
 from rubberband.api.dashboard.experiment_words import sentence
 from rubberband.api.dashboard.listing import row
-from rubberband.api.experiments.observed import outcome_of
-from rubberband.api.store.records import Submission, Summary
 from rubberband.cli import app
 from rubberband.cloud.virtual import Fate
 from rubberband.executor.core import budget as accounting
@@ -28,9 +26,11 @@ from rubberband.executor.core.events import (
     Started,
     Tick,
 )
+from rubberband.executor.observed import outcome_of
 from rubberband.executor.result import Result, summarise
 from rubberband.executor.virtual.backend import Faults
 from rubberband.states import ExperimentState
+from rubberband.values.submission import Submission, Summary
 from rubberband.views.report_html import render_html
 from rubberband.views.report_text import render
 from rubberband.views.status import headline

@@ -8,25 +8,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.api.experiments.logs import (
+from rubberband.errors import InputError
+from rubberband.executor.log_pages import (
     LINE_BYTES,
     MAX_FILES,
     PAGE_BYTES,
     TAIL,
-    LogLine,
     Place,
+    PrintedLine,
     page,
     read_cursor,
     trial_files,
     write_cursor,
 )
-from rubberband.api.experiments.observed import Failure
-from rubberband.api.problems import Problem
+from rubberband.executor.observed import Failure
 
 FAILED = (Failure(seq=7, trial=1, lines=("attempt 1 raised: no", "Traceback")),)
 
 
-def texts(lines: list[LogLine]) -> list[str]:
+def texts(lines: list[PrintedLine]) -> list[str]:
     return [line.text for line in lines]
 
 
@@ -112,7 +112,7 @@ def test_no_more_files_are_followed_than_a_cursor_holds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cursor", ["", "x", "ä", "eJwDAAAAAAE", "A" * 4000, "eJz_____", "\x00"])
 def test_what_is_no_cursor_is_refused(cursor: str) -> None:
-    with pytest.raises(Problem, match="cursor"):
+    with pytest.raises(InputError, match="cursor"):
         read_cursor(cursor)
 
 
@@ -131,5 +131,5 @@ def test_a_place_survives_its_cursor(place: Place) -> None:
 def test_no_text_breaks_the_reading_of_cursors(text: str) -> None:
     try:
         read_cursor(text)
-    except Problem:
+    except InputError:
         return

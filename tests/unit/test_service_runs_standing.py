@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from rubberband.api.experiments.observed import Sight, Standing, standing
-from rubberband.api.store.records import Submission
+from rubberband.api.experiments.following import Sight, Standing, standing
 from rubberband.executor.journal.hosting import Ending, Mark
 from rubberband.states import ExperimentState
+from rubberband.values.submission import Submission
 
 QUEUED, STARTING, RUNNING = ExperimentState.QUEUED, ExperimentState.STARTING, ExperimentState.RUNNING
 INTERRUPTED, REFUSED, CANCELLED = ExperimentState.INTERRUPTED, ExperimentState.REFUSED, ExperimentState.CANCELLED

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.api.experiments.observed import FRESH_S, Observed
 from rubberband.cloud import steady
 from rubberband.cloud.local import instance
 from rubberband.cloud.local.instance import STARTED, Record, load, release_marker, save
 from rubberband.cloud.steady import steady_clock, time_of
 from rubberband.executor.journal.reading import read
+from rubberband.executor.observed import FRESH_S, Observed
 from tests.builders.journalled_runs import recorded
 
 HALF_AN_HOUR_S = 1800.0

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from rubberband.api.settings import Keeping
 from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import Entry, KeptAnswer, Page, StoredPlan, Submission, Summary, TokenRecord
+from rubberband.api.store.records import Entry, KeptAnswer, Page, StoredPlan, TokenRecord
 from rubberband.api.store.schema import METADATA, NUMBERS
 from rubberband.api.store.sql import SqlStore
 from rubberband.errors import InputError, JournalError
 from rubberband.states import ExperimentState
+from rubberband.values.submission import Submission, Summary
 
 QUEUED, STARTING, RUNNING, DONE = (
     ExperimentState.QUEUED,

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from rubberband.api.store.records import Submission
 from rubberband.api.store.sql import ACT_KEPT_S, SqlStore
 from rubberband.states import ExperimentState
+from rubberband.values.submission import Submission
 
 QUEUED, RUNNING = ExperimentState.QUEUED, ExperimentState.RUNNING
 

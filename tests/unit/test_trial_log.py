@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.api.experiments.logs import page
+from rubberband.executor.log_pages import page
 from rubberband.executor.ray.logs import LogPump
 from rubberband.executor.trial_log import Appender, TrialLog, left_out_line, printed_bytes, read
 

@@ -9,9 +9,9 @@ import pytest
 
 from rubberband.api.dashboard.experiment_trials import PAGE_SIZE, Asked, TrialPage, trial_page
 from rubberband.api.dashboard.experiment_words import badge, cards, happenings, sentence, stage_rows
-from rubberband.api.store.records import Submission, Summary
 from rubberband.executor.result import ExtensionResult, Result
 from rubberband.states import ExperimentState
+from rubberband.values.submission import Submission, Summary
 from rubberband.views.words import duration
 from tests.builders.adaptive_runs import adaptive_result
 from tests.builders.results import EVERY_RESULT, a_job, a_result, cut_short

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rubberband.api.experiments.observed import Failure
-from rubberband.api.problems import INVALID, Problem
+from rubberband.errors import InputError
+from rubberband.executor.observed import Failure
 from rubberband.executor.trial_log import Stretch, left_out_line, printed_bytes, read
 from rubberband.units import shown
 
@@ -33,7 +33,7 @@ _TRIAL_LOG = re.compile(r"trial-(\d{1,9})\.log")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogLine:
+class PrintedLine:
     """A line of a log."""
 
     trial: int | None
@@ -72,14 +72,14 @@ def page(
     cursor: str | None,
     limit: int,
     is_whole: bool,
-) -> tuple[list[LogLine], str]:
+) -> tuple[list[PrintedLine], str]:
     """At most `limit` lines past `cursor`, and the cursor after them.
 
     The file of the process has the number None. `is_whole`: nobody writes any more, so that the last line counts even
-    without an end. Raises Problem INVALID for what is no cursor.
+    without an end. Raises InputError for what is no cursor.
     """
     place = read_cursor(cursor)
-    lines: list[LogLine] = []
+    lines: list[PrintedLine] = []
     left_bytes = PAGE_BYTES
     for number, path in files.items():
         key = 0 if number is None else number + 1
@@ -87,7 +87,7 @@ def page(
         begin = _tail_offset(path, share) if place.is_tail else place.offsets.get(key, 0)
         room = PAGE_BYTES if place.is_tail else limit - len(lines)
         found, end, used = _read(path, begin, room, left_bytes, is_whole)
-        lines += [LogLine(trial=number, text=text) for text in found]
+        lines += [PrintedLine(trial=number, text=text) for text in found]
         left_bytes -= used
         if end:
             place.offsets[key] = end
@@ -97,13 +97,13 @@ def page(
     return (lines[-limit:] if place.is_tail else lines), write_cursor(place)
 
 
-def _failure_lines(failures: Sequence[Failure], place: Place, room: int) -> Iterator[LogLine]:
+def _failure_lines(failures: Sequence[Failure], place: Place, room: int) -> Iterator[PrintedLine]:
     """Failures that were not told; each as a whole, so that a page may be a little longer than was asked."""
     for failure in failures:
         if failure.seq > place.told and room > 0:
             room -= len(failure.lines)
             place.told = failure.seq
-            yield from (LogLine(trial=failure.trial, text=line) for line in failure.lines)
+            yield from (PrintedLine(trial=failure.trial, text=line) for line in failure.lines)
 
 
 def _tail_offset(path: Path, share: int) -> int:
@@ -171,7 +171,7 @@ def write_cursor(place: Place) -> str:
 
 
 def read_cursor(cursor: str | None) -> Place:
-    """The place that `write_cursor` wrote; the begin without one. Raises Problem INVALID for anything else."""
+    """The place that `write_cursor` wrote; the begin without one. Raises InputError for anything else."""
     if cursor is None:
         return Place()
     if cursor == TAIL:
@@ -184,8 +184,8 @@ def read_cursor(cursor: str | None) -> Place:
             raise ValueError("it does not end")
         told, *pairs = _varints(data)
     except (ValueError, zlib.error):
-        raise Problem(
-            INVALID, f"cursor {shown(cursor)} is none that this service gave; leave it out to begin at the begin"
+        raise InputError(
+            f"cursor {shown(cursor)} is none that this service gave; leave it out to begin at the begin"
         ) from None
     place, number = Place(told=told - 1), 0
     for step, offset in zip(pairs[::2], pairs[1::2], strict=False):

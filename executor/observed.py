@@ -1,0 +1,255 @@
+"""One experiment's journal, followed: its summary, result and limits, folded as it grows, for several threads.
+
+Instants are Unix time: those of a virtual run, whose clock starts at 0, are counted from when it was made.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rubberband.cloud.steady import time_of
+from rubberband.executor.core import rules
+from rubberband.executor.core.budget import bill_usd
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import Event, TrialFailed
+from rubberband.executor.core.forecast import forecast
+from rubberband.executor.core.state import Phase, State
+from rubberband.executor.core.trials import best_trial
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.hosting import is_hosted
+from rubberband.executor.journal.inbox import Inbox
+from rubberband.executor.journal.journal import Header
+from rubberband.executor.journal.reading import JournalReader
+from rubberband.executor.requests import asked_limits
+from rubberband.executor.result import Result
+from rubberband.states import ExperimentState
+from rubberband.values.submission import Summary
+
+if TYPE_CHECKING:
+    from rubberband.executor.core.extending import Extension, Limits
+
+
+def outcome_of(controller: Controller) -> tuple[ExperimentState | None, str]:
+    """How an experiment ended and why, by its journal; None while that is open, and what keeps it from going on."""
+    state = controller.state
+    if state.phase is not Phase.FINISHED or state.outcome is None:
+        return None, rules.fails_to_start(state) if state.failed_starts else ""
+    return ExperimentState(state.outcome), state.reason
+
+
+def summary_of(header: Header, controller: Controller, now: float) -> Summary:
+    """What a list shows of an experiment, as of `now` on the clock of its events."""
+    job, state = controller.job, controller.state
+    at = state.ended_at if state.ended_at is not None else max(now, state.now)
+    begun = state.phase is not Phase.NEW
+    expected = forecast(job, state, at) if begun else None
+    best = best_trial(state, job.metric, job.mode)
+    return Summary(
+        trials=len(state.trials),
+        stages=len(job.stages),
+        stage=state.stages[-1].stage if state.stages else 0,
+        iterations=sum(trial.iterations for trial in state.trials),
+        target_iterations=sum(stage.trials * stage.iterations for stage in job.stages),
+        instances=len(state.current()),
+        started_at=state.started_at + header.offset_s if begun else None,
+        ended_at=None if state.ended_at is None else state.ended_at + header.offset_s,
+        jct_s=_jct_s(state, at) if begun else 0.0,
+        cost_usd=bill_usd(job, state, at) if begun else 0.0,
+        planned_jct_s=job.prediction.jct_s,
+        planned_cost_usd=job.prediction.cost_usd,
+        forecast_jct_s=job.prediction.jct_s if expected is None else expected.jct_s,
+        forecast_cost_usd=job.prediction.cost_usd if expected is None else expected.cost_usd,
+        deadline_s=job.deadline_s,
+        max_cost_usd=job.max_cost_usd,
+        metric=job.metric,
+        mode=job.mode,
+        best_value=None if best is None else best.metric(job.metric),
+        best_trial=None if best is None else best.trial,
+    )
+
+
+def _jct_s(state: State, at: float) -> float:
+    last_sync = state.stages[-1].ended_at if state.outcome == "done" else None
+    return (at if last_sync is None else last_sync) - state.started_at
+
+
+FRESH_S = 0.25
+"""A result of a running experiment is given again for so long: only its clock went on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a trial's attempt failed, trace-back included."""
+
+    seq: int
+    trial: int
+    lines: tuple[str, ...]
+
+
+class Observed:
+    """A journal that is followed. Safe to use from several threads; what is asked between refreshes reads no file."""
+
+    def __init__(self, folder: ExperimentFolder, *, clock: Callable[[], float] | None = None) -> None:
+        """Open the journal and read it as far as it goes; `clock` is the experiment's, unless another one is given.
+
+        Raises JournalError or InputError.
+        """
+        self.folder, self._clock = folder, clock or partial(time_of, folder.instances)
+        self._lock = threading.RLock()
+        self._reader = JournalReader(folder)
+        self._live = False
+        self.failures: list[Failure] = []
+        self.count = 0
+        """How many events were read."""
+        self._latest: tuple[int, float, Result] | None = None
+
+    @property
+    def header(self) -> Header:
+        """What the experiment was before its first event."""
+        return self._reader.header
+
+    @property
+    def controller(self) -> Controller:
+        """The state as far as it was read; to be looked at by the thread that refreshes."""
+        return self._reader.controller
+
+    def refresh(self, *, live: bool) -> list[tuple[int, Event]]:
+        """Read what is new: (sequence number, event). `live`: a driver is at work, so that time goes on between events.
+
+        Raises JournalError.
+        """
+        with self._lock:
+            self._live = live and not self.header.kind.is_simulated
+            events = self._reader.refresh()
+            self.count += len(events)
+            for seq, event in events:
+                if isinstance(event, TrialFailed):
+                    said = f"attempt {event.attempt} {event.kind}: {event.message}\n{event.details}"
+                    self.failures.append(Failure(seq=seq, trial=event.trial, lines=tuple(said.splitlines())))
+            return events
+
+    @property
+    def now(self) -> float:
+        """The instant up to which it is reckoned, on the clock of its events."""
+        return self._clock() if self._live else self.controller.state.now
+
+    @property
+    def present(self) -> float:
+        """Now, by the experiment's clock, also where nobody is at work on it."""
+        return self._clock()
+
+    def summary(self) -> Summary:
+        """What a list shows of it."""
+        with self._lock:
+            return summary_of(self.header, self.controller, self.now)
+
+    def result(self) -> Result:
+        """What came of it so far."""
+        with self._lock:
+            now = self._clock()
+            if self._latest is not None:
+                count, at, latest = self._latest
+                if count == self.count and 0.0 <= now - at < FRESH_S:
+                    return latest
+            result = self._reader.result(self.now)
+            self._latest = self.count, now, result
+            return result
+
+    def limits(self, *, deadline: object, max_cost_usd: float | None) -> Limits:
+        """Other limits as the driver counts them. Raises InputError for what is none, or less than it has."""
+        from rubberband.executor.core.extending import limits_of
+
+        with self._lock:
+            controller = self._as_asked()
+            return limits_of(
+                self.header, controller.job, controller.state, deadline=deadline, max_cost_usd=max_cost_usd
+            )
+
+    @property
+    def limits_in_force(self) -> Limits:
+        """The limits that it has, those that were asked for meanwhile included, as the driver counts them."""
+        from rubberband.executor.core.extending import Limits
+
+        with self._lock:
+            job = self._as_asked().job
+            return Limits(deadline_s=job.deadline_s, max_cost_usd=job.max_cost_usd)
+
+    def extension(self, limits: Limits, *, driven: bool) -> Extension:
+        """What other limits would change. It may take long. Raises InputError."""
+        from rubberband.executor.core.extending import extension
+
+        with self._lock:
+            controller = self._as_asked()
+            job, state = controller.job, copy.deepcopy(controller.state)
+            now = self.now if self.header.kind.is_simulated else self.present
+        # Planning may take long, and who follows the journal must not wait for it.
+        limited = {"deadline_s": limits.deadline_s, "max_cost_usd": limits.max_cost_usd}
+        return extension(job, state, now, driven=driven, **limited)
+
+    def has_taken(self, request: str) -> bool:
+        """Whether its driver took in what was asked by this id, or other limits are about to be."""
+        with self._lock:
+            return request in self._as_asked().state.requests
+
+    def granted(self) -> Extension:
+        """The limits in force, as they are told to who asked for them already."""
+        from rubberband.executor.core.extending import Extension, Outlook
+
+        with self._lock:
+            controller = self._as_asked()
+            job, state = controller.job, controller.state
+            expected = forecast(job, state, max(self.now, state.now))
+            outlook = Outlook(
+                jct_s=expected.jct_s,
+                cost_usd=expected.cost_usd,
+                deadline_s=job.deadline_s,
+                max_cost_usd=job.max_cost_usd,
+                plan=state.plan,
+                feasible=job.deadline_s is None or expected.jct_s <= job.deadline_s,
+                reason="these limits are granted already",
+            )
+            return Extension(before=outlook, after=outlook, stage=len(state.stages), applied=True)
+
+    @property
+    def max_cost_usd(self) -> float | None:
+        """What it may cost in all, profiling and limits that were asked for meanwhile included; None: no limit."""
+        with self._lock:
+            most_usd = self._as_asked().job.max_cost_usd
+        used_usd: float = self.header.setup.get("profiling_cost_usd", 0.0)
+        return None if most_usd is None else most_usd + used_usd
+
+    def goes_on(self) -> bool:
+        """Whether a resume goes on with it, other limits that were asked for meanwhile included."""
+        with self._lock:
+            return not self._as_asked().is_over
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it was giving everything back, to end."""
+        with self._lock:
+            return self.controller.state.phase is Phase.ENDING
+
+    def _as_asked(self) -> Controller:
+        """The controller once the limits are taken in that lie in the inbox."""
+        events = asked_limits(Inbox(self.folder.inbox), self.controller, self.controller.state.now)
+        if not events:
+            return self.controller
+        asked = copy.deepcopy(self.controller)
+        for event in events:
+            asked.handle(event)
+        return asked
+
+    def close(self) -> None:
+        """Let go of the journal. What was read can still be asked for."""
+        with self._lock:
+            self._reader.close()
+
+
+def at_work(folder: ExperimentFolder) -> bool:
+    """Whether a process of the service, or a driver that was started by hand, is at work on an experiment."""
+    return is_hosted(folder) or folder.driven

@@ -1,0 +1,66 @@
+"""An experiment as lists show it: where it stands, in which words it was submitted, and its summary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rubberband.states import ExperimentState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What a list shows of an experiment; all zero or None before it began."""
+
+    trials: int = 0
+    stages: int = 0
+    stage: int = 0
+    """The current (or last begun) stage."""
+    iterations: int = 0
+    """Done in all, over all trials."""
+    target_iterations: int = 0
+    """To be done in all, over all stages, by the scheduler."""
+    instances: int = 0
+    """Held now."""
+    started_at: float | None = None
+    ended_at: float | None = None
+    jct_s: float = 0.0
+    """From the start to the last SYNC; to now while it runs."""
+    cost_usd: float = 0.0
+    """The bill so far, profiling not included."""
+    planned_jct_s: float | None = None
+    planned_cost_usd: float | None = None
+    forecast_jct_s: float | None = None
+    forecast_cost_usd: float | None = None
+    deadline_s: float | None = None
+    """From the start."""
+    max_cost_usd: float | None = None
+    metric: str = ""
+    mode: Literal["max", "min"] = "max"
+    best_value: float | None = None
+    best_trial: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """An experiment that the service knows: one that was submitted, or that was run in its home by hand."""
+
+    name: str
+    state: ExperimentState
+    created_at: float
+    changed_at: float
+    owner: str = ""
+    """Name of the token that submitted it; empty if it was started by hand, or without tokens."""
+    words: Mapping[str, Any] = field(default_factory=dict)
+    """The experiment in the file's words, deadline made absolute; empty if it was started by hand."""
+    policy: str = "optimal"
+    plan: str | None = None
+    """Id of the plan that it was submitted with."""
+    request: str = ""
+    """Id of the request that submitted it, so that one that is sent again after a crash is known; empty without."""
+    reason: str = ""
+    """Why it is where it is, in one line: an error, or how it ended."""
+    attempt: int = 0
+    """How often a process was started for it."""
+    summary: Summary = Summary()
