@@ -21,7 +21,7 @@ from importlib.resources import files
 from rubberband.cloud.side_costs import SideFacts, side_costs
 from rubberband.cloud.start_limits import usual_firmware_s
 from rubberband.errors import InputError, ProfileMissingError
-from rubberband.spec.delays import Delay, delay_of
+from rubberband.spec.fields import Delay, delay_of
 from rubberband.spec.resources import Resources
 from rubberband.units import format_instant, nearest, shown
 from rubberband.values.chance import FIXED, Spread

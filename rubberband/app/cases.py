@@ -8,8 +8,8 @@ from dataclasses import replace
 from rubberband.cloud.catalogue import Table, offers
 from rubberband.errors import InputError
 from rubberband.planner.estimate import Case
-from rubberband.spec.delays import LognormalDelay, delay_of
 from rubberband.spec.experiment import Experiment
+from rubberband.spec.fields import LognormalDelay, delay_of
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.offer import Offer, gang_sizes
 from rubberband.values.plan import Market

@@ -14,8 +14,21 @@ from pydantic import BeforeValidator, Field, JsonValue, ValidationError, model_v
 
 from rubberband.atomic import write_atomically
 from rubberband.errors import InputError, ProfileMissingError
-from rubberband.spec.delays import Delay, LognormalDelay, SampledDelay, delay_of
-from rubberband.spec.fields import Amount, Count, Duration, Gpus, Spread, Tally, Words, fault, word_error
+from rubberband.spec.fields import (
+    Amount,
+    Count,
+    Delay,
+    Duration,
+    Gpus,
+    LognormalDelay,
+    SampledDelay,
+    Spread,
+    Tally,
+    Words,
+    delay_of,
+    fault,
+    word_error,
+)
 from rubberband.units import MAX_DURATION_S, shown
 from rubberband.values.adaptive import BatchLimits, BatchPoint, GoodputProfile, Throughput
 from rubberband.values.chance import FIXED, Law

@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
-from rubberband.spec.delays import Delay, delay_of
-from rubberband.spec.fields import Amount, Bytes, Count, Duration, Gpus, Usd, Words, fault
+from rubberband.spec.fields import Amount, Bytes, Count, Delay, Duration, Gpus, Usd, Words, delay_of, fault
 from rubberband.units import shown
 from rubberband.values.kinds import KINDS, Kind, ProviderName
 from rubberband.values.offer import Billing

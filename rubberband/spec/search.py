@@ -26,6 +26,8 @@ from rubberband.spec.space import (
     SamplerType,
     Uniform,
     check,
+    grid_size,
+    is_grid,
     parse,
     sample,
     to_words,
@@ -185,9 +187,16 @@ class Sha(Words):
 
     type: Literal["sha"]
     num_samples: Count
+    """Trials to start. The grid sampler needs none: every configuration of the grid is a trial."""
     grace_period: Count = 1
     max_t: Count
     reduction_factor: Annotated[int, Field(strict=True, ge=2, le=1_000_000)] = 3
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        found = super().__get_pydantic_json_schema__(schema, handler)
+        handler.resolve_ref_schema(found)["required"].remove("num_samples")
+        return found
 
     @model_validator(mode="after")
     def _has_stages(self) -> Sha:
@@ -244,6 +253,7 @@ class Sampler(Words):
     """How configurations are drawn from the space."""
 
     type: Literal["random", "grid"] = "random"
+    """By default `grid` where every domain of the space is a grid, and `random` elsewhere."""
     seed: Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)] = 0
 
 
@@ -258,6 +268,11 @@ class Search(Words):
     """The key of the reported metrics that ranks trials."""
     mode: Literal["min", "max"]
     """Whether a lower or a higher metric is better."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_grid(cls, data: Any) -> Any:
+        return _with_grid(data) if isinstance(data, Mapping) else data
 
     @model_validator(mode="after")
     def _can_sample(self) -> Search:
@@ -275,3 +290,19 @@ class Search(Words):
 
     def _sampler(self) -> SamplerType:
         return "grid" if self.sampler.type == "grid" else "random"
+
+
+def _with_grid(words: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """A search with what follows from the grid that its space is: the sampler, and how many trials sha starts."""
+    sampler, scheduler = words.get("sampler", {}), words.get("scheduler")
+    try:
+        space = {name: parse(value) for name, value in dict(words.get("space", {})).items()}
+    except (InputError, TypeError, ValueError):
+        return words  # the space's own validation says what is wrong
+    if isinstance(sampler, Mapping) and "type" not in sampler and is_grid(space):
+        sampler = {**sampler, "type": "grid"}
+        words = {**words, "sampler": sampler}
+    by_grid = isinstance(sampler, Mapping) and sampler.get("type") == "grid"
+    if by_grid and isinstance(scheduler, Mapping) and scheduler.get("type") == "sha":
+        words = {**words, "scheduler": {"num_samples": grid_size(space), **scheduler}}
+    return words

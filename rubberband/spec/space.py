@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from decimal import Decimal
@@ -429,6 +430,11 @@ def parse(value: object) -> Any:
     """
     if isinstance(value, tuple(DOMAINS.values())):
         return value
+    if isinstance(value, str) and (line := _domain_meant(value)):
+        raise InputError(
+            f"{shown(value)} is a text, not a domain; write {line}, or {{type: choice, values: [{shown(value)}]}} if "
+            "the text is meant"
+        )
     if not isinstance(value, Mapping):
         return plain(value)
     words = dict(value)
@@ -438,9 +444,66 @@ def parse(value: object) -> Any:
         raise InputError(
             f"type {shown(kind)} is not a kind of parameter; {nearest(str(kind), DOMAINS)}"
             if kind is not None
-            else f"{shown(value)} has no type; add one of {', '.join(DOMAINS)}"
+            else f"{shown(value)} has no type; {_type_meant(words)}"
         )
     return domain_type.from_words(words)
+
+
+_NUMBER = r"[-+]?(?:\d{1,20}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,3})?"
+_RANGE = re.compile(rf"({_NUMBER}) ?(\.\.\.?|\u2026|\u2013|~|-|to) ?({_NUMBER})", re.ASCII)
+_NUMBERS = re.compile(rf"{_NUMBER}(?: ?, ?{_NUMBER})+", re.ASCII)
+_CALL = re.compile(r"(?:\w{1,30}\.)?(\w{1,30})\((.{0,200})\)", re.ASCII)
+_MOST_TEXT = 200
+
+
+def _domain_meant(text: str) -> str:
+    """The line to write for a text that stands for a domain, such as `1e-4..1e-1`; "" for every other text."""
+    text = " ".join(text.split()) if len(text) <= _MOST_TEXT else ""
+    if match := _RANGE.fullmatch(text):
+        lower, sign, upper = match.groups()
+        if sign != "-" or not (lower + upper).isdigit():  # 10-20 may be a name
+            return _range_meant(lower, upper)
+    if _NUMBERS.fullmatch(text):
+        return f"{{type: choice, values: [{text}]}}"
+    if match := _CALL.fullmatch(text):
+        kind = "grid" if match[1] == "grid_search" else match[1]
+        return _call_meant(kind, match[2]) if kind in DOMAINS else ""
+    return ""
+
+
+def _range_meant(lower: str, upper: str) -> str:
+    lower, upper = sorted((lower, upper), key=float)
+    least, most = float(lower), float(upper)
+    if lower.isdigit() and upper.isdigit():
+        return f"{{type: randint, lower: {lower}, upper: {int(upper) + 1}}}"
+    kind = "loguniform" if least > 0 and most / least >= _LOG_FROM else "uniform"
+    return f"{{type: {kind}, lower: {lower}, upper: {upper}}}"
+
+
+_LOG_FROM = 100
+"""A range is taken for one on a log scale from this ratio of its ends on."""
+
+
+def _call_meant(kind: str, arguments: str) -> str:
+    names = [field.name for field in fields(DOMAINS[kind]) if field.name != "type"]
+    if names == ["values"]:
+        inner = arguments.strip().removeprefix("[").removesuffix("]")
+        return f"{{type: {kind}, values: [{inner}]}}"
+    given = [argument.strip() for argument in arguments.split(",") if argument.strip()]
+    words = [
+        each.replace("=", ": ", 1) if "=" in each else f"{name}: {each}"
+        for name, each in zip(names, given, strict=False)
+    ]
+    return "{" + ", ".join([f"type: {kind}", *words]) + "}"
+
+
+def _type_meant(words: Mapping[Any, Any]) -> str:
+    """What to write for a mapping without a type, such as `{loguniform: [1e-4, 1e-1]}`."""
+    kind, arguments = next(iter(words.items()), (None, None))
+    kind = "grid" if kind == "grid_search" else kind
+    if len(words) == 1 and kind in DOMAINS and isinstance(arguments, list):
+        return f"write {_call_meant(kind, ', '.join(map(str, arguments)))}"
+    return f"add one of {', '.join(DOMAINS)}, as in {{type: uniform, lower: 0, upper: 1}}"
 
 
 def sample(space: Mapping[str, Any], sampler: SamplerType, num_samples: int, seed: int) -> list[dict[str, Any]]:
@@ -476,13 +539,24 @@ def check(space: Mapping[str, Any], sampler: SamplerType, num_samples: int) -> N
             raise InputError(
                 f"space.{name} has no grid ({value.kind}); list its values as {{type: grid, values: [...]}}"
             )
-    size = math.prod(len(_grid_values(value)) for value in space.values())
+    size = grid_size(space)
     if size != num_samples:
         fate = f"{size - num_samples} would be dropped" if size > num_samples else "some would be trained twice"
         raise InputError(
-            f"the grid has {size} configurations and the scheduler starts {num_samples} trials: {fate}; set "
-            f"num_samples to {size} (or the trials of the first stage), or use the random sampler"
+            f"the grid has {size} configurations and the scheduler starts {num_samples} trials: {fate}; leave "
+            f"num_samples out, or set it (or the trials of the first stage) to {size}"
         )
+
+
+def grid_size(space: Mapping[str, Any]) -> int:
+    """The number of configurations of a grid: the product of the lengths of its choices and grids."""
+    return math.prod(len(_grid_values(value)) for value in space.values())
+
+
+def is_grid(space: Mapping[str, Any]) -> bool:
+    """Whether all that differs from trial to trial is a grid, so that the grid sampler alone can walk it."""
+    domains = [value for value in space.values() if isinstance(value, Domain)]
+    return bool(domains) and all(isinstance(value, Grid) for value in domains)
 
 
 def to_words(value: Any) -> Any:

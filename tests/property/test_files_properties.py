@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from rubberband.errors import InputError
 from rubberband.spec.experiment import Experiment
-from rubberband.spec.loading import dump_experiment, parse_experiment
+from rubberband.spec.loading import dump_experiment, parse_experiment, read_yaml
+from rubberband.spec.space import parse
 from tests.builders.budget import examples
 from tests.builders.experiment_strategies import (
     experiments,
@@ -33,6 +35,28 @@ def test_any_text_is_an_experiment_or_an_input_error(content: str | bytes) -> No
 @settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_slip_in_the_example_is_an_experiment_or_an_input_error(start: int, length: int, typed: str) -> None:
     assert is_an_experiment_or_told_in_one_line(EXAMPLE[:start] + typed + EXAMPLE[start + length :])
+
+
+NUMBERS = st.floats(-1e6, 1e6).map("{:g}".format) | st.integers(0, 10**6).map(str)
+
+
+@given(NUMBERS, st.sampled_from(["..", "...", " to ", " ~ ", ".. "]), NUMBERS)
+def test_a_range_is_refused_with_a_line_that_is_a_domain(one: str, sign: str, other: str) -> None:
+    assume(float(one) != float(other))
+    with pytest.raises(InputError) as caught:
+        parse(f"{one}{sign}{other}")
+    line = str(caught.value).partition("write ")[2].partition(", or {")[0]
+    domain = parse(read_yaml(line)[0])
+    assert {float(one), float(other)} <= {domain.lower, domain.upper, domain.upper - 1}
+
+
+@given(st.text("0123456789.,-+eE~ to…–()[]=loguniformchoice", max_size=30) | st.text())
+def test_any_text_is_a_constant_or_refused_with_what_to_write(text: str) -> None:
+    try:
+        message = parse(text) and ""
+    except InputError as error:
+        message = str(error)
+    assert not message or ("; write {type: " in message and "\n" not in message)
 
 
 @given(experiments)

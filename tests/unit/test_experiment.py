@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rubberband.errors import InputError, ProfileMissingError
-from rubberband.spec.delays import delay_of
 from rubberband.spec.experiment import Experiment
+from rubberband.spec.fields import delay_of
 from rubberband.spec.loading import load_profile, save_profile
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, Throughput
 from rubberband.values.chance import FIXED, Spread, measured
@@ -247,6 +247,36 @@ def test_a_sampler_that_is_not_there_is_refused_with_those_that_are() -> None:
     with pytest.raises(InputError, match=r"search.sampler.type: 'optuna' is not one of random, grid") as caught:
         Experiment(**words(search__sampler={"type": "optuna"}))
     assert "yet" not in str(caught.value)
+
+
+GRID = {"lr": {"type": "grid", "values": [0.1, 0.01, 0.001]}, "momentum": {"type": "grid", "values": [0, 0.9]}}
+
+
+@pytest.mark.parametrize("sampler", [{}, {"seed": 7}, {"type": "grid"}])
+def test_a_grid_gives_the_number_of_trials_and_its_sampler(sampler: dict[str, Any]) -> None:
+    scheduler = {"type": "sha", "max_t": 9}
+    document = words(search__space=GRID, search__sampler=sampler, search__scheduler=scheduler)
+    experiment = Experiment(**document)
+    assert experiment.stages()[0].trials == 6 == len(experiment.configurations())
+    assert Experiment(**experiment.to_words()) == experiment
+    assert scheduler == {"type": "sha", "max_t": 9}
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "why"),
+    [
+        ({"type": "sha", "num_samples": 4, "max_t": 9}, "the grid has 6 configurations and the scheduler starts 4 tri"),
+        ({"type": "stages", "stages": [{"trials": 8, "iterations": 1}]}, "the grid has 6 configurations and the sched"),
+    ],
+)
+def test_another_number_of_trials_than_the_grid_has_is_refused(scheduler: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        Experiment(**words(search__space=GRID, search__scheduler=scheduler))
+
+
+def test_without_a_grid_the_number_of_trials_is_required() -> None:
+    with pytest.raises(InputError, match=r"^search.scheduler.num_samples: is required; add it$"):
+        Experiment(**words(search__scheduler={"type": "sha", "max_t": 9}))
 
 
 def test_one_of_several_instance_types_is_that_type() -> None:

@@ -19,8 +19,7 @@ from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.session import Setup, local_devices
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
-from rubberband.spec.batch import Batch
-from rubberband.spec.experiment import Experiment
+from rubberband.spec.experiment import Batch, Experiment
 from rubberband.spec.profile_file import load_profile
 from rubberband.values.adaptive import BatchLimits, GoodputProfile, Throughput
 from rubberband.values.offer import Offer
