@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from starlette.concurrency import run_in_threadpool
 
 from rubberband.api.models import feed_event
-from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import FeedEvent
+from rubberband.api.store.protocol import FeedEvent, Store
 from rubberband.views.experiment import to_bytes
 
 PAGE = 200

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rubberband.api.store.records import FeedEvent
+from rubberband.api.store.protocol import FeedEvent
 from rubberband.spec.fields import Usd
 from rubberband.states import ExperimentState
 from rubberband.views.experiment import plain

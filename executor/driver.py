@@ -26,9 +26,8 @@ from rubberband.executor.core.events import (
 )
 from rubberband.executor.core.extending import decide
 from rubberband.executor.core.state import GONE, Phase
-from rubberband.executor.journal.inbox import NoRequests, Requests
+from rubberband.executor.journal.inbox import Desk, NoRequests, Requests
 from rubberband.executor.journal.journal import EventLog
-from rubberband.executor.requests import Desk
 
 Observer = Callable[[Event, Controller], None]
 """Is shown every event after the controller has taken it in."""

@@ -22,10 +22,9 @@ from rubberband.executor.core.state import Phase, State
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import is_hosted
-from rubberband.executor.journal.inbox import Inbox
+from rubberband.executor.journal.inbox import Inbox, asked_limits
 from rubberband.executor.journal.journal import Header
 from rubberband.executor.journal.reading import JournalReader
-from rubberband.executor.requests import asked_limits
 from rubberband.executor.result import Result
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Summary

@@ -33,7 +33,7 @@ from rubberband.views.charts import Figure
 from rubberband.views.learning_chart import CURVES_NOTE, learning_curves
 from rubberband.views.parallel_coordinates import PARALLEL_NOTE, parallel_coordinates
 from rubberband.views.report_html import CONTENT_POLICY, render_html, script_json
-from rubberband.views.spend_chart import SPEND_NOTE, spend
+from rubberband.views.spending import SPEND_NOTE, spend
 from rubberband.views.tables import Table, failures, incidents
 from rubberband.views.words import duration, printable, setting, usd
 

@@ -10,11 +10,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 from rubberband.executor.result import Result, TrialResult
-from rubberband.views.batch_words import change, mean_efficiency
 from rubberband.views.charts import CURVES
 from rubberband.views.spending import trial_costs_usd
 from rubberband.views.tables import ranked, status
-from rubberband.views.words import number, printable, setting, usd, usd_decimals
+from rubberband.views.words import change, mean_efficiency, number, printable, setting, usd, usd_decimals
 
 PAGE_SIZE = 25
 _MOST_COLUMNS = 10

@@ -1,24 +1,95 @@
-"""The frame of every page: its templates, who is signed in, and the policy by which the browser runs our scripts only.
+"""The frame of every page: its templates, its files, and who is signed in.
 
 Templates escape what they are given. Filters write figures as all views do: `duration`, `usd`, `number`, `instant`.
 """
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
-from fastapi import Request
+from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from rubberband.api.dashboard import assets
-from rubberband.api.problems import Problem
+from rubberband import views
+from rubberband.api.problems import NOT_FOUND, Problem
 from rubberband.api.security.authentication import STRANGER, principal_of
 from rubberband.executor.core.events import Event
 from rubberband.units import format_instant
+from rubberband.views.report_html import PLOTLY
 from rubberband.views.words import counted, duration, number, usd
+
+# The dashboard's scripts, styles and icon, and plotly's script: read once, told apart by their content.
+
+
+_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+_FOREVER = "public, max-age=31536000, immutable"
+_ASK_AGAIN = "no-cache"
+
+router = APIRouter(include_in_schema=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asset:
+    """A file as it is sent."""
+
+    body: bytes
+    zipped: bytes
+    media_type: str
+    version: str
+
+
+@cache
+def asset_names() -> frozenset[str]:
+    """What there is; nothing else is ever opened."""
+    here = resources.files(__package__).joinpath("static")
+    own = {file.name for file in here.iterdir() if Path(file.name).suffix in _TYPES}
+    return frozenset(own | {PLOTLY})
+
+
+@cache
+def asset(name: str) -> Asset:
+    """One of `asset_names()`."""
+    place = resources.files(views) if name == PLOTLY else resources.files(__package__).joinpath("static")
+    body = place.joinpath(name).read_bytes()
+    return Asset(
+        body=body,
+        zipped=gzip.compress(body, compresslevel=6, mtime=0),
+        media_type=_TYPES[Path(name).suffix],
+        version=hashlib.sha256(body).hexdigest()[:12],
+    )
+
+
+def asset_address(name: str) -> str:
+    """Where a page finds a file; another content has another address, so that it may be kept for ever."""
+    return f"/static/{name}?v={asset(name).version}"
+
+
+@router.get("/static/{name}")
+def static(request: Request, name: str, v: str = "") -> Response:
+    """A file of the dashboard. It needs no token: there is nothing of the user's in it."""
+    if name not in asset_names():
+        raise Problem(NOT_FOUND, "the dashboard has no such file")
+    found = asset(name)
+    headers = {
+        "Cache-Control": _FOREVER if v == found.version else _ASK_AGAIN,
+        "ETag": f'"{found.version}"',
+        "Vary": "Accept-Encoding",
+    }
+    if found.version in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return Response(found.zipped, headers=headers | {"Content-Encoding": "gzip"}, media_type=found.media_type)
+    return Response(found.body, headers=headers, media_type=found.media_type)
+
 
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -74,7 +145,7 @@ def _environment() -> Environment:
     templates.filters |= {"duration": duration, "usd": usd, "number": number, "counted": counted}
     templates.filters |= {"instant": instant, "sentence": sentence}
     kinds = " ".join(["state", *sorted({kind.__name__ for kind in Event.__subclasses__()})])
-    templates.globals |= {"asset": assets.address, "ago": ago, "kinds": kinds}
+    templates.globals |= {"asset": asset_address, "ago": ago, "kinds": kinds}
     return templates
 
 

@@ -15,8 +15,9 @@ from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 
-from rubberband.api.dashboard import assets, experiment
+from rubberband.api.dashboard import experiment
 from rubberband.api.dashboard.frame import render
+from rubberband.api.dashboard.frame import router as assets_router
 from rubberband.api.dashboard.listing import CHOICES, counted_choices, row
 from rubberband.api.experiments.body import read_experiment, require_allowed
 from rubberband.api.names import NAME_PATTERN
@@ -24,7 +25,7 @@ from rubberband.api.problems import Problem
 from rubberband.api.security.authentication import STRANGER, Reader, principal_of
 from rubberband.api.security.checks import safe_next
 from rubberband.api.service import Service, Serving
-from rubberband.api.store.records import Principal
+from rubberband.api.store.protocol import Principal
 from rubberband.errors import InputError
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import Dumper
@@ -135,7 +136,7 @@ def _free(service: Service, name: str) -> str:
 
 
 router = APIRouter(include_in_schema=False)
-router.include_router(assets.router)
+router.include_router(assets_router)
 router.include_router(experiment.router)
 
 Show = Annotated[str, Query(max_length=20)]

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import Entry
+from rubberband.api.store.protocol import Entry, Store
 from rubberband.errors import DamagedJournalError, JournalError, RubberbandError
 from rubberband.executor.core.events import Event
 from rubberband.executor.journal.folder import ExperimentFolder

@@ -17,8 +17,7 @@ from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion, r
 from rubberband.api.plans.pool import HardError, Planner, Pool
 from rubberband.api.problems import INTERNAL, PROVIDER, TOO_LONG, UNAVAILABLE, Problem
 from rubberband.api.settings import MIB, Settings
-from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import StoredPlan
+from rubberband.api.store.protocol import Store, StoredPlan
 from rubberband.errors import RubberbandError
 from rubberband.spec.experiment import Experiment
 from rubberband.values.plan import Policy

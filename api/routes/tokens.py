@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from rubberband.api.openapi import refusals
 from rubberband.api.problems import NOT_FOUND, Problem
 from rubberband.api.security.authentication import Admin, doorkeeper_of
-from rubberband.api.store.records import Scope, TokenRecord
+from rubberband.api.store.protocol import Scope, TokenRecord
 from rubberband.units import parse_duration, shown
 
 router = APIRouter(prefix="/v1/tokens", tags=["tokens"])

@@ -21,7 +21,7 @@ from fastapi.responses import RedirectResponse, Response
 from rubberband.api.problems import FORBIDDEN, UNAUTHENTICATED, Problem
 from rubberband.api.security.checks import Buckets, address_key, safe_next
 from rubberband.api.security.tokens import Bearer, Cookie, Credential, Tokens
-from rubberband.api.store.records import NOBODY, Principal, Scope
+from rubberband.api.store.protocol import NOBODY, Principal, Scope
 from rubberband.errors import JournalError
 
 # Which scope a route needs: a dependency that routes declare, and that OpenAPI shows.

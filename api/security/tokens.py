@@ -18,8 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rubberband.api.settings import KEEPING
-from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import Principal, Scope, TokenRecord
+from rubberband.api.store.protocol import Principal, Scope, Store, TokenRecord
 
 REMEMBERED_S = 5.0
 """So long another process's revocation may go unnoticed."""

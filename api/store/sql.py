@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sql
 
 from rubberband.api.settings import KEEPING, Keeping
-from rubberband.api.store.records import Entry, FeedEvent, KeptAnswer, Page, StoredPlan, TakenIn, TokenRecord
+from rubberband.api.store.protocol import Entry, FeedEvent, KeptAnswer, Page, StoredPlan, TakenIn, TokenRecord
 from rubberband.api.store.schema import (
     FEED,
     KEYS,

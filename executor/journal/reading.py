@@ -14,9 +14,8 @@ from rubberband.errors import DamagedJournalError, JournalError
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.inbox import Inbox
+from rubberband.executor.journal.inbox import Inbox, asked_limits
 from rubberband.executor.journal.journal import Header, Journal, decode_event, decode_job
-from rubberband.executor.requests import asked_limits
 from rubberband.executor.result import Result, summarise
 from rubberband.executor.salvage import explaining
 

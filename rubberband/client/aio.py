@@ -20,16 +20,25 @@ import httpx
 from httpx_sse import SSEError, aconnect_sse
 
 from rubberband.client import calls
-from rubberband.client.calls import Call, Submittable
-from rubberband.client.problems import raise_for, unreachable
-from rubberband.client.sending import RECONNECT_S, STREAM_TIMEOUT, Address, Place, reopened_in_s, wait_s
-from rubberband.client.words import (
+from rubberband.client.calls import (
+    Call,
     EventView,
     ExperimentDetail,
     ExperimentView,
     ExtensionView,
     LogLine,
     LogPage,
+    Submittable,
+)
+from rubberband.client.sending import (
+    RECONNECT_S,
+    STREAM_TIMEOUT,
+    Address,
+    Place,
+    raise_for,
+    reopened_in_s,
+    unreachable,
+    wait_s,
 )
 from rubberband.errors import ServiceError
 from rubberband.states import ACTIVE, State

@@ -15,8 +15,8 @@ import typer
 from rubberband.commands.common import ServerOption, client_of
 
 if TYPE_CHECKING:
+    from rubberband.client.calls import ExperimentView
     from rubberband.client.client import Client
-    from rubberband.client.words import ExperimentView
     from rubberband.executor.journal.folder import ExperimentFolder
     from rubberband.executor.result import Result
 

@@ -18,7 +18,7 @@ from rubberband.units import shown
 
 if TYPE_CHECKING:
     from rubberband.api.security.tokens import Tokens
-    from rubberband.api.store.records import TokenRecord
+    from rubberband.api.store.protocol import TokenRecord
 
 token = typer.Typer(
     name="token",

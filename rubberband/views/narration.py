@@ -35,8 +35,8 @@ from rubberband.executor.core.state import (
 from rubberband.executor.core.trials import best_trial
 from rubberband.units import format_usd
 from rubberband.values.offer import slots
-from rubberband.views.batch_words import change
 from rubberband.views.words import (
+    change,
     counted,
     decided,
     duration,

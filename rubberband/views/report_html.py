@@ -13,14 +13,13 @@ from typing import Any
 
 from rubberband.executor.result import Result
 from rubberband.views.allocation_chart import ALLOCATION_NOTE, allocation
-from rubberband.views.batch_charts import BATCHES_NOTE, batches_over_time
-from rubberband.views.batch_gpus_chart import batches_by_gpus
-from rubberband.views.batch_tables import batch_sizes
+from rubberband.views.batch_charts import BATCHES_NOTE, batches_by_gpus, batches_over_time
 from rubberband.views.learning_chart import CURVES_NOTE, learning_curves
 from rubberband.views.parallel_coordinates import PARALLEL_NOTE, parallel_coordinates
-from rubberband.views.spend_chart import SPEND_NOTE, spend
+from rubberband.views.spending import SPEND_NOTE, spend
 from rubberband.views.tables import (
     Table,
+    batch_sizes,
     bill,
     comparison,
     decisions,

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 
 from rubberband.executor.result import Result
-from rubberband.views.batch_tables import batch_sizes
 from rubberband.views.tables import (
     Row,
     Table,
+    batch_sizes,
     bill,
     comparison,
     decisions,

@@ -10,18 +10,26 @@ from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.result import InstanceResult, Result, StageResult, TrialResult
 from rubberband.units import format_bytes, format_duration
 from rubberband.values.offer import BillLine
-from rubberband.views.batch_words import batch_line
 from rubberband.views.words import (
+    amount,
+    batch_line,
+    change,
     configuration,
     counted,
     difference,
     duration,
     extended,
+    first_and_last,
+    gain,
+    goodput,
     listed,
+    mean_efficiency,
+    noise_scales,
     number,
     printable,
     rounded,
     stood_still,
+    throughput,
     time_unit_s,
     usd,
     usd_decimals,
@@ -427,3 +435,40 @@ def status(result: Result, trial: TrialResult) -> str:
 def _metric(result: Result, trial: TrialResult) -> str:
     value = trial.metrics.get(result.metric)
     return "-" if value is None else number(value)
+
+
+# The table of adaptive batch sizes. Pure.
+
+
+def batch_sizes(result: Result, most: int | None) -> Table:
+    """One row a trial, best first; those beyond `most` are counted. No rows where the batch is fixed."""
+    order = [trial for trial in ranked(result) if trial.batches]
+    shown = order[:most]
+    left = len(order) - len(shown)
+    more = (f"{counted(left, 'more trial')} not shown.",) if left else ()
+    return Table(
+        title="Batch sizes, best trial first",
+        header=("trial", "GPUs", "batch size", "noise scale", "efficiency", "samples/s", "gain", "goodput"),
+        rows=tuple(_row(trial) for trial in shown),
+        notes=(
+            "From the first stretch of training to the last. Efficiency: the part of all its samples that counted.",
+            "Samples/s: at the last batch size. Gain: against at the first; goodput: likewise, of what samples count.",
+            *more,
+        ),
+    )
+
+
+def _row(trial: TrialResult) -> Row:
+    stretches = trial.batches
+    first, last = stretches[0], stretches[-1]
+    noise, speeds = noise_scales(stretches), first_and_last(stretches, throughput)
+    return (
+        str(trial.trial),
+        change(first.gpus, last.gpus),
+        change(first.batch_size, last.batch_size),
+        change(noise[0], noise[-1]) if noise else "-",
+        f"{100 * mean_efficiency(stretches):.0f} %",
+        amount(speeds[1]) if speeds else "-",
+        gain(speeds),
+        gain(first_and_last(stretches, goodput)),
+    )

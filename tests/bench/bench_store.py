@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
-from rubberband.api.store.records import Entry, StoredPlan, TakenIn, TokenRecord
+from rubberband.api.store.protocol import Entry, StoredPlan, TakenIn, TokenRecord
 from rubberband.api.store.sql import SqlStore
 from rubberband.executor import session
 from rubberband.executor.core.events import TrialReported

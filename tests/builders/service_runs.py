@@ -16,7 +16,7 @@ from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion, a
 from rubberband.api.experiments.service import Runs
 from rubberband.api.problems import problem_of
 from rubberband.api.settings import Limits, Settings
-from rubberband.api.store.records import FeedEvent
+from rubberband.api.store.protocol import FeedEvent
 from rubberband.api.store.sql import SqlStore, open_store
 from rubberband.app.run import run_experiment
 from rubberband.errors import InputError

@@ -10,8 +10,7 @@ from rubberband.executor.core.state import Job
 from rubberband.executor.driver import Observer, drive
 from rubberband.executor.journal.journal import Journal
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
-from rubberband.views.live import open_view
-from rubberband.views.progress import Progress, observe
+from rubberband.views.live import Progress, observe, open_view
 from tests.builders.results import a_job
 
 

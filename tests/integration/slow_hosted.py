@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.app.hosted import main
-from rubberband.executor import requests as desk
 from rubberband.executor import session
 from rubberband.executor.checkpoints import reopen_store
 from rubberband.executor.core.events import ReleaseInstance, StopTrial
+from rubberband.executor.journal import inbox as desk
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.reading import JournalReader
 from rubberband.executor.result import Result

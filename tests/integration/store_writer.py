@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from rubberband.api.store.records import Entry
+from rubberband.api.store.protocol import Entry
 from rubberband.api.store.schema import FEED
 from rubberband.api.store.sql import SqlStore
 

@@ -21,7 +21,7 @@ from rubberband.api.app import create_app
 from rubberband.api.security.authentication import COOKIE
 from rubberband.api.security.tokens import Bearer, Tokens
 from rubberband.api.settings import Limits, Settings
-from rubberband.api.store.records import SCOPES, Scope
+from rubberband.api.store.protocol import SCOPES, Scope
 from rubberband.api.store.sql import open_store
 from tests.integration.asgi import Began, ask
 

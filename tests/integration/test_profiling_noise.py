@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from rubberband.app.measure import noise_lines, point_line, start_lines
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor.profiling import Limits, Measured, measure
 from rubberband.executor.profiling_points import Component
@@ -18,7 +19,6 @@ from rubberband.executor.virtual.noise import Noise
 from rubberband.values.chance import FIXED, Spread
 from rubberband.values.offer import Offer
 from rubberband.values.profile import Profile
-from rubberband.views.measured_words import noise_lines, point_line, start_lines
 
 TRUE = Profile(
     seconds_per_iteration={1: 40.0, 2: 25.0, 4: 15.0},

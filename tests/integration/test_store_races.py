@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy as sql
 
 from rubberband.api.settings import Settings
-from rubberband.api.store.records import Entry
+from rubberband.api.store.protocol import Entry
 from rubberband.api.store.schema import NUMBERS
 from rubberband.api.store.sql import SqlStore, open_store
 from rubberband.errors import InputError, JournalError

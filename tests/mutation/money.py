@@ -389,7 +389,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="request-dropped-before-the-journal",
         harm="a request to cancel is lost if the driver dies at that moment",
-        file="executor/requests.py",
+        file="executor/journal/inbox.py",
         old="self._taken += [request.id for request in pending]",
         new="[self._requests.discard(request.id) for request in pending]",
         tests=("tests/unit/test_desk.py",),

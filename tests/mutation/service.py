@@ -19,7 +19,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="requests-of-all-tokens-are-one",
         harm="a request that another token made counts as made by this one: nothing is started",
-        file="api/idempotency.py",
+        file="api/routes/experiments.py",
         old='f"{self.owner}\\n{self.digest}\\n{self.key}"',
         new='f"{self.digest}\\n{self.key}"',
         tests=("tests/unit/test_api_idempotency.py::test_the_key_of_one_token_is_nothing_to_another",),
@@ -217,7 +217,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="failed-request-keeps-its-key",
         harm="a request that was refused cannot be sent again with its key",
-        file="api/idempotency.py",
+        file="api/routes/experiments.py",
         old="if answer.status_code >= 400:",
         new="if answer.status_code >= 600:",
         tests=("tests/unit/test_api_idempotency.py",),

@@ -20,7 +20,7 @@ from rubberband.api.security import tokens as tokens_module
 from rubberband.api.security.authentication import Doorkeeper
 from rubberband.api.security.tokens import Bearer, Cookie, Tokens
 from rubberband.api.service import Service
-from rubberband.api.store.records import Entry, Principal
+from rubberband.api.store.protocol import Entry, Principal
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 from tests.builders.fake_runs import FakeService, fake_service

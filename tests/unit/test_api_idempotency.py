@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from rubberband.api.idempotency import REPLAYED
+from rubberband.api.routes.experiments import REPLAYED
 from rubberband.api.security.tokens import Tokens
-from rubberband.api.store.records import TokenRecord
+from rubberband.api.store.protocol import TokenRecord
 from rubberband.api.store.schema import KEYS
 from rubberband.api.store.sql import SqlStore
 from tests.builders.fake_runs import FakeService, fake_service, words

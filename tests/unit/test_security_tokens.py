@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rubberband.api.security.tokens import REMEMBERED_S, Bearer, Cookie, Credential, Tokens
-from rubberband.api.store.records import Principal
+from rubberband.api.store.protocol import Principal
 from rubberband.api.store.sql import SqlStore, open_store
 
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from rubberband.api.experiments import watcher as watching
-from rubberband.api.experiments.discovery import Stamp, stamp_of
+from rubberband.api.experiments.watcher import Stamp, stamp_of
 from rubberband.api.problems import Problem
 from rubberband.api.settings import Limits, Settings
 from rubberband.executor.journal.folder import ExperimentFolder

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rubberband.api.settings import Keeping
-from rubberband.api.store.protocol import Store
-from rubberband.api.store.records import Entry, KeptAnswer, Page, StoredPlan, TokenRecord
+from rubberband.api.store.protocol import Entry, KeptAnswer, Page, Store, StoredPlan, TokenRecord
 from rubberband.api.store.schema import METADATA, NUMBERS
 from rubberband.api.store.sql import SqlStore
 from rubberband.errors import InputError, JournalError

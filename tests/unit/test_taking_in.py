@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.api.experiments.discovery import Newcomers, taken_in
 from rubberband.api.experiments.following import Follower
+from rubberband.api.experiments.watcher import Newcomers, taken_in
 from rubberband.api.store.sql import SqlStore, open_store
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.reading import read_at_once

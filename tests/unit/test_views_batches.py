@@ -18,15 +18,12 @@ from rubberband.executor.result import Result
 from rubberband.executor.virtual.backend import Faults
 from rubberband.values.adaptive import BatchLimits, BatchPoint
 from rubberband.views import report_html
-from rubberband.views.batch_charts import batches_over_time
-from rubberband.views.batch_gpus_chart import batches_by_gpus
-from rubberband.views.batch_tables import batch_sizes
+from rubberband.views.batch_charts import batches_by_gpus, batches_over_time
 from rubberband.views.charts import MANY_POINTS
-from rubberband.views.live import open_view, summary
-from rubberband.views.progress import observe
+from rubberband.views.live import observe, open_view, summary
 from rubberband.views.report_html import render_html, script_json
 from rubberband.views.report_text import MOST_TRIALS, render
-from rubberband.views.tables import headlines
+from rubberband.views.tables import batch_sizes, headlines
 from tests.builders.adaptive_runs import MODEL, adaptive_backend, adaptive_result, an_adaptive_job
 from tests.builders.results import EVERY_RESULT, a_result
 

@@ -15,8 +15,7 @@ from rubberband.executor.result import Result
 from rubberband.views.allocation_chart import allocation
 from rubberband.views.learning_chart import MOST_POINTS, learning_curves
 from rubberband.views.parallel_coordinates import MOST_TRIALS, parallel_coordinates
-from rubberband.views.spend_chart import spend
-from rubberband.views.spending import shares, spending, trial_costs_usd, trial_growth
+from rubberband.views.spending import shares, spend, spending, trial_costs_usd, trial_growth
 from tests.builders.results import EVERY_RESULT, FAULTS, a_job, a_result, cut_short
 from tests.builders.virtual_runs import run_virtual
 

@@ -17,9 +17,8 @@ from rubberband.executor.driver import drive
 from rubberband.executor.journal.journal import Journal
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.views import live
-from rubberband.views.live import TerminalView, open_view, stage_table, summary
+from rubberband.views.live import Progress, TerminalView, observe, open_view, stage_table, summary
 from rubberband.views.narration import Narrator
-from rubberband.views.progress import Progress, observe
 from tests.builders.results import FAULTS, a_job
 from tests.builders.watching import pictures, told, watch
 
