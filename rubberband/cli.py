@@ -80,7 +80,6 @@ app = typer.Typer(
     cls=Commands,
     help="Hyperparameter tuning in the cloud, by a deadline and within a budget.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rubberband.commands.common import experiment_names
 from rubberband.commands.estimate import Overrides
 from rubberband.distribution import install_hint
 from rubberband.errors import InputError, RubberbandError
@@ -203,7 +204,10 @@ def _images(session: Session, owner: str) -> list[str]:
 
 def sweep(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Only this experiment.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="Only this experiment.", show_default=False, autocompletion=experiment_names
+        ),
     ] = None,
 ) -> None:
     """End what dead drivers left running, here and on EC2.

@@ -72,6 +72,21 @@ def _print_rich(
     Console().print(table)
 
 
+def experiment_names(incomplete: str) -> list[str]:
+    """The names of this machine's experiments that begin so, for a shell to complete."""
+    from rubberband.home import default_home
+
+    journals = (default_home() / "experiments").glob("*/journal.db")
+    return sorted(journal.parent.name for journal in journals if journal.parent.name.startswith(incomplete))
+
+
+Name = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="The experiment's name.", show_default=False, autocompletion=experiment_names),
+]
+"""Of an experiment, here or at a service."""
+
+
 # Where a command is carried out: on this machine's experiments, or by a service.
 
 

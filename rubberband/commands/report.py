@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rubberband.commands.common import ServerOption, client_of
+from rubberband.commands.common import Name, ServerOption, client_of
 
 if TYPE_CHECKING:
     from rubberband.client.calls import ExperimentView
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from rubberband.executor.result import Result
 
 _MOST_OF_BEST = 100
-
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The experiment's name.", show_default=False)]
 
 
 class Output(StrEnum):

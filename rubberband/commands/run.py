@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rubberband.commands.common import ServerOption, ServiceOption, client_of, open_client
+from rubberband.commands.common import Name, ServerOption, ServiceOption, client_of, open_client
 from rubberband.commands.estimate import FileArgument, Overrides, Policy, PolicyOption
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def run(
 
 
 def resume(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The experiment's name.", show_default=False)],
+    name: Name,
     server: ServerOption = None,
 ) -> None:
     """Go on with an experiment that was cut off.

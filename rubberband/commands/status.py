@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rubberband.commands.common import ServerOption, client_of
-from rubberband.commands.report import Name, Output
+from rubberband.commands.common import Name, ServerOption, client_of
+from rubberband.commands.report import Output
 
 if TYPE_CHECKING:
     from rubberband.client.client import Client
