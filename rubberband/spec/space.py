@@ -532,7 +532,10 @@ def check(space: Mapping[str, Any], sampler: SamplerType, num_samples: int) -> N
     if sampler == "random":
         for name, value in space.items():
             if isinstance(value, Grid):
-                raise InputError(f"space.{name} is a grid, which the random sampler does not walk; make it a choice")
+                raise InputError(
+                    f"space.{name} is a grid, which the random sampler does not walk; write "
+                    "sampler: {type: grid}, or make it a choice"
+                )
         return
     for name, value in space.items():
         if isinstance(value, Domain) and not isinstance(value, Choice | Grid):

@@ -218,7 +218,7 @@ def test_extend_only_looks_unless_it_is_told_to_do_it(service: FakeService) -> N
     service.add("test")
     looked = service.client.post("/v1/experiments/test/extend", json={"deadline": "40m"})
     assert (looked.status_code, looked.json()["applied"], service.runs.extended) == (200, False, [])
-    done = service.client.post("/v1/experiments/test/extend", json={"max_cost": 5, "dry_run": False}).json()
+    done = service.client.post("/v1/experiments/test/extend", json={"max_cost": "$5", "dry_run": False}).json()
     assert done["applied"] is True
     assert done["after"]["max_cost_usd"] == 5.0
     assert (done["added_s"], done["added_usd"], done["stage"]) == (0.0, 0.0, 1)

@@ -82,7 +82,7 @@ def test_the_grid_is_the_cross_product_last_fastest() -> None:
         ({"a": rubberband.choice([1, 2, 3])}, "grid", 2, "starts 2 trials: 1 would be dropped; leave num_samples out"),
         ({"a": rubberband.choice([1, 2, 3])}, "grid", 5, r"trained twice; leave num_samples out, or set it .* to 3"),
         ({"a": rubberband.uniform(0, 1)}, "grid", 2, r"space.a has no grid \(uniform\)"),
-        ({"a": rubberband.grid_search([1])}, "random", 2, "make it a choice"),
+        ({"a": rubberband.grid_search([1])}, "random", 2, "write sampler: {type: grid}, or make it a choice"),
     ],
 )
 def test_what_a_sampler_cannot_draw(parameters: dict[str, Any], sampler: Any, num_samples: int, why: str) -> None:
