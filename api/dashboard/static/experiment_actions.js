@@ -114,7 +114,7 @@ async function busy(button, work) {
   }
 }
 
-// A problem stands after the field that it begins with (as `max_cost: …`) or the only one that is filled in, or else
+// A problem stands after the field that it begins with (as `max_cost: …` or `'max_cost': …`) or the only one that is filled in, or else
 // above the buttons.
 function complain(element, problem) {
   const line = element.querySelector("[data-problem]");
@@ -123,7 +123,7 @@ function complain(element, problem) {
   if (!problem) return;
   line.textContent = problem.detail ?? problem.title;
   line.setAttribute("role", "alert");
-  const name = /^(?:constraints\.)?(\w+)[:=]/.exec(line.textContent)?.[1];
+  const name = /^'?(?:constraints\.)?(\w+)'?[:=]/.exec(line.textContent)?.[1];
   const inputs = [...element.querySelectorAll("input")];
   const given = inputs.filter((input) => input.value.trim());
   const field = inputs.find((input) => input.name === name) ?? (given.length === 1 ? given[0] : null);
