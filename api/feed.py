@@ -32,7 +32,7 @@ _CATCHING_UP = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class FeedLine:
     """An event as streams send it."""
 
     id: int
@@ -129,7 +129,7 @@ class Tail:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._lines: list[Line] = []
+        self._lines: list[FeedLine] = []
         self._floor = self._last = -1
         """All events past the one, up to the other, are in `_lines`."""
         self._seen, self._read_at = -1, 0.0
@@ -167,7 +167,7 @@ class Tail:
     def _is_fresh(self, wakes: int) -> bool:
         return wakes <= self._seen and asyncio.get_running_loop().time() - self._read_at < FRESH_S
 
-    def _keep(self, found: Sequence[Line]) -> None:
+    def _keep(self, found: Sequence[FeedLine]) -> None:
         if not found:
             return
         self._lines += found
@@ -177,17 +177,17 @@ class Tail:
             self._floor = self._lines[gone - 1].id
             del self._lines[:gone]
 
-    def _read(self, after: int, experiment: str | None, limit: int) -> list[Line]:
+    def _read(self, after: int, experiment: str | None, limit: int) -> list[FeedLine]:
         return [line_of(event) for event in self._store.feed(after=after, experiment=experiment, limit=limit)]
 
 
-def line_of(event: FeedEvent) -> Line:
+def line_of(event: FeedEvent) -> FeedLine:
     """An event as a stream tells it."""
     text = b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), to_bytes(feed_event(event)))
-    return Line(event.id, event.experiment, text)
+    return FeedLine(event.id, event.experiment, text)
 
 
-def _page(lines: Sequence[Line], upto: int) -> Told:
+def _page(lines: Sequence[FeedLine], upto: int) -> Told:
     """As many of them as are sent at a time; all of them tell what is up to `upto`."""
     size, texts = 0, list[bytes]()
     for line in lines[:PAGE]:
@@ -198,5 +198,5 @@ def _page(lines: Sequence[Line], upto: int) -> Told:
     return Told(b"".join(texts), upto if len(texts) == len(lines) else lines[len(texts) - 1].id)
 
 
-def _id(line: Line) -> int:
+def _id(line: FeedLine) -> int:
     return line.id

@@ -13,7 +13,7 @@ HOUR_S, DAY_S = 3600.0, 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ServiceLimits:
     """How much one caller, or all of them, may ask of the service."""
 
     body_bytes: int = 1 * MIB
@@ -82,7 +82,7 @@ class Settings:
     """Processes that plan, and as many again where what they plan takes long."""
     auto_resume: bool = False
     """Whether submissions go on by themselves whose process is gone without a word."""
-    limits: Limits = Limits()
+    limits: ServiceLimits = ServiceLimits()
     keeping: Keeping = KEEPING
 
     @property

@@ -22,8 +22,8 @@ from rubberband.errors import ProviderError, RubberbandError
 from rubberband.spec.resources import Resources
 
 if TYPE_CHECKING:
-    from rubberband.cloud.aws.calls import Session
-    from rubberband.cloud.aws.pricing import Answer
+    from rubberband.cloud.aws.calls import AwsSession
+    from rubberband.cloud.aws.pricing import PricesTold
 
 # What AWS told of instance types, kept in a file for each region, with the time of every price. No network.
 
@@ -121,7 +121,7 @@ def live_table(
     resources: Resources,
     home: Path,
     *,
-    session: Session | None = None,
+    session: AwsSession | None = None,
     refresh: bool = False,
     clock: Clock = time.time,
     environment: Mapping[str, str] = os.environ,
@@ -146,7 +146,7 @@ def prices_of(
     region: str,
     home: Path,
     *,
-    session: Session | None = None,
+    session: AwsSession | None = None,
     refresh: bool = False,
     clock: Clock = time.time,
 ) -> LiveTable:
@@ -197,8 +197,8 @@ def _recent(told_at: float | None, now: float, good_s: float) -> bool:
 
 
 def _asked(
-    region: str, types: Sequence[str] | None, parts: frozenset[Part], session: Session | None, clock: Clock
-) -> tuple[Answer | None, tuple[str, ...]]:
+    region: str, types: Sequence[str] | None, parts: frozenset[Part], session: AwsSession | None, clock: Clock
+) -> tuple[PricesTold | None, tuple[str, ...]]:
     """What AWS tells, and why it does not tell all."""
     from rubberband.cloud.aws.calls import open_aws
 
@@ -212,7 +212,7 @@ def _asked(
     return answer, answer.problems
 
 
-def _with(book: Book, answer: Answer, *, everything: bool) -> Book:
+def _with(book: Book, answer: PricesTold, *, everything: bool) -> Book:
     quotes = dict(book.quotes)
     for name, quote in answer.quotes.items():
         if quote != Quote():

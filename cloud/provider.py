@@ -21,7 +21,7 @@ InstanceState = Literal["pending", "running", "terminated"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceStatus:
+class InstanceDescription:
     """What the provider shows of one instance."""
 
     instance: str
@@ -61,11 +61,11 @@ class Provider(Protocol):
         """
         ...
 
-    def describe(self) -> Sequence[InstanceStatus]:
+    def describe(self) -> Sequence[InstanceDescription]:
         """All instances of this experiment that live, or have ended, in the order of their launch."""
         ...
 
-    def release(self, instance: str) -> InstanceStatus:
+    def release(self, instance: str) -> InstanceDescription:
         """End the instance and return its final status; idempotent. It is billed no longer once this returns.
 
         Raises ProviderError if no such instance was ever launched.

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rubberband.cloud.provider import InstanceState, InstanceStatus
+from rubberband.cloud.provider import InstanceDescription, InstanceState
 from rubberband.errors import NoCapacityError, ProviderError
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer
 from rubberband.values.plan import Market
@@ -178,11 +178,11 @@ class VirtualProvider:
             return (fate.price_usd_per_hour + side_usd_per_hour) / SECONDS_PER_HOUR
         return 0.0 if self._offer is None else self._offer.market_price_usd_per_s(market)
 
-    def describe(self) -> Sequence[InstanceStatus]:
+    def describe(self) -> Sequence[InstanceDescription]:
         """Every instance as of the clock's now."""
         return [self.status(instance) for instance in self._machines]
 
-    def status(self, instance: str) -> InstanceStatus:
+    def status(self, instance: str) -> InstanceDescription:
         """One instance as of the clock's now. Raises ProviderError if it was never launched."""
         machine, now = self._settled(instance), self._clock.now()
         fate = machine.fate
@@ -190,7 +190,7 @@ class VirtualProvider:
         ended = machine.ended_at <= now
         state: InstanceState = "terminated" if ended else "pending" if running_at is None else "running"
         notice_at = math.inf if fate.notice_s is None else max(machine.runs_at, machine.taken_at - fate.notice_s)
-        return InstanceStatus(
+        return InstanceDescription(
             instance=instance,
             experiment=self._experiment,
             state=state,
@@ -246,15 +246,15 @@ class VirtualProvider:
         """When the instance begins, or began, to run; infinite: never."""
         return self._settled(instance).runs_at
 
-    def release(self, instance: str) -> InstanceStatus:
+    def release(self, instance: str) -> InstanceDescription:
         """End the instance now."""
         return self._end(instance, "")
 
-    def lose(self, instance: str, reason: str = "lost") -> InstanceStatus:
+    def lose(self, instance: str, reason: str = "lost") -> InstanceDescription:
         """A fault: the machine dies now."""
         return self._end(instance, reason)
 
-    def _end(self, instance: str, reason: str) -> InstanceStatus:
+    def _end(self, instance: str, reason: str) -> InstanceDescription:
         self._stop(instance, reason)
         return self.status(instance)
 

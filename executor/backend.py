@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from rubberband.cloud.provider import InstanceStatus
+from rubberband.cloud.provider import InstanceDescription
 from rubberband.executor.core.events import (
     Command,
     DriverResumed,
@@ -59,7 +59,7 @@ class Backend(Protocol):
 # What a provider shows of an instance, as the events that the controller hears. Pure.
 
 
-def running(status: InstanceStatus, running_at: float, at: float) -> InstanceRunning:
+def running(status: InstanceDescription, running_at: float, at: float) -> InstanceRunning:
     """That the instance runs since `running_at`, as of `at`."""
     return InstanceRunning(
         occurred_at=at,
@@ -72,7 +72,7 @@ def running(status: InstanceStatus, running_at: float, at: float) -> InstanceRun
     )
 
 
-def living(status: InstanceStatus) -> LiveInstance:
+def living(status: InstanceDescription) -> LiveInstance:
     """What a new driver finds that lives."""
     return LiveInstance(
         instance=status.instance,
@@ -82,7 +82,7 @@ def living(status: InstanceStatus) -> LiveInstance:
     )
 
 
-def ended(status: InstanceStatus) -> EndedInstance:
+def ended(status: InstanceDescription) -> EndedInstance:
     """What a new driver finds that ran, and has ended."""
     assert status.running_at is not None, "what never ran has not ended"
     assert status.ended_at is not None, "what lives has not ended"
@@ -96,7 +96,7 @@ def ended(status: InstanceStatus) -> EndedInstance:
     )
 
 
-def released(instance: str, status: InstanceStatus | None, at: float) -> InstanceReleased:
+def released(instance: str, status: InstanceDescription | None, at: float) -> InstanceReleased:
     """That the provider took the instance back, as of `at`; it knows of none where there is no status."""
     if status is None:
         return InstanceReleased(occurred_at=at, instance=instance, ended_at=at)

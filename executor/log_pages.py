@@ -42,7 +42,7 @@ class PrintedLine:
 
 
 @dataclass(slots=True, kw_only=True)
-class Place:
+class LogPlace:
     """How far a log was read."""
 
     offsets: dict[int, int] = field(default_factory=dict)
@@ -97,7 +97,7 @@ def page(
     return (lines[-limit:] if place.is_tail else lines), write_cursor(place)
 
 
-def _failure_lines(failures: Sequence[Failure], place: Place, room: int) -> Iterator[PrintedLine]:
+def _failure_lines(failures: Sequence[Failure], place: LogPlace, room: int) -> Iterator[PrintedLine]:
     """Failures that were not told; each as a whole, so that a page may be a little longer than was asked."""
     for failure in failures:
         if failure.seq > place.told and room > 0:
@@ -159,7 +159,7 @@ def _lines(found: Stretch, left_out_bytes: int, room: int, is_whole: bool) -> tu
     return texts, used
 
 
-def write_cursor(place: Place) -> str:
+def write_cursor(place: LogPlace) -> str:
     """A place as text."""
     numbers = [place.told + 1]
     last = 0
@@ -170,12 +170,12 @@ def write_cursor(place: Place) -> str:
     return base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
 
-def read_cursor(cursor: str | None) -> Place:
+def read_cursor(cursor: str | None) -> LogPlace:
     """The place that `write_cursor` wrote; the begin without one. Raises InputError for anything else."""
     if cursor is None:
-        return Place()
+        return LogPlace()
     if cursor == TAIL:
-        return Place(is_tail=True)
+        return LogPlace(is_tail=True)
     try:
         packed = base64.b64decode(cursor.encode("ascii") + b"=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         unpacking = zlib.decompressobj()
@@ -187,7 +187,7 @@ def read_cursor(cursor: str | None) -> Place:
         raise InputError(
             f"cursor {shown(cursor)} is none that this service gave; leave it out to begin at the begin"
         ) from None
-    place, number = Place(told=told - 1), 0
+    place, number = LogPlace(told=told - 1), 0
     for step, offset in zip(pairs[::2], pairs[1::2], strict=False):
         number += step
         place.offsets[number] = offset

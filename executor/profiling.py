@@ -36,9 +36,9 @@ from rubberband.executor.core.events import (
 from rubberband.executor.profiling_points import (
     BatchReports,
     InstanceStart,
-    Noise,
+    InstanceStarts,
+    MeasuredNoise,
     Point,
-    Starts,
     Timed,
     noise_of,
     profile_of,
@@ -56,7 +56,7 @@ _PAUSE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ProfilingLimits:
     """What measuring may take; it stops at the first that is reached."""
 
     held_s: float = math.inf
@@ -94,10 +94,12 @@ class Stopped(Exception):
     """Measuring goes no further; the message says why, and what to do about it."""
 
 
-class Session:
+class ProfilingSession:
     """A conversation with the backend, in which anything unexpected is an error."""
 
-    def __init__(self, backend: Backend, num_trials: int, limits: Limits, cancelled: Callable[[], bool]) -> None:
+    def __init__(
+        self, backend: Backend, num_trials: int, limits: ProfilingLimits, cancelled: Callable[[], bool]
+    ) -> None:
         self._backend = backend
         self._limits = limits
         self._began_at = backend.now()
@@ -391,14 +393,14 @@ NO_NOISE_SCALE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class ProfilingResult:
     """The profile and the points that it was made of."""
 
     profile: Profile
     points: tuple[Point, ...]
-    noise: Noise
+    noise: MeasuredNoise
     """What training times vary by, and how sure that is."""
-    starts: Starts
+    starts: InstanceStarts
     held_s: tuple[float, ...]
     """Seconds for which each instance ran: what measuring cost."""
     stopped_by: str = ""
@@ -436,10 +438,10 @@ def measure(
     one_machine: bool = False,
     warm_up_iterations: int = 1,
     sweep: bool = False,
-    limits: Limits | None = None,
+    limits: ProfilingLimits | None = None,
     on_point: Callable[[Point], None] = lambda point: None,
     cancelled: Callable[[], bool] = lambda: False,
-) -> Measured:
+) -> ProfilingResult:
     """Fill `instances` instances with trials and time them, for every GPU count of `gpu_counts`.
 
     The backend knows `num_trials` trials (None: enough for every slot); the first ones are measured, as many as train
@@ -454,7 +456,7 @@ def measure(
     counts = _counts(gpus_per_instance, instances, min_gpus_per_trial, max_gpus_per_trial)
     names = [f"profile-{number}" for number in range(instances)]
     num_copies = instances * gpus_per_instance if num_trials is None else num_trials
-    session = Session(backend, num_copies, limits or Limits(), cancelled)
+    session = ProfilingSession(backend, num_copies, limits or ProfilingLimits(), cancelled)
 
     def measure_on(gangs: Sequence[Gang]) -> Point:
         return session.measure(gangs, warm_up_iterations, iterations, least_trials)
@@ -466,7 +468,7 @@ def measure(
 
 
 def _points(
-    session: Session,
+    session: ProfilingSession,
     names: Sequence[str],
     turns: Sequence[Sequence[Gang]],
     measure_on: Callable[[Sequence[Gang]], Point],
@@ -498,13 +500,15 @@ def _points(
 
 
 def _measured(
-    session: Session, points: Sequence[Point], stopped_by: str, *, one_machine: bool, sweep: bool
-) -> Measured:
+    session: ProfilingSession, points: Sequence[Point], stopped_by: str, *, one_machine: bool, sweep: bool
+) -> ProfilingResult:
     """The profile that the points amount to."""
     noise = noise_of(points)
-    starts = Starts(instances=session.instance_starts, cold_s=tuple(session.cold_starts_s), one_machine=one_machine)
+    starts = InstanceStarts(
+        instances=session.instance_starts, cold_s=tuple(session.cold_starts_s), one_machine=one_machine
+    )
     profile = profile_of(points, starts, noise)
-    return Measured(
+    return ProfilingResult(
         profile=replace(profile, goodput=session.batches.model()) if sweep else profile,
         points=tuple(points),
         noise=noise,
@@ -515,11 +519,11 @@ def _measured(
     )
 
 
-def _remarks(session: Session) -> tuple[str, ...]:
+def _remarks(session: ProfilingSession) -> tuple[str, ...]:
     return (f"the function {WITHOUT_CHECKPOINT}, which a plan does not count",) if session.is_unsaved else ()
 
 
-def _batch_remarks(session: Session) -> tuple[str, ...]:
+def _batch_remarks(session: ProfilingSession) -> tuple[str, ...]:
     found = [] if session.batches.knows_noise_scale else [NO_NOISE_SCALE]
     if session.failed_sweeps:
         found.append(f"some batch sizes could not be tried on {session.failed_sweeps[-1]}")

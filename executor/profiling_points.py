@@ -395,7 +395,7 @@ class InstanceStart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Noise:
+class MeasuredNoise:
     """The components of what training times vary by, and how sure they are."""
 
     num_trials: int
@@ -413,7 +413,7 @@ class Noise:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Starts:
+class InstanceStarts:
     """How long instances took until trials could train on them."""
 
     instances: tuple[InstanceStart, ...]
@@ -427,13 +427,13 @@ class Starts:
         return max(0.0, fmean(self.cold_s) - warm_s) if self.cold_s else 0.0
 
 
-def noise_of(points: Sequence[Point]) -> Noise:
+def noise_of(points: Sequence[Point]) -> MeasuredNoise:
     """Tell apart what trials differ by, all along, from what is drawn anew."""
     cells = [cell_of(timed.trial, point.gpus, timed.iterations_s) for point in points for timed in point.timed]
     found = fit(cells)
     starts = [cell_of(0, point.gpus, [timed.startup_s for timed in point.timed]) for point in points]
     vary = fmean(cell.mean_s for cell in starts) >= _LEAST_START_S
-    return Noise(
+    return MeasuredNoise(
         num_trials=len({cell.trial for cell in cells}),
         trial=found.trial,
         iteration=found.iteration,
@@ -443,7 +443,7 @@ def noise_of(points: Sequence[Point]) -> Noise:
     )
 
 
-def profile_of(points: Sequence[Point], starts: Starts, noise: Noise) -> Profile:
+def profile_of(points: Sequence[Point], starts: InstanceStarts, noise: MeasuredNoise) -> Profile:
     """Return the profile that planning needs.
 
     The surplus of the first starts belongs to the instances' init: a trial's start-up is one on warm workers.

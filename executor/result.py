@@ -29,9 +29,9 @@ from rubberband.executor.core.state import (
     Job,
     Pause,
     Phase,
-    Report,
     Setback,
     State,
+    TrialReport,
 )
 from rubberband.executor.core.trials import best_trial
 from rubberband.values.adaptive import BatchUse, GoodputProfile
@@ -67,7 +67,7 @@ class BatchStretch:
     """Samples per second, counted by their efficiency (eq. 5)."""
 
 
-def batch_history(reports: Sequence[Report], started_at: float) -> tuple[BatchStretch, ...]:
+def batch_history(reports: Sequence[TrialReport], started_at: float) -> tuple[BatchStretch, ...]:
     """The stretches of all `reports`, in order; empty where the batch is fixed. `started_at`: of the run."""
     stretches: list[BatchStretch] = []
     told_at = started_at
@@ -78,7 +78,7 @@ def batch_history(reports: Sequence[Report], started_at: float) -> tuple[BatchSt
     return tuple(stretches)
 
 
-def _stretches(report: Report, not_before: float, started_at: float) -> list[BatchStretch]:
+def _stretches(report: TrialReport, not_before: float, started_at: float) -> list[BatchStretch]:
     counted = [use.steps * use.batch_size * use.efficiency for use in report.batches]
     whole, so_far = sum(counted), 0.0
     later_s = sum(use.duration_s for use in report.batches)

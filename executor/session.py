@@ -37,7 +37,7 @@ from rubberband.interrupts import AtOnce
 from rubberband.spec.resources import LOG_LIMIT_BYTES, Resources
 from rubberband.values import start_times
 from rubberband.values.adaptive import AdaptiveBatch, BatchPoint
-from rubberband.values.kinds import KINDS, Kind
+from rubberband.values.kinds import KINDS, ProviderKind
 from rubberband.values.offer import Offer
 
 READY_TIMEOUT_S = 180.0
@@ -72,7 +72,7 @@ class Setup:
     """The experiment in the file's words."""
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ProviderKind:
         """What the provider is."""
         return KINDS[self.provider]
 

@@ -23,11 +23,11 @@ from rubberband.planner.risk import odds
 from rubberband.planner.sampling import Draws, Samples, distribution, varies
 from rubberband.planner.search import meets
 from rubberband.planner.solver import Objective, Price
-from rubberband.planner.table import Table, build_table, holding_is_free
+from rubberband.planner.table import StageTable, build_table, holding_is_free
 from rubberband.planner.wording import too_dear
 from rubberband.values.chance import FIXED
 from rubberband.values.offer import Offer
-from rubberband.values.plan import Constraints, Odds, Plan, Planned, Policy, Prediction, Stage
+from rubberband.values.plan import Odds, Plan, Planned, PlanningConstraints, Policy, Prediction, Stage
 from rubberband.values.profile import Profile
 
 _EXACT_BRACKETS = 5
@@ -78,7 +78,7 @@ def plan_job(
     brackets: Sequence[Sequence[Stage]],
     profile: Profile,
     offer: Offer,
-    constraints: Constraints,
+    constraints: PlanningConstraints,
     policy: Policy = "optimal",
     objective: Objective = "min_cost",
     *,
@@ -105,7 +105,7 @@ def plan_job_or_none(
     brackets: Sequence[Sequence[Stage]],
     profile: Profile,
     offer: Offer,
-    constraints: Constraints,
+    constraints: PlanningConstraints,
     policy: Policy = "optimal",
     objective: Objective = "min_cost",
     *,
@@ -135,7 +135,7 @@ class Reach:
     price: Price
 
     @classmethod
-    def of(cls, table: Table, *, constant: bool) -> Reach:
+    def of(cls, table: StageTable, *, constant: bool) -> Reach:
         """By the relaxations of its table."""
         return cls(fastest_s(table, constant=constant).tolist(), Price.of(table, constant=constant))
 
@@ -160,7 +160,7 @@ class _Division:
     brackets: Sequence[Sequence[Stage]]
     profile: Profile
     offer: Offer
-    constraints: Constraints
+    constraints: PlanningConstraints
     policy: Policy
     seed: int
     slowed: float = 1.0
@@ -436,7 +436,7 @@ class _Division:
             self._solved[key] = search.plan_or_none(stages, profile, offer, limits, self.policy)
         return self._solved[key]
 
-    def _limits(self, deadline_s: float | None, quota: int) -> Constraints:
+    def _limits(self, deadline_s: float | None, quota: int) -> PlanningConstraints:
         """All lanes must be in time: as many as there are brackets at most, each as surely as it takes."""
         least, most = self.constraints.min_gpus_per_trial, self.constraints.max_gpus_per_trial
         most = max(least, min(most, quota * self.offer.gpus))

@@ -18,11 +18,11 @@ from rubberband.planner.solver import Objective
 from rubberband.values.chance import FIXED
 from rubberband.values.offer import Offer
 from rubberband.values.plan import (
-    Constraints,
     Distribution,
     Odds,
     Plan,
     Planned,
+    PlanningConstraints,
     Policy,
     Prediction,
     Remedy,
@@ -51,7 +51,7 @@ class Case:
 
     offer: Offer
     profile: Profile
-    constraints: Constraints
+    constraints: PlanningConstraints
     fixed: Profile | None = None
     """Set where trials adapt their batch, as `profile` has it: how fast they are if it stays fixed."""
 
@@ -127,7 +127,7 @@ class Estimate:
         return self.case.profile
 
     @property
-    def constraints(self) -> Constraints:
+    def constraints(self) -> PlanningConstraints:
         """What the plan must keep."""
         return self.case.constraints
 
@@ -392,7 +392,7 @@ def _option(policy: str, case: Case, answer: Answer) -> Option:
     )
 
 
-def keeps(planned: Planned | JobPlan, constraints: Constraints) -> bool:
+def keeps(planned: Planned | JobPlan, constraints: PlanningConstraints) -> bool:
     """Whether a plan keeps the limits, as surely as they ask where times vary (greedy decides on few samples)."""
     if planned.odds is not None:
         return planned.odds.p_both >= constraints.confidence

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rubberband.planner.table import Bools, Floats, Ints, Table
+from rubberband.planner.table import Bools, Floats, Ints, StageTable
 
 TIME_TOLERANCE_S = 1e-6
 COST_TOLERANCE_USD = 1e-9
@@ -61,7 +61,7 @@ class Labels:
         return total
 
 
-def start(table: Table) -> Labels:
+def start(table: StageTable) -> Labels:
     """The one label before the first stage: nothing spent, and what the table's start holds."""
     zero, none = np.zeros(1), np.zeros(1, dtype=np.int64)
     begin = table.start
@@ -81,7 +81,7 @@ def start(table: Table) -> Labels:
     )
 
 
-def extend(table: Table, stage: int, labels: Labels, parent: Ints, at: Ints, option: Ints) -> Labels:
+def extend(table: StageTable, stage: int, labels: Labels, parent: Ints, at: Ints, option: Ints) -> Labels:
     """Labels `parent`, each continued through `stage` with choice (`at`, `option`); exact time and cost."""
     terms, price = table.terms, table.price_usd_per_s[at]
     after, before = table.instances[at], labels.instances[parent]
@@ -126,7 +126,7 @@ def _remaining(young: Ints, after: Ints) -> Ints:
 
 
 def _age(
-    table: Table, young: Ints, prepaid_s: Floats, elapsed_s: Floats, started: Ints, new_age_s: Floats
+    table: StageTable, young: Ints, prepaid_s: Floats, elapsed_s: Floats, started: Ints, new_age_s: Floats
 ) -> tuple[Ints, Floats]:
     """The young cohorts `elapsed_s` later, with those `started` meanwhile (aged `new_age_s` by now) in front."""
     new_s = np.maximum(0.0, table.terms.minimum_s - new_age_s)
@@ -142,7 +142,7 @@ def _age(
     return np.where(prepaid_s > 0.0, young, 0), prepaid_s
 
 
-def undominated(table: Table, labels: Labels) -> Labels:
+def undominated(table: StageTable, labels: Labels) -> Labels:
     """`labels` without those that another label with as many instances beats whatever follows.
 
     A beats B if it is not later and its cost, plus all that B has prepaid beyond A (instance by instance in the order
@@ -175,7 +175,7 @@ def _cheapest_before(group: Ints, cost_usd: Floats) -> Floats:
     return np.array(found)
 
 
-def _beaten(table: Table, labels: Labels, lags: int = 8) -> Bools:
+def _beaten(table: StageTable, labels: Labels, lags: int = 8) -> Bools:
     """Whether one of the `lags` labels next to each one in its group, on either side, beats it.
 
     Looking at neighbours only keeps this linear; a label that stays by mistake costs time, never correctness.
@@ -191,7 +191,7 @@ def _beaten(table: Table, labels: Labels, lags: int = 8) -> Bools:
     return beaten
 
 
-def _beats(table: Table, labels: Labels, first: Ints, second: Ints) -> Bools:
+def _beats(table: StageTable, labels: Labels, first: Ints, second: Ints) -> Bools:
     """Whether each label `first` (never later) costs no more than `second` with what `second` has prepaid beyond it."""
     ends_a, ends_b = np.cumsum(labels.young, axis=1)[first], np.cumsum(labels.young, axis=1)[second]
     starts_a, starts_b = ends_a - labels.young[first], ends_b - labels.young[second]
@@ -230,7 +230,7 @@ class Rows:
         return len(self.alpha)
 
 
-def make_rows(table: Table, time_weights: Floats, *, with_time: bool = False) -> Rows:
+def make_rows(table: StageTable, time_weights: Floats, *, with_time: bool = False) -> Rows:
     """A row of cost + time_weight * time for each weight (USD/s) and alpha, and one of time alone `with_time`."""
     alphas = np.array([0.0, 0.5, 1.0]) if table.young_cohorts else np.array([0.0])
     tail = 1 if with_time else 0
@@ -275,7 +275,7 @@ class _Weights:
     """(R, 1)"""
 
 
-def _weigh(table: Table, rows: Rows) -> _Weights:
+def _weigh(table: StageTable, rows: Rows) -> _Weights:
     terms = table.terms
     counts = table.instances[None, :].astype(float)
     rate = (rows.cost_weight * (1.0 - rows.alpha))[:, None] * table.price_usd_per_s
@@ -299,7 +299,7 @@ def _weigh(table: Table, rows: Rows) -> _Weights:
     )
 
 
-def roots(table: Table, rows: Rows, *, constant: bool = False, most: Ints | None = None) -> Floats:
+def roots(table: StageTable, rows: Rows, *, constant: bool = False, most: Ints | None = None) -> Floats:
     """(R,) What the whole job weighs at least: `relax` without all that a search needs beside.
 
     With `most`, each row has a largest instance count of its own (inf where no plan has as few).
@@ -316,14 +316,14 @@ def roots(table: Table, rows: Rows, *, constant: bool = False, most: Ints | None
     return lowest
 
 
-def fastest_s(table: Table, *, constant: bool = False) -> Floats:
+def fastest_s(table: StageTable, *, constant: bool = False) -> Floats:
     """(m,) Seconds of the fastest plan with 1, 2, ... instances at most; inf where there is none."""
     most = np.arange(1, int(table.instances.max()) + 1)
     ones = np.ones(len(most))
     return roots(table, Rows(cost_weight=0.0 * ones, time_weight=ones, alpha=0.0 * ones), constant=constant, most=most)
 
 
-def relax(table: Table, rows: Rows, *, constant: bool = False) -> Relaxed:
+def relax(table: StageTable, rows: Rows, *, constant: bool = False) -> Relaxed:
     """Solve `rows` on `table`; `constant` allows no change of the instance count after the first stage."""
     weights = _weigh(table, rows)
     num_stages, _, num_counts = weights.stay.shape
@@ -345,7 +345,7 @@ def relax(table: Table, rows: Rows, *, constant: bool = False) -> Relaxed:
     )
 
 
-def _entry(table: Table, rows: Rows, weights: _Weights) -> Floats:
+def _entry(table: StageTable, rows: Rows, weights: _Weights) -> Floats:
     """(R, m) What comes before the first stage: from what is held (less what of it is paid already) to each count."""
     begin = table.start
     if not begin.instances:
@@ -365,7 +365,7 @@ def _entry(table: Table, rows: Rows, weights: _Weights) -> Floats:
     return entry
 
 
-def _onward(table: Table, weights: _Weights, onward: Floats) -> Floats:
+def _onward(table: StageTable, weights: _Weights, onward: Floats) -> Floats:
     """(R, m) The best way on from each count: keep or shrink, grow, or buy anew on the other market."""
     best = np.empty_like(onward)
     for block in table.blocks:
@@ -379,11 +379,11 @@ def _onward(table: Table, weights: _Weights, onward: Floats) -> Floats:
     return best
 
 
-def _crossings(table: Table) -> list[tuple[slice, slice]]:
+def _crossings(table: StageTable) -> list[tuple[slice, slice]]:
     return [(block, other) for block in table.blocks for other in table.blocks if block is not other]
 
 
-def _so_far(table: Table, weights: _Weights, first: Floats, constant: bool) -> Floats:
+def _so_far(table: StageTable, weights: _Weights, first: Floats, constant: bool) -> Floats:
     so_far = np.empty_like(weights.stay)
     so_far[0] = first
     for stage in range(1, len(so_far)):
@@ -401,7 +401,7 @@ def _so_far(table: Table, weights: _Weights, first: Floats, constant: bool) -> F
     return so_far
 
 
-def _follow(weights: _Weights, to_go: Floats, first: Ints, table: Table, constant: bool) -> tuple[Ints, Ints]:
+def _follow(weights: _Weights, to_go: Floats, first: Ints, table: StageTable, constant: bool) -> tuple[Ints, Ints]:
     """Each row's best path from the start, and its options."""
     num_stages, num_rows, _ = weights.stay.shape
     rows, counts = np.arange(num_rows), table.instances

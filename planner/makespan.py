@@ -123,7 +123,7 @@ def _after_many(head_s: Seconds, num_slots: int) -> Seconds:
 
 
 @dataclass(slots=True)
-class _Group:
+class _StartGroup:
     """Instances that were started together."""
 
     instances: int
@@ -139,7 +139,7 @@ class _Bill:
 
     offer: Offer
     market: Market
-    groups: list[_Group]
+    groups: list[_StartGroup]
     """Oldest first."""
     held: int
     price_usd_per_s: float = 0.0
@@ -165,7 +165,7 @@ class _Bill:
 
     def start(self, instances: int) -> None:
         """Start instances, and bill their data."""
-        self.groups.append(_Group(instances, len(self.spans_s), 0.0))
+        self.groups.append(_StartGroup(instances, len(self.spans_s), 0.0))
         self.held += instances
         self.fixed_usd += instances * self.offer.once_usd_per_instance
 
@@ -181,7 +181,7 @@ class _Bill:
             if not oldest.instances:
                 del self.groups[0]
 
-    def _owed(self, group: _Group, instances: int) -> None:
+    def _owed(self, group: _StartGroup, instances: int) -> None:
         """Bill released instances for the rest of the billing minimum; prepaid time costs nothing."""
         price, minimum_s = self.price_usd_per_s, self.offer.minimum_billed_s
         if price == 0.0 or group.held_s >= minimum_s:
@@ -211,7 +211,7 @@ class _Bill:
 def totals(plan: Plan, offer: Offer, times: Times, held: Sequence[Cohort] = ()) -> tuple[Value, Value]:
     """Return total seconds and US dollars of a plan: the sums of `model.walk` over its stages, up to rounding."""
     oldest_first = sorted(held, key=lambda cohort: -cohort.held_s)
-    groups = [_Group(cohort.instances, -1, float(cohort.held_s)) for cohort in oldest_first if cohort.instances]
+    groups = [_StartGroup(cohort.instances, -1, float(cohort.held_s)) for cohort in oldest_first if cohort.instances]
     market: Market = held[0].market if held else plan.stages[0].market
     bill = _Bill(offer, market, groups, sum(group.instances for group in groups))
     bill.head_usd_per_s = offer.head_cost_usd(1.0)

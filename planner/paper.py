@@ -23,7 +23,7 @@ from rubberband.planner.model import check_plan
 from rubberband.planner.table import gangs_of
 from rubberband.values.chance import FIXED, Law, Spread
 from rubberband.values.offer import Offer, slots
-from rubberband.values.plan import Constraints, Plan, Stage, StagePlan
+from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile
 
 if TYPE_CHECKING:
@@ -285,7 +285,7 @@ def literal_plan(
     stages: Sequence[Stage],
     profile: Profile,
     offer: Offer,
-    constraints: Constraints,
+    constraints: PlanningConstraints,
     *,
     num_samples: int = NUM_SAMPLES,
     seed: int = 0,
@@ -306,7 +306,7 @@ def greedy(
     stages: Sequence[Stage],
     profile: Profile,
     offer: Offer,
-    constraints: Constraints,
+    constraints: PlanningConstraints,
     *,
     evaluate: Evaluate,
     warm_starts: Sequence[int] = (1, 2, 3),
@@ -320,7 +320,9 @@ def greedy(
     Equal plans are evaluated once; `known` has the figures of earlier searches with the same `evaluate`. Raises
     InputError if no GPUs per trial fit the offer, and what `evaluate` raises.
     """
-    search = _Search.of(stages, _Fair(offer, gangs_of(profile, offer, constraints)), constraints, evaluate, known)
+    search = _LiteralSearch.of(
+        stages, _Fair(offer, gangs_of(profile, offer, constraints)), constraints, evaluate, known
+    )
     statics = [search.static(count) for count in range(1, offer.max_instances + 1)]
     feasible = [allocations for allocations in statics if search.in_time(allocations)]
     if not feasible:
@@ -371,11 +373,11 @@ class _Fair:
 
 
 @dataclass(frozen=True, slots=True)
-class _Search:
+class _LiteralSearch:
     """Allocations of a job, and what each is predicted to take and cost."""
 
     stages: Sequence[Stage]
-    constraints: Constraints
+    constraints: PlanningConstraints
     evaluate: Evaluate
     fair: _Fair
     ladders: Sequence[Sequence[_Allocation]]
@@ -387,10 +389,10 @@ class _Search:
         cls,
         stages: Sequence[Stage],
         fair: _Fair,
-        constraints: Constraints,
+        constraints: PlanningConstraints,
         evaluate: Evaluate,
         known: dict[_Key, _Figures] | None,
-    ) -> _Search:
+    ) -> _LiteralSearch:
         ladders = [fair.allocations(stage.trials) for stage in stages]
         return cls(stages, constraints, evaluate, fair, ladders, {} if known is None else known)
 

@@ -10,14 +10,16 @@ from heapq import heapify, heappop, heappush
 from rubberband.errors import InputError
 from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
 from rubberband.planner.model import run_s
-from rubberband.planner.solver import Box, Found, Objective, lower_bound, solve
-from rubberband.planner.table import Table, gangs_of
+from rubberband.planner.solver import Box, FoundPlan, Objective, lower_bound, solve
+from rubberband.planner.table import StageTable, gangs_of
 from rubberband.values.offer import Offer
-from rubberband.values.plan import Constraints, Policy, Stage
+from rubberband.values.plan import PlanningConstraints, Policy, Stage
 from rubberband.values.profile import Profile
 
 
-def family(policy: Policy, profile: Profile, offer: Offer, constraints: Constraints) -> list[Constraints]:
+def family(
+    policy: Policy, profile: Profile, offer: Offer, constraints: PlanningConstraints
+) -> list[PlanningConstraints]:
     """The limits of each search that a policy makes; the best of their plans is its plan."""
     if policy != "naive_elastic":
         return [constraints]
@@ -29,15 +31,15 @@ def family(policy: Policy, profile: Profile, offer: Offer, constraints: Constrai
 class Tables:
     """The tables of a policy's searches, each built when it is first looked at."""
 
-    build: Callable[[int], Table]
+    build: Callable[[int], StageTable]
     least: Sequence[tuple[float, float]]
     """Of each: seconds and US dollars that none of its plans goes below."""
-    _built: dict[int, Table] = field(default_factory=dict)
+    _built: dict[int, StageTable] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.least)
 
-    def __getitem__(self, at: int) -> Table:
+    def __getitem__(self, at: int) -> StageTable:
         if at not in self._built:
             self._built[at] = self.build(at)
         return self._built[at]
@@ -50,7 +52,7 @@ class Tables:
         return cost_usd if objective == "min_cost" else time_s
 
 
-def least(stages: Sequence[Stage], profile: Profile, offer: Offer, limits: Constraints) -> tuple[float, float]:
+def least(stages: Sequence[Stage], profile: Profile, offer: Offer, limits: PlanningConstraints) -> tuple[float, float]:
     """Seconds and US dollars that no plan goes below: every stage is one wave, and no slot is ever idle.
 
     Raises InputError as `build_table` does.
@@ -64,7 +66,7 @@ def least(stages: Sequence[Stage], profile: Profile, offer: Offer, limits: Const
     return time_s, price * gpu_s / offer.gpus
 
 
-def best_of(tables: Tables, box: Box, objective: Objective, *, constant: bool) -> tuple[Table, Found] | None:
+def best_of(tables: Tables, box: Box, objective: Objective, *, constant: bool) -> tuple[StageTable, FoundPlan] | None:
     """The best plan of several tables, and its table; None if no plan is in the box."""
     if len(tables) == 1:
         found = solve(tables[0], box, objective, constant=constant)
@@ -85,19 +87,19 @@ def best_of(tables: Tables, box: Box, objective: Objective, *, constant: bool) -
     return best
 
 
-def _narrowed(box: Box, found: Found, objective: Objective) -> Box:
+def _narrowed(box: Box, found: FoundPlan, objective: Objective) -> Box:
     """The plans of `box` that are no worse than `found`."""
     if objective == "min_cost":
         return replace(box, cost_usd=min(box.cost_usd, found.cost_usd))
     return replace(box, time_s=min(box.time_s, found.time_s))
 
 
-def _key(found: Found, objective: Objective) -> tuple[float, float]:
+def _key(found: FoundPlan, objective: Objective) -> tuple[float, float]:
     time_s, cost_usd = round(found.time_s, 6), round(found.cost_usd, 9)
     return (cost_usd, time_s) if objective == "min_cost" else (time_s, cost_usd)
 
 
-def box_of(constraints: Constraints) -> Box:
+def box_of(constraints: PlanningConstraints) -> Box:
     """The limits as the solver has them."""
     return Box(
         time_s=math.inf if constraints.deadline_s is None else constraints.deadline_s,

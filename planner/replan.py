@@ -16,7 +16,7 @@ from rubberband.planner.search import meets, plan
 from rubberband.planner.solver import Objective
 from rubberband.units import format_duration, format_usd
 from rubberband.values.offer import Offer
-from rubberband.values.plan import Cohort, Constraints, Plan, Planned, Prediction, Speeds, Stage, StagePlan
+from rubberband.values.plan import Cohort, Plan, Planned, PlanningConstraints, Prediction, Speeds, Stage, StagePlan
 from rubberband.values.profile import Profile
 
 SMALLEST_GAIN = 0.01
@@ -63,7 +63,7 @@ class _Rest:
     stages: Sequence[Stage]
     profile: Profile
     offer: Offer
-    limits: Constraints
+    limits: PlanningConstraints
     """What is left of them."""
     held: Sequence[Cohort]
     objective: Objective
@@ -128,7 +128,7 @@ class _Rest:
         """How likely a plan keeps the limits."""
         return float(all(meets(planned.prediction, self.limits))) if planned.odds is None else planned.odds.p_both
 
-    def best(self, limits: Constraints, objective: Objective) -> Planned | None:
+    def best(self, limits: PlanningConstraints, objective: Objective) -> Planned | None:
         """The best plan within `limits`, with the odds of keeping what is left; None if none keeps them."""
         try:
             found = plan(
@@ -156,7 +156,7 @@ def replan(
     stages: Sequence[Stage],
     profile: Profile,
     offer: Offer,
-    constraints: Constraints,
+    constraints: PlanningConstraints,
     *,
     done: int,
     held: Sequence[Cohort],
@@ -208,7 +208,7 @@ def replan(
     )
 
 
-def _left(constraints: Constraints, spent_s: float, spent_usd: float) -> Constraints:
+def _left(constraints: PlanningConstraints, spent_s: float, spent_usd: float) -> PlanningConstraints:
     deadline_s, max_cost_usd = constraints.deadline_s, constraints.max_cost_usd
     return replace(
         constraints,

@@ -22,10 +22,21 @@ from rubberband.planner.model import check_plan, interruptions, mean_cost_of, pr
 from rubberband.planner.policies import box_of, family
 from rubberband.planner.sampling import Draws, Samples, varies
 from rubberband.planner.solver import OBJECTIVES, Box, Objective, lower_bound, pareto, several
-from rubberband.planner.table import Floats, Ints, Table, build_table, distinct, mean_runs_s, mean_terms
+from rubberband.planner.table import Floats, Ints, StageTable, build_table, distinct, mean_runs_s, mean_terms
 from rubberband.planner.wording import too_dear, too_late, too_much_at_once
 from rubberband.values.offer import Offer, gang_sizes, slots
-from rubberband.values.plan import Cohort, Constraints, Market, Odds, Plan, Planned, Policy, Speeds, Stage, StagePlan
+from rubberband.values.plan import (
+    Cohort,
+    Market,
+    Odds,
+    Plan,
+    Planned,
+    PlanningConstraints,
+    Policy,
+    Speeds,
+    Stage,
+    StagePlan,
+)
 from rubberband.values.profile import Profile
 
 # Deciding between candidate plans where times vary: the same samples for all, as many as it takes to be clear.
@@ -259,7 +270,7 @@ def planned(
     chosen: Plan,
     profile: Profile,
     offer: Offer,
-    constraints: Constraints,
+    constraints: PlanningConstraints,
     *,
     held: Sequence[Cohort] = (),
     seed: int = 0,
@@ -289,7 +300,7 @@ def odds(samples: Samples, box: Box) -> Odds:
 
 
 def evaluator(
-    stages: Sequence[Stage], profile: Profile, offer: Offer, constraints: Constraints, *, seed: int = 0
+    stages: Sequence[Stage], profile: Profile, offer: Offer, constraints: PlanningConstraints, *, seed: int = 0
 ) -> Callable[[Plan], tuple[float, float]]:
     """A function from a plan to (the JCT that it keeps with the confidence, its mean cost)."""
     if not varies(profile, offer):
@@ -307,7 +318,7 @@ def plan(
     stages: Sequence[Stage],
     profile: Profile,
     offer: Offer,
-    constraints: Constraints,
+    constraints: PlanningConstraints,
     policy: Policy = "optimal",
     objective: Objective = "min_cost",
     *,
@@ -340,7 +351,7 @@ def frontier(
     stages: Sequence[Stage],
     profile: Profile,
     offer: Offer,
-    constraints: Constraints,
+    constraints: PlanningConstraints,
     *,
     constant: bool = False,
     seed: int = 0,
@@ -368,7 +379,7 @@ class _Search:
         self,
         draws: Draws,
         offer: Offer,
-        constraints: Constraints,
+        constraints: PlanningConstraints,
         policy: Policy,
         objective: Objective,
         held: Sequence[Cohort],
@@ -385,13 +396,13 @@ class _Search:
         if len(self.families) > _FAMILIES:
             self.families = self._promising()
 
-    def _promising(self) -> list[Constraints]:
+    def _promising(self) -> list[PlanningConstraints]:
         """The families with the best plans on mean times, where there are too many to search them all."""
         mean = [build_table(self.stages, self.profile, self.offer, limits, self.held) for limits in self.families]
         values = [lower_bound(table, self.judge.box, self.objective) for table in mean]
         return [self.families[at] for at in np.argsort(values, kind="stable")[:_FAMILIES].tolist()]
 
-    def tables(self, z: float, tau_s: float) -> list[Table]:
+    def tables(self, z: float, tau_s: float) -> list[StageTable]:
         """The tables of the search with an allowance of z standard deviations."""
         self.moments.z, self.moments.tau_s = z, tau_s
         typical = max(1, min(self.offer.max_instances, max(stage.trials for stage in self.stages)) // 2)

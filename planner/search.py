@@ -16,11 +16,21 @@ from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
 from rubberband.planner.model import MeanCost, least_instances, predict
 from rubberband.planner.policies import Tables, best_of, box_of, check_stages, family, least
 from rubberband.planner.sampling import varies
-from rubberband.planner.solver import Box, Found, Objective, pareto
-from rubberband.planner.table import Table, build_table, holding_is_free
+from rubberband.planner.solver import Box, FoundPlan, Objective, pareto
+from rubberband.planner.table import StageTable, build_table, holding_is_free
 from rubberband.planner.wording import too_dear, too_late, too_much_at_once
 from rubberband.values.offer import Offer, slots
-from rubberband.values.plan import Cohort, Constraints, Plan, Planned, Policy, Prediction, Speeds, Stage, StagePlan
+from rubberband.values.plan import (
+    Cohort,
+    Plan,
+    Planned,
+    PlanningConstraints,
+    Policy,
+    Prediction,
+    Speeds,
+    Stage,
+    StagePlan,
+)
 from rubberband.values.profile import Profile
 
 KEPT_TABLES = 32
@@ -30,7 +40,7 @@ def plan(
     stages: Sequence[Stage],
     profile: Profile,
     offer: Offer,
-    constraints: Constraints,
+    constraints: PlanningConstraints,
     policy: Policy = "optimal",
     objective: Objective = "min_cost",
     *,
@@ -69,7 +79,7 @@ def plan_or_none(
     stages: Sequence[Stage],
     profile: Profile,
     offer: Offer,
-    constraints: Constraints,
+    constraints: PlanningConstraints,
     policy: Policy = "optimal",
     objective: Objective = "min_cost",
     *,
@@ -89,7 +99,7 @@ def _tables(
     stages: Sequence[Stage],
     profile: Profile,
     offer: Offer,
-    constraints: Constraints,
+    constraints: PlanningConstraints,
     policy: Policy,
     held: Sequence[Cohort],
 ) -> Tables:
@@ -105,7 +115,7 @@ def _tables(
 
 
 @lru_cache(maxsize=KEPT_TABLES)
-def _table(stages: tuple[Stage, ...], profile: Profile, offer: Offer, limits: Constraints) -> Table:
+def _table(stages: tuple[Stage, ...], profile: Profile, offer: Offer, limits: PlanningConstraints) -> StageTable:
     """The table of a job is the same whatever its deadline and budget, which are what is mostly asked about anew."""
     return build_table(stages, profile, offer, limits)
 
@@ -114,7 +124,7 @@ def _certain(
     stages: Sequence[Stage],
     profile: Profile,
     offer: Offer,
-    constraints: Constraints,
+    constraints: PlanningConstraints,
     policy: Policy,
     objective: Objective,
     held: Sequence[Cohort],
@@ -134,7 +144,7 @@ def _greedy(
     stages: Sequence[Stage],
     profile: Profile,
     offer: Offer,
-    constraints: Constraints,
+    constraints: PlanningConstraints,
     held: Sequence[Cohort],
     seed: int,
 ) -> Planned:
@@ -160,7 +170,7 @@ def frontier(
     stages: Sequence[Stage],
     profile: Profile,
     offer: Offer,
-    constraints: Constraints,
+    constraints: PlanningConstraints,
     policy: Policy = "optimal",
     *,
     seed: int = 0,
@@ -180,7 +190,7 @@ def frontier(
     return [(point.time_s, point.cost_usd) for point in points]
 
 
-def meets(prediction: Prediction, constraints: Constraints) -> tuple[bool, bool]:
+def meets(prediction: Prediction, constraints: PlanningConstraints) -> tuple[bool, bool]:
     """Whether a prediction keeps the deadline and the budget, each up to the rounding of floats."""
     box = box_of(constraints)
     return (
@@ -207,13 +217,13 @@ def _fewest_instances(stages: Sequence[Stage], chosen: Plan, offer: Offer, const
     )
 
 
-def infeasible(constraints: Constraints, shortest_s: float, cheapest_usd: float) -> InfeasibleError:
+def infeasible(constraints: PlanningConstraints, shortest_s: float, cheapest_usd: float) -> InfeasibleError:
     """The error for a deadline that is out of reach, with what is not."""
     obstacle, advice = too_late(box_of(constraints), shortest_s)
     return InfeasibleError(obstacle, advice=advice, shortest_jct_s=shortest_s, cheapest_usd=cheapest_usd)
 
 
-def _infeasible(tables: Tables, constraints: Constraints, constant: bool) -> InfeasibleError:
+def _infeasible(tables: Tables, constraints: PlanningConstraints, constant: bool) -> InfeasibleError:
     """The error that names what is out of reach and the nearest value that is not."""
     box = box_of(constraints)
     shortest_s = _solvable(tables, Box(), "min_time", constant).time_s
@@ -229,7 +239,7 @@ def _infeasible(tables: Tables, constraints: Constraints, constant: bool) -> Inf
     return InfeasibleError(words[0], advice=words[1], shortest_jct_s=shortest_s, cheapest_usd=cheapest_usd)
 
 
-def _solvable(tables: Tables, box: Box, objective: Objective, constant: bool) -> Found:
+def _solvable(tables: Tables, box: Box, objective: Objective, constant: bool) -> FoundPlan:
     found = best_of(tables, box, objective, constant=constant)
     assert found is not None, "one limit alone, or none, that can be kept leaves a plan"
     return found[1]

@@ -26,7 +26,7 @@ from rubberband.planner.labels import (
     start,
     undominated,
 )
-from rubberband.planner.table import Bools, Floats, Ints, Table, distinct
+from rubberband.planner.table import Bools, Floats, Ints, StageTable, distinct
 
 Objective = Literal["min_cost", "min_time"]
 OBJECTIVES: tuple[Objective, Objective] = ("min_time", "min_cost")
@@ -66,7 +66,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundPlan:
     """A plan's choices, and what it takes and costs."""
 
     time_s: float
@@ -74,7 +74,9 @@ class Found:
     path: Path
 
 
-def solve(table: Table, box: Box, objective: Objective = "min_cost", *, constant: bool = False) -> Found | None:
+def solve(
+    table: StageTable, box: Box, objective: Objective = "min_cost", *, constant: bool = False
+) -> FoundPlan | None:
     """The best plan in `box`, or None if there is none; `constant` allows one instance count for all stages.
 
     The best has the lowest cost and, among those, the shortest time (`min_time`: the other way round), then the
@@ -86,7 +88,7 @@ def solve(table: Table, box: Box, objective: Objective = "min_cost", *, constant
     return found[0] if found else None
 
 
-def _best_constant(table: Table, box: Box, objective: Objective) -> Found | None:
+def _best_constant(table: StageTable, box: Box, objective: Objective) -> FoundPlan | None:
     """The best plan with one instance count for all stages, where each has one option: they are few enough to try."""
     every = np.arange(len(table.instances))
     labels, layers, parents = start(table), list[Labels](), np.zeros_like(every)
@@ -100,7 +102,7 @@ def _best_constant(table: Table, box: Box, objective: Objective) -> Found | None
     return _best(layers, objective, 1)[0] if len(layers[-1]) else None
 
 
-def several(table: Table, box: Box, objective: Objective, *, constant: bool = False, most: int) -> list[Found]:
+def several(table: StageTable, box: Box, objective: Objective, *, constant: bool = False, most: int) -> list[FoundPlan]:
     """The best plan in `box` and up to `most` - 1 others that the search has met, best first; none if there is none."""
     if objective == "min_time" and not np.isfinite(box.cost_usd):
         fastest_s = float(relax(table, make_rows(table, np.zeros(0), with_time=True), constant=constant).root[0])
@@ -125,7 +127,7 @@ def _shrunk(box: Box, objective: Objective, upper: float) -> Box:
 
 
 def _widening(
-    table: Table, box: Box, relaxed: Relaxed, objective: Objective, lowest: float, reach: float
+    table: StageTable, box: Box, relaxed: Relaxed, objective: Objective, lowest: float, reach: float
 ) -> list[float]:
     """Upper bounds on the objective to try in turn, up to `reach`: near the lower bound, few labels survive."""
     if not np.isfinite(reach) or reach <= lowest * (1.0 + 1e-9):
@@ -148,7 +150,7 @@ def _open_counts(relaxed: Relaxed, stage: int, rooms: _Rooms) -> Ints:
     return np.flatnonzero(rooms.open(relaxed.so_far[stage] + relaxed.to_go[stage + 1]))
 
 
-def pareto(table: Table, box: Box, *, constant: bool = False) -> list[Found]:
+def pareto(table: StageTable, box: Box, *, constant: bool = False) -> list[FoundPlan]:
     """Every plan in `box` that no other beats on both time and cost, fastest first.
 
     Between two plans that the relaxations meet, the others lie in the rectangle that the two span: one search looks
@@ -246,7 +248,7 @@ def _staircase(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return steps
 
 
-def label_setting(table: Table, rooms: _Rooms, relaxed: Relaxed, *, constant: bool = False) -> list[Labels]:
+def label_setting(table: StageTable, rooms: _Rooms, relaxed: Relaxed, *, constant: bool = False) -> list[Labels]:
     """The undominated labels of each stage that some plan in the rooms may continue; short if none is left."""
     labels, layers = start(table), list[Labels]()
     for stage in range(table.num_stages):
@@ -261,7 +263,7 @@ def label_setting(table: Table, rooms: _Rooms, relaxed: Relaxed, *, constant: bo
 
 
 def _next(
-    table: Table, stage: int, labels: Labels, counts: Ints, relaxed: Relaxed, rooms: _Rooms, constant: bool
+    table: StageTable, stage: int, labels: Labels, counts: Ints, relaxed: Relaxed, rooms: _Rooms, constant: bool
 ) -> Labels:
     """The undominated labels after `stage`, a chunk of pairs (label, choice) at a time."""
     open_at, option = np.nonzero(table.valid[stage, counts])
@@ -280,7 +282,7 @@ def _next(
 
 
 def _promising(
-    table: Table,
+    table: StageTable,
     stage: int,
     labels: Labels,
     parents: Ints,
@@ -307,7 +309,7 @@ def _promising(
     return parents[parent], at[choice], option[choice]
 
 
-def _within(table: Table, stage: int, labels: Labels, relaxed: Relaxed, rooms: _Rooms) -> Ints:
+def _within(table: StageTable, stage: int, labels: Labels, relaxed: Relaxed, rooms: _Rooms) -> Ints:
     """The labels that some plan in the rooms may still continue, by every row's bound, a few rows at a time."""
     rows, to_go = relaxed.rows, relaxed.to_go[stage + 1]
     prepaid_usd = table.price_usd_per_s[labels.at] * labels.prepaid_total_s
@@ -347,7 +349,7 @@ def _weight(rows: Rows, cost_usd: Floats, time_s: Floats, prepaid_usd: Floats, b
     return weight
 
 
-def lower_bound(table: Table, box: Box, objective: Objective) -> float:
+def lower_bound(table: StageTable, box: Box, objective: Objective) -> float:
     """What the objective of any plan in `box` is at least; inf if it is seen that there is none."""
     ends = make_rows(table, np.zeros(1), with_time=True)
     least = roots(table, ends)
@@ -367,7 +369,7 @@ class Price:
     root: Floats
 
     @classmethod
-    def of(cls, table: Table, *, constant: bool = False) -> Price:
+    def of(cls, table: StageTable, *, constant: bool = False) -> Price:
         """Relaxations that weigh time more and more."""
         ends = roots(table, make_rows(table, np.zeros(1), with_time=True), constant=constant)
         weights = max(ends[0], 1e-9) / max(ends[-1], 1e-9) * _FAR
@@ -379,7 +381,7 @@ class Price:
         return float(_dual(self.rows, self.root, Box(time_s=deadline_s), "min_cost").max())
 
 
-def _bracket(table: Table, box: Box, objective: Objective, constant: bool) -> tuple[Relaxed, float, float | None]:
+def _bracket(table: StageTable, box: Box, objective: Objective, constant: bool) -> tuple[Relaxed, float, float | None]:
     """Bounds for the search: the solved rows, a lower bound on the objective, and a plan's value if one was met."""
     ends = roots(table, make_rows(table, np.zeros(1), with_time=True), constant=constant)
     scale = max(ends[0], 1e-9) / max(ends[-1], 1e-9)
@@ -415,7 +417,7 @@ def _dual(rows: Rows, root: Floats, box: Box, objective: Objective) -> Floats:
     return value
 
 
-def _achieved(table: Table, solved: Relaxed, box: Box, objective: Objective) -> float | None:
+def _achieved(table: StageTable, solved: Relaxed, box: Box, objective: Objective) -> float | None:
     """The best objective in `box` among the rows' own plans."""
     time_s, cost_usd = _carried_out(table, solved)
     inside = box.holds(time_s, cost_usd)
@@ -423,7 +425,7 @@ def _achieved(table: Table, solved: Relaxed, box: Box, objective: Objective) -> 
     return float(values[inside].min()) if inside.any() else None
 
 
-def _carried_out(table: Table, solved: Relaxed) -> tuple[Floats, Floats]:
+def _carried_out(table: StageTable, solved: Relaxed) -> tuple[Floats, Floats]:
     """(R,) What the rows' own plans really take and cost."""
     labels = start(table)
     parents = np.zeros(len(solved.rows), dtype=np.int64)
@@ -433,7 +435,7 @@ def _carried_out(table: Table, solved: Relaxed) -> tuple[Floats, Floats]:
     return labels.time_s, labels.cost_usd
 
 
-def _best(layers: list[Labels], objective: Objective, most: int) -> list[Found]:
+def _best(layers: list[Labels], objective: Objective, most: int) -> list[FoundPlan]:
     final = layers[-1]
     cost_usd, time_s = np.round(final.cost_usd, 9), np.round(final.time_s, 6)
     first, second = (cost_usd, time_s) if objective == "min_cost" else (time_s, cost_usd)
@@ -441,10 +443,10 @@ def _best(layers: list[Labels], objective: Objective, most: int) -> list[Found]:
     return [_found(layers, int(index)) for index in ranked[:most]]
 
 
-def _found(layers: list[Labels], index: int) -> Found:
+def _found(layers: list[Labels], index: int) -> FoundPlan:
     time_s, cost_usd = float(layers[-1].time_s[index]), float(layers[-1].cost_usd[index])
     path: Path = []
     for labels in reversed(layers):
         path.append((int(labels.at[index]), int(labels.option[index])))
         index = int(labels.parent[index])
-    return Found(time_s=time_s, cost_usd=cost_usd, path=path[::-1])
+    return FoundPlan(time_s=time_s, cost_usd=cost_usd, path=path[::-1])

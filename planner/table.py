@@ -16,7 +16,7 @@ import numpy.typing as npt
 from rubberband.errors import InputError
 from rubberband.planner.model import least_instances, run_s
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, gang_sizes
-from rubberband.values.plan import Cohort, Constraints, Market, Plan, Stage, StagePlan
+from rubberband.values.plan import Cohort, Market, Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile
 
 Floats = npt.NDArray[np.float64]
@@ -25,7 +25,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class StartTerms:
     """What starting instances takes, and what does not depend on the market."""
 
     minimum_s: float
@@ -43,7 +43,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class HeldAtStart:
     """What is held before the first stage, youngest group first (nothing, unless a job is replanned)."""
 
     instances: int = 0
@@ -60,15 +60,15 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class StageTable:
     """Stages x counts x options; a count is a number of instances on a market, an option a number of GPUs per trial.
 
     Under `per_instance` billing the fastest option is always best and there is one; under `per_function` billing a
     faster one may cost more, and all that are not dominated are kept.
     """
 
-    terms: Terms
-    start: Start
+    terms: StartTerms
+    start: HeldAtStart
     markets: tuple[Market, ...]
     """Of the blocks that the counts fall into, one after another."""
     blocks: tuple[slice, ...]
@@ -149,12 +149,12 @@ def build_table(
     stages: Sequence[Stage],
     profile: Profile,
     offer: Offer,
-    constraints: Constraints,
+    constraints: PlanningConstraints,
     held: Sequence[Cohort] = (),
     moments: Moments | None = None,
-    terms: Terms | None = None,
+    terms: StartTerms | None = None,
     only: tuple[Market, ...] | None = None,
-) -> Table:
+) -> StageTable:
     """The table of a job (or of the rest of one that holds instances) on an offer.
 
     Instance counts beyond which no stage gets faster are left out. If no instance can live shorter than the billing
@@ -179,7 +179,7 @@ def build_table(
     per_instance = offer.billing == "per_instance"
     prices = np.array([offer.market_price_usd_per_s(market) if per_instance else 0.0 for market in markets])
     duration_s = _joined([block.duration_s for block in blocks], width)
-    return Table(
+    return StageTable(
         terms=terms or mean_terms(offer),
         start=begin,
         markets=markets,
@@ -214,7 +214,7 @@ def _block(
     offer: Offer,
     market: Market,
     gangs: Ints,
-    begin: Start,
+    begin: HeldAtStart,
     moments: Moments,
     noisy: object,
 ) -> _Block:
@@ -274,13 +274,13 @@ def _joined(parts: Sequence[npt.NDArray[Any]], width: int, fill: bool = True) ->
     return np.concatenate(padded, axis=1)
 
 
-def _start(held: Sequence[Cohort], offer: Offer, market: Market) -> Start:
+def _start(held: Sequence[Cohort], offer: Offer, market: Market) -> HeldAtStart:
     groups = sorted((cohort for cohort in held if cohort.instances), key=lambda cohort: cohort.held_s)
     if not groups:
-        return Start(market=market)
+        return HeldAtStart(market=market)
     minimum_s = offer.minimum_billed_s if offer.billing == "per_instance" else 0.0
     young = [group for group in groups if group.held_s < minimum_s]
-    return Start(
+    return HeldAtStart(
         instances=sum(group.instances for group in groups),
         market=groups[0].market,
         young=tuple(group.instances for group in young),
@@ -300,7 +300,7 @@ def distinct(values: Floats) -> Floats:
 
 
 def _considered(
-    faster: Bools, young_cohorts: int, offer: Offer, counts: Ints, begin: Start, edges: set[int] | None
+    faster: Bools, young_cohorts: int, offer: Offer, counts: Ints, begin: HeldAtStart, edges: set[int] | None
 ) -> Ints:
     """Indices of the counts worth considering, for the reasons that `build_table` gives.
 
@@ -335,9 +335,9 @@ def holding_is_free(offer: Offer) -> bool:
     return offer.billing == "per_function" and offer.once_usd_per_instance == 0.0
 
 
-def mean_terms(offer: Offer) -> Terms:
+def mean_terms(offer: Offer) -> StartTerms:
     """The terms of an offer if nothing varies."""
-    return Terms(
+    return StartTerms(
         minimum_s=offer.minimum_billed_s if offer.billing == "per_instance" else 0.0,
         data_usd=offer.once_usd_per_instance,
         head_usd_per_s=offer.head_cost_usd(1.0),
@@ -346,7 +346,7 @@ def mean_terms(offer: Offer) -> Terms:
     )
 
 
-def gangs_of(profile: Profile, offer: Offer, constraints: Constraints) -> list[int]:
+def gangs_of(profile: Profile, offer: Offer, constraints: PlanningConstraints) -> list[int]:
     """The GPUs per trial worth considering: beyond the largest measured count a trial is no faster, only wider.
 
     Raises InputError if there is none.

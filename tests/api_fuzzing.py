@@ -19,14 +19,14 @@ from schemathesis.engine import events, from_schema
 from rubberband.api.app import create_app
 from rubberband.api.names import NAME_PATTERN
 from rubberband.api.security.tokens import Tokens
-from rubberband.api.settings import Limits, Settings
+from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.api.store.sql import open_store
 from rubberband.app.run import run_experiment
 from rubberband.executor.journal.folder import ExperimentFolder
 from tests.builders.browser import served
 from tests.builders.service_runs import cut_off, experiment
 
-LIMITS = Limits(requests_per_s=1e6, burst=1_000_000, concurrent=1000, planning_s=5.0, max_running=1)
+LIMITS = ServiceLimits(requests_per_s=1e6, burst=1_000_000, concurrent=1000, planning_s=5.0, max_running=1)
 REFUSALS = [400, 401, 403, 404, 405, 409, 413, 415, 422]
 """How what does not fit is answered; a failure of the service is no refusal."""
 

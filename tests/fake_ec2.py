@@ -10,7 +10,7 @@ from typing import Any
 from rubberband.cloud.aws.calls import Machines, NodeStart, name_in
 from rubberband.cloud.aws.launching import Ware
 from rubberband.cloud.aws.provider import AwsProvider
-from rubberband.cloud.provider import Head, InstanceStatus
+from rubberband.cloud.provider import Head, InstanceDescription
 from tests.ec2 import FakeAws, FakeCall, Fault
 
 START_AT = 1_800_000_000.0
@@ -115,7 +115,7 @@ class World:
         """Names of what really lives, whoever knows of it."""
         return sorted(name_in(instance.tags, instance.launch_index) for instance in self.fake.living)
 
-    def look(self, provider: AwsProvider) -> dict[str, InstanceStatus]:
+    def look(self, provider: AwsProvider) -> dict[str, InstanceDescription]:
         """Name -> what the provider shows, after a fresh look at EC2."""
         self.sleep(provider.look_s)
         return {status.instance: status for status in provider.describe()}

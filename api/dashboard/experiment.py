@@ -34,7 +34,7 @@ from rubberband.views.learning_chart import CURVES_NOTE, learning_curves
 from rubberband.views.parallel_coordinates import PARALLEL_NOTE, parallel_coordinates
 from rubberband.views.report_html import CONTENT_POLICY, render_html, script_json
 from rubberband.views.spending import SPEND_NOTE, spend
-from rubberband.views.tables import Table, failures, incidents
+from rubberband.views.tables import TextTable, failures, incidents
 from rubberband.views.words import duration, printable, setting, usd
 
 # What was submitted, as the page of an experiment tells it that has not begun (or never did). Pure.
@@ -248,7 +248,7 @@ def _told(experiment: Submission, result: Result, asked: Asked) -> dict[str, Any
     }
 
 
-def _shortened(table: Table) -> Table:
+def _shortened(table: TextTable) -> TextTable:
     """Its first rows; the report has them all."""
     left = len(table.rows) - _MOST_ROWS
     if left <= 0:

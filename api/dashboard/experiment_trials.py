@@ -62,7 +62,7 @@ class TrialRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class StatusChoice:
     """Trials of one status, how many there are, and the address that shows only them."""
 
     title: str
@@ -72,12 +72,12 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialPage:
+class TrialTable:
     """One page of the table."""
 
     columns: tuple[Column, ...]
     rows: tuple[TrialRow, ...]
-    choices: tuple[Choice, ...]
+    choices: tuple[StatusChoice, ...]
     shown: str
     """Such as `26 to 50 of 3,000 trials`."""
     before: str
@@ -94,7 +94,7 @@ class _Kind:
     text: Callable[[TrialResult], str]
 
 
-def trial_page(result: Result, asked: Asked) -> TrialPage:
+def trial_page(result: Result, asked: Asked) -> TrialTable:
     """The trials that are asked for."""
     kinds = _kinds(result)
     every = Counter(status(result, trial) for trial in result.trials)
@@ -108,7 +108,7 @@ def trial_page(result: Result, asked: Asked) -> TrialPage:
     first = (page - 1) * PAGE_SIZE
     rows = found[first : first + PAGE_SIZE]
     of = f"{len(found):,} {'trial' if len(found) == 1 else 'trials'}"
-    return TrialPage(
+    return TrialTable(
         columns=tuple(_column(kind, asked) for kind in kinds),
         rows=tuple(_row(result, trial, kinds) for trial in rows),
         choices=_choices(result, every, wanted, asked),
@@ -234,9 +234,9 @@ def _row(result: Result, trial: TrialResult, kinds: Sequence[_Kind]) -> TrialRow
     )
 
 
-def _choices(result: Result, every: Mapping[str, int], wanted: str, asked: Asked) -> tuple[Choice, ...]:
-    def choice(name: str, title: str, count: int) -> Choice:
-        return Choice(title=title, count=count, address=asked.address(status=name, page=1), chosen=name == wanted)
+def _choices(result: Result, every: Mapping[str, int], wanted: str, asked: Asked) -> tuple[StatusChoice, ...]:
+    def choice(name: str, title: str, count: int) -> StatusChoice:
+        return StatusChoice(title=title, count=count, address=asked.address(status=name, page=1), chosen=name == wanted)
 
     order = sorted(every, key=lambda name: (list(CURVES).index(name) if name in CURVES else len(CURVES), name))
     return (choice("", "All", len(result.trials)), *(choice(name, name, every[name]) for name in order))

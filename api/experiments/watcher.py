@@ -20,7 +20,7 @@ from rubberband.api.experiments.gate import GOES_ON, Gate
 from rubberband.api.store.protocol import Store, TakenIn
 from rubberband.errors import InputError, JournalError, RubberbandError
 from rubberband.executor.journal.folder import ExperimentFolder, folders
-from rubberband.executor.journal.hosting import Order, holding, write_order
+from rubberband.executor.journal.hosting import HostedRun, holding, write_order
 from rubberband.executor.journal.reading import WholeJournal, read_at_once
 from rubberband.executor.observed import Observed, at_work, outcome_of, summary_of
 from rubberband.states import AT_WORK, ExperimentState
@@ -151,7 +151,7 @@ class Processes:
         self._command = command
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, folder: ExperimentFolder, order: Order) -> bool:
+    def start(self, folder: ExperimentFolder, order: HostedRun) -> bool:
         """Start one that carries out `order`; False if one is at work already.
 
         It has the lock before it exists, so that whoever does not see the lock held knows that there is none. Raises
@@ -167,7 +167,7 @@ class Processes:
             raise NotStartedError(f"its process could not be started: {error}") from None
         return True
 
-    def _spawn(self, folder: ExperimentFolder, order: Order, lock: int) -> None:
+    def _spawn(self, folder: ExperimentFolder, order: HostedRun, lock: int) -> None:
         log = os.open(folder.process_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self._children[folder.name] = subprocess.Popen(
@@ -492,8 +492,8 @@ class Watcher:
             state = ExperimentState.INTERRUPTED if order.resume else ExperimentState.REFUSED
             self._change(row, state, str(error))
 
-    def _order(self, row: Submission, folder: ExperimentFolder) -> Order:
-        return Order.of(
+    def _order(self, row: Submission, folder: ExperimentFolder) -> HostedRun:
+        return HostedRun.of(
             attempt=row.attempt,
             resume=folder.exists,
             words=row.words,

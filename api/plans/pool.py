@@ -104,7 +104,7 @@ class HardError(Exception):
     """The question was given up since it is hard and others wait: to be asked again as a hard one."""
 
 
-class _Ended(Exception):
+class _ProcessEnded(Exception):
     """The process is gone."""
 
 
@@ -131,7 +131,7 @@ class Planner:
         except OSError as error:  # no memory, or too many files or processes: there may be room again
             self._spawning = None
             _log.warning("no process that plans could be started: %s", error)
-            raise _Ended from None
+            raise _ProcessEnded from None
         self._process, self._spawning = process, None
         await self._told(process)
 
@@ -179,7 +179,7 @@ class Planner:
             process.stdin.write(line + b"\n")
             await process.stdin.drain()
         except ConnectionError:
-            raise _Ended from None
+            raise _ProcessEnded from None
         answer = await self._told(process)
         if "problem" in answer:
             raise Problem(_KINDS[answer["problem"]], answer["detail"], **answer["extensions"])
@@ -190,9 +190,9 @@ class Planner:
         try:
             told = await process.stdout.readline()
         except (ConnectionError, ValueError):
-            raise _Ended from None
+            raise _ProcessEnded from None
         if not told.endswith(b"\n"):
-            raise _Ended
+            raise _ProcessEnded
         answer: Json = json.loads(told)
         return answer
 
@@ -202,7 +202,7 @@ class Planner:
         try:
             return await self._process.stdout.readexactly(length)
         except (ConnectionError, asyncio.IncompleteReadError):
-            raise _Ended from None
+            raise _ProcessEnded from None
 
     def _at_work(self) -> asyncio.subprocess.Process:
         assert self._process is not None, "it was started"
@@ -338,7 +338,7 @@ class Pool:
                 f"no plan was found within {self._planning_s:g} s, the most here; ask without frontier=true, give "
                 "fewer instance_types or stages, or lower max_instances or the number of trials",
             ) from None
-        except _Ended:
+        except _ProcessEnded:
             if turn.is_given_up:
                 raise HardError from None
             raise _busy("the process that planned has ended") from None
@@ -430,7 +430,7 @@ class Pool:
         try:
             async with asyncio.timeout(_START_S):
                 await planner.start()
-        except (_Ended, TimeoutError):
+        except (_ProcessEnded, TimeoutError):
             await planner.end()
             self._cold.append(planner)
             for lane in (self._easy, self._hard):

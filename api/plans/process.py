@@ -27,7 +27,7 @@ import rubberband
 from rubberband.api.experiments.body import read_experiment, require_no_paths
 from rubberband.api.experiments.limit_preview import answered
 from rubberband.api.problems import INFEASIBLE, INTERNAL, PROFILE_MISSING, TOO_LONG, Problem, problem_of
-from rubberband.app.terms import Answer, Terms, answer, local_terms
+from rubberband.app.terms import EstimateAnswer, Terms, answer, local_terms
 from rubberband.cloud.catalogue import table_of, types_of
 from rubberband.errors import RubberbandError
 from rubberband.spec.experiment import Experiment
@@ -134,7 +134,7 @@ def planned(question: Question) -> tuple[int, bytes]:
     return problem.kind.status, json.dumps(problem.to_json(), allow_nan=False).encode()
 
 
-def infeasible(found: Answer, identity: str) -> Problem:
+def infeasible(found: EstimateAnswer, identity: str) -> Problem:
     """No plan keeps the limits: what would have to be allowed, in seconds and dollars and in the file's words."""
     estimate = found.estimate
     if estimate.nearest is not None:

@@ -80,7 +80,7 @@ _KEPT_HEADERS = ("content-type", "location", "content-location", "cache-control"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class KeyedRequest:
     """A request, as far as another one with its key must be the same."""
 
     key: str | None
@@ -96,16 +96,16 @@ class Asked:
         return hashlib.sha256(f"{self.owner}\n{self.digest}\n{self.key}".encode()).hexdigest()[:32]
 
 
-def asked(request: Request, principal: Principal, key: str | None, body: bytes = b"") -> Asked:
+def asked(request: Request, principal: Principal, key: str | None, body: bytes = b"") -> KeyedRequest:
     """What a request asks for."""
     digest = hashlib.sha256()
     for part in (request.method, request.url.path, request.url.query, request.headers.get("content-type", "")):
         digest.update(part.encode() + b"\n")
     digest.update(body)
-    return Asked(key=key, owner=principal.token, digest=digest.hexdigest())
+    return KeyedRequest(key=key, owner=principal.token, digest=digest.hexdigest())
 
 
-async def once(store: Store, request: Asked, act: Callable[[], Awaitable[Response]]) -> Response:
+async def once(store: Store, request: KeyedRequest, act: Callable[[], Awaitable[Response]]) -> Response:
     """The answer of `act`, or the one that it gave when the same was asked before.
 
     What came to nothing (an error) is not kept: it may be asked again. Raises Problem KEY_REUSED and KEY_BUSY.

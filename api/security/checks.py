@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from rubberband.api.problems import FOREIGN_HOST, FOREIGN_ORIGIN, RATE, Problem
-from rubberband.api.settings import Limits
+from rubberband.api.settings import ServiceLimits
 from rubberband.units import shown
 
 _MOST_KEYS = 10_000
@@ -60,7 +60,7 @@ class Buckets:
 class Turnstile:
     """Lets requests pass, as many as the limits allow."""
 
-    def __init__(self, limits: Limits, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: ServiceLimits, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
         self._buckets = Buckets(per_s=limits.requests_per_s, burst=limits.burst, clock=clock)
         self._inside: Counter[tuple[str, bool]] = Counter()

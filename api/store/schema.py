@@ -14,7 +14,7 @@ VERSION = 1
 """Of these tables. One that is greater was made by a newer version of rubberband."""
 
 
-class Words(TypeDecorator[str]):
+class StoredText(TypeDecorator[str]):
     """Text. What no database keeps (NUL, half a surrogate pair) becomes a replacement character, in queries too."""
 
     impl = sql.Text
@@ -60,7 +60,7 @@ METADATA = sql.MetaData()
 NUMBERS = sql.Table(
     "service_numbers",
     METADATA,
-    sql.Column("name", Words, primary_key=True),
+    sql.Column("name", StoredText, primary_key=True),
     sql.Column("value", sql.BigInteger, nullable=False),
 )
 """`version` of the tables, and `feed`: the id of the last event. Who adds to the feed holds that row to the end of the
@@ -69,16 +69,16 @@ transaction, so that no event becomes visible after one with a greater id."""
 SUBMISSIONS = sql.Table(
     "service_submissions",
     METADATA,
-    sql.Column("name", Words, primary_key=True),
-    sql.Column("state", Words, nullable=False),
+    sql.Column("name", StoredText, primary_key=True),
+    sql.Column("state", StoredText, nullable=False),
     sql.Column("created_at", sql.Double, nullable=False),
     sql.Column("changed_at", sql.Double, nullable=False),
-    sql.Column("owner", Words, nullable=False),
+    sql.Column("owner", StoredText, nullable=False),
     sql.Column("words", Json, nullable=False),
-    sql.Column("policy", Words, nullable=False),
-    sql.Column("plan", Words),
-    sql.Column("request", Words, nullable=False),
-    sql.Column("reason", Words, nullable=False),
+    sql.Column("policy", StoredText, nullable=False),
+    sql.Column("plan", StoredText),
+    sql.Column("request", StoredText, nullable=False),
+    sql.Column("reason", StoredText, nullable=False),
     sql.Column("attempt", sql.Integer, nullable=False),
     sql.Column("summary", Json, nullable=False),
     sql.Index("service_submissions_by_age", "created_at", "name"),
@@ -88,9 +88,9 @@ FEED = sql.Table(
     "service_feed",
     METADATA,
     sql.Column("id", sql.BigInteger, primary_key=True, autoincrement=False),
-    sql.Column("experiment", Words, nullable=False),
+    sql.Column("experiment", StoredText, nullable=False),
     sql.Column("seq", sql.Integer),
-    sql.Column("kind", Words, nullable=False),
+    sql.Column("kind", StoredText, nullable=False),
     sql.Column("occurred_at", sql.Double, nullable=False),
     sql.Column("data", Json, nullable=False),
     sql.Index("service_feed_by_experiment", "experiment", "id"),
@@ -100,7 +100,7 @@ FEED = sql.Table(
 PRUNED = sql.Table(
     "service_feed_pruned",
     METADATA,
-    sql.Column("experiment", Words, primary_key=True),
+    sql.Column("experiment", StoredText, primary_key=True),
     sql.Column("last_id", sql.BigInteger, nullable=False, index=True),
     sql.Column("last_seq", sql.Integer, nullable=False),
 )
@@ -109,7 +109,7 @@ PRUNED = sql.Table(
 PLANS = sql.Table(
     "service_plans",
     METADATA,
-    sql.Column("id", Words, primary_key=True),
+    sql.Column("id", StoredText, primary_key=True),
     sql.Column("created_at", sql.Double, nullable=False),
     sql.Column("words", Json, nullable=False),
     sql.Column("options", Json, nullable=False),
@@ -121,30 +121,30 @@ PLANS = sql.Table(
 TOKENS = sql.Table(
     "service_tokens",
     METADATA,
-    sql.Column("id", Words, primary_key=True),
-    sql.Column("name", Words, nullable=False),
-    sql.Column("scope", Words, nullable=False),
+    sql.Column("id", StoredText, primary_key=True),
+    sql.Column("name", StoredText, nullable=False),
+    sql.Column("scope", StoredText, nullable=False),
     sql.Column("created_at", sql.Double, nullable=False),
     sql.Column("expires_at", sql.Double),
     sql.Column("revoked_at", sql.Double),
     sql.Column("last_used_at", sql.Double),
-    sql.Column("secret_hash", Words, nullable=False),
+    sql.Column("secret_hash", StoredText, nullable=False),
 )
 
 SESSIONS = sql.Table(
     "service_sessions",
     METADATA,
-    sql.Column("hash", Words, primary_key=True),
-    sql.Column("token", Words, nullable=False, index=True),
+    sql.Column("hash", StoredText, primary_key=True),
+    sql.Column("token", StoredText, nullable=False, index=True),
     sql.Column("expires_at", sql.Double, nullable=False),
 )
 
 KEYS = sql.Table(
     "service_request_keys",
     METADATA,
-    sql.Column("owner", Words, primary_key=True),
-    sql.Column("key", Words, primary_key=True),
-    sql.Column("request_hash", Words, nullable=False),
+    sql.Column("owner", StoredText, primary_key=True),
+    sql.Column("key", StoredText, primary_key=True),
+    sql.Column("request_hash", StoredText, nullable=False),
     sql.Column("claimed_at", sql.Double, nullable=False),
     sql.Column("status", sql.Integer),
     sql.Column("headers", Json),

@@ -26,7 +26,7 @@ from rubberband.api.store.schema import (
     SUBMISSIONS,
     TOKENS,
     VERSION,
-    Words,
+    StoredText,
 )
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.journal.database import Database, parse_url
@@ -41,7 +41,7 @@ ACT_KEPT_S = 30 * 24 * 3600.0
 ACTS = sql.Table(
     "service_acts",
     METADATA,
-    sql.Column("request", Words, primary_key=True),
+    sql.Column("request", StoredText, primary_key=True),
     sql.Column("acted_at", sql.Double, nullable=False, index=True),
 )
 

@@ -15,7 +15,7 @@ from rubberband.values.plan import Market
 # What every instance of an experiment has in common on EC2: plain values, resolved before anything is rented.
 
 
-class Session(Protocol):
+class AwsSession(Protocol):
     """AWS in one region, as one principal: boto3's clients, or the fake's, which take and return the same.
 
     A client raises botocore.exceptions.ClientError, or another BotoCoreError (no connection, time-out, no credentials).
@@ -93,7 +93,7 @@ def bursts(instance_type: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Purchase:
     """What one attempt tries to buy."""
 
     instance_type: str
@@ -107,7 +107,7 @@ class Choice:
     """The cluster in which it is close to others."""
 
 
-def client_token(experiment: str, run: str, instances: Sequence[str], attempt: int, choice: Choice) -> str:
+def client_token(experiment: str, run: str, instances: Sequence[str], attempt: int, choice: Purchase) -> str:
     """The token of one request: the same for the same one, in any process, and for no other (64 characters)."""
     words = (experiment, run, *instances, str(attempt), choice.instance_type, choice.zone, choice.market)
     return hashlib.sha256("\0".join(words).encode()).hexdigest()
@@ -150,7 +150,7 @@ def name_of(machine: Mapping[str, Any]) -> str:
 
 def launch_request(
     machines: Machines,
-    choice: Choice,
+    choice: Purchase,
     *,
     token: str,
     tags: dict[str, str],
@@ -198,7 +198,7 @@ def changed_disks(root_device: str, root_gb: int | None, lasting: Iterable[str])
     return [{"DeviceName": device, "Ebs": disk} for device, disk in disks.items()]
 
 
-def _spot_options(choice: Choice) -> dict[str, str]:
+def _spot_options(choice: Purchase) -> dict[str, str]:
     options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
     if choice.on_demand_usd_per_hour > 0.0:
         options["MaxPrice"] = f"{choice.on_demand_usd_per_hour:.6f}"
@@ -215,7 +215,7 @@ def by_tags(**tags: str) -> list[dict[str, Any]]:
     return [{"Name": f"tag:rubberband:{name}", "Values": [value]} for name, value in tags.items()]
 
 
-def amiss(machine: Mapping[str, Any], choice: Choice) -> str:
+def amiss(machine: Mapping[str, Any], choice: Purchase) -> str:
     """How a described instance differs from what was asked for, in words; empty if it does not."""
     bought_type = machine.get("InstanceType", choice.instance_type)
     if bought_type != choice.instance_type:
@@ -236,7 +236,7 @@ _MARKETS = {"spot": "on the spot market", "on_demand": "on demand"}
 # It imports nothing of AWS's itself.
 
 
-def open_aws(region: str) -> Session:
+def open_aws(region: str) -> AwsSession:
     """A session in `region`. Raises InputError if boto3 is missing, or if boto3 knows no such region."""
     try:
         from rubberband.cloud.aws import client as session

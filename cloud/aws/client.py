@@ -18,7 +18,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ReadTimeoutError
 
 import rubberband
-from rubberband.cloud.aws.calls import Session
+from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.errors import FAILURES, explain
 from rubberband.errors import InputError, ProviderError
 from rubberband.units import nearest, shown
@@ -119,7 +119,7 @@ def pages(
     raise ReadTimeoutError(endpoint_url=f"the rest of {key}")
 
 
-def described(session: Session, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def described(session: AwsSession, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The instances that pass the filters. Raises ProviderError if EC2 does not answer."""
     try:
         reservations = pages(session.client("ec2").describe_instances, "Reservations", Filters=wanted)

@@ -18,10 +18,10 @@ from typing import Any
 
 from rubberband.cloud.aws import calls, states
 from rubberband.cloud.aws import states as console
-from rubberband.cloud.aws.calls import Session
+from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.client import described
 from rubberband.cloud.aws.errors import FAILURES, Verdict, explain, lacks_rights, verdict
-from rubberband.cloud.aws.intents import Attempt, Intent, Intents, Run
+from rubberband.cloud.aws.intents import Intent, Intents, LaunchAttempt, Run
 from rubberband.cloud.aws.pricing import SpotHours
 from rubberband.errors import ProviderError
 
@@ -39,12 +39,12 @@ SHUTDOWN_S = 90.0
 """From the end of a lease until the machine is off, at most."""
 
 
-class Fleet:
+class Ec2Fleet:
     """What there is of one run. Safe to use from several threads."""
 
     def __init__(
         self,
-        session: Session,
+        session: AwsSession,
         run: Run,
         intents: Intents,
         *,
@@ -306,7 +306,7 @@ class Fleet:
         self._deaf = (at if at - last > VISIBILITY_S else since, at)
         return at - self._deaf[0]
 
-    def _meaning(self, error: BaseException, name: str, attempt: Attempt) -> Verdict:
+    def _meaning(self, error: BaseException, name: str, attempt: LaunchAttempt) -> Verdict:
         """What a refusal to end it means: the right to hangs on its tags, which come late and go after its end."""
         if not lacks_rights(error):
             return verdict(error)
@@ -316,7 +316,7 @@ class Fleet:
             return "unknown"
         return "refused" if shown and at - attempt.asked_at >= VISIBILITY_S else "absent"
 
-    def _terminate_once(self, name: str, attempt: Attempt) -> Intent:
+    def _terminate_once(self, name: str, attempt: LaunchAttempt) -> Intent:
         intent = self.intents.get(name)
         answer = self.ec2.terminate_instances(InstanceIds=[attempt.instance_id])
         self._told_to_end.add(attempt.instance_id)

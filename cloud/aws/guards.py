@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from rubberband.cloud.aws.calls import Session
+from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.errors import FAILURES, code_of, explain, verdict
 
 _log = logging.getLogger(__name__)
@@ -30,12 +30,12 @@ _TRIES_S = 3600
 """The scheduler tries to end an instance for this long."""
 
 
-class Guards:
+class Schedules:
     """The schedules of one run's instances. If AWS refuses them, one warning says so, and the run goes on."""
 
     def __init__(
         self,
-        session: Session,
+        session: AwsSession,
         role: str,
         *,
         clock: Callable[[], float],
@@ -86,7 +86,7 @@ class Guards:
             self._working.release()
 
 
-def guard(session: Session, role: str, instance_id: str, at: float, *, moves: bool = False) -> None:
+def guard(session: AwsSession, role: str, instance_id: str, at: float, *, moves: bool = False) -> None:
     """Have AWS end an instance at `at` (Unix time; up to a minute later). `moves`: it has a guard already.
 
     Raises botocore's errors.
@@ -103,7 +103,7 @@ def guard(session: Session, role: str, instance_id: str, at: float, *, moves: bo
         other(**request)
 
 
-def delete(session: Session, instance_id: str) -> None:
+def delete(session: AwsSession, instance_id: str) -> None:
     """Delete an instance's guard, if it has one. Raises botocore's errors."""
     try:
         session.client("scheduler").delete_schedule(Name=_name(instance_id))
@@ -116,7 +116,7 @@ def _name(instance_id: str) -> str:
     return f"rubberband-{instance_id}"
 
 
-def _request(session: Session, role: str, instance_id: str, at: float) -> dict[str, Any]:
+def _request(session: AwsSession, role: str, instance_id: str, at: float) -> dict[str, Any]:
     _, partition, _, _, account, _ = session.client("sts").get_caller_identity()["Arn"].split(":", 5)
     return {
         "Name": _name(instance_id),

@@ -18,11 +18,11 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from rubberband.cloud.aws.boot import head_script
-from rubberband.cloud.aws.calls import OWNER_TAG, ROLE_TAG, Role, Session, bursts, by_tags, changed_disks
+from rubberband.cloud.aws.calls import OWNER_TAG, ROLE_TAG, AwsSession, Role, bursts, by_tags, changed_disks
 from rubberband.cloud.aws.client import pages
 from rubberband.cloud.aws.errors import FAILURES, code_of, verdict
 from rubberband.cloud.aws.images import find_image, root_volume_gb, type_facts
-from rubberband.cloud.aws.metadata import Place, own_place
+from rubberband.cloud.aws.metadata import OwnInstance, own_place
 from rubberband.cloud.aws.network import choose_subnets
 from rubberband.cloud.aws.preflight import refused_launch
 from rubberband.cloud.aws.resolving import in_one_line, security_group, what_to_install
@@ -60,11 +60,11 @@ class _Waiting:
 
 
 def ensure_head(
-    session: Session,
+    session: AwsSession,
     resources: Resources,
     *,
     folders: Sequence[str] = (),
-    place: Place | None = None,
+    place: OwnInstance | None = None,
     clock: Callable[[], float] = elapsed_s,
     sleep: Callable[[float], None] = time.sleep,
 ) -> HeadInstance:
@@ -91,7 +91,7 @@ def ensure_head(
     )
 
 
-def upload_folder(session: Session, checkpoints: str | None, name: str, archive: bytes) -> str | None:
+def upload_folder(session: AwsSession, checkpoints: str | None, name: str, archive: bytes) -> str | None:
     """Put an experiment's packed folder beside its checkpoints; its s3:// address, or None if they are in no bucket.
 
     Raises InputError, with the remedy, if it cannot be written.
@@ -102,7 +102,7 @@ def upload_folder(session: Session, checkpoints: str | None, name: str, archive:
         return put(session, checkpoints, f"folders/{name}.zip", archive)
 
 
-def heads(session: Session, owner: str) -> list[Any]:
+def heads(session: AwsSession, owner: str) -> list[Any]:
     """The owner's heads that live, as EC2 shows them, the oldest first. Raises botocore's errors."""
     living = [*by_tags(owner=owner, role="head"), {"Name": "instance-state-name", "Values": [*_LIVING, *_STOPPED]}]
     shown = pages(session.client("ec2").describe_instances, "Reservations", Filters=living)
@@ -113,7 +113,7 @@ def _age(instance: Any) -> tuple[Any, str]:
     return instance["LaunchTime"], instance["InstanceId"]
 
 
-def _oldest(session: Session, owner: str) -> Any | None:
+def _oldest(session: AwsSession, owner: str) -> Any | None:
     found = heads(session, owner)
     if found and found[0]["State"]["Name"] in _STOPPED:
         stopped = found[0]["InstanceId"]
@@ -128,10 +128,10 @@ def _oldest(session: Session, owner: str) -> Any | None:
 
 
 def _launch(
-    session: Session,
+    session: AwsSession,
     resources: Resources,
     folders: Sequence[str],
-    place: Place | None,
+    place: OwnInstance | None,
     sleep: Callable[[float], None],
 ) -> str:
     """The id of a head that was just launched. Raises InputError, ProviderError."""
@@ -171,7 +171,7 @@ def _tags(owner: str) -> list[dict[str, str]]:
 
 
 def launch_in_some_zone(
-    session: Session,
+    session: AwsSession,
     request: dict[str, Any],
     subnets: Mapping[str, str],
     profile: str,
@@ -201,7 +201,7 @@ def launch_in_some_zone(
     )
 
 
-def _with_a_token(session: Session, request: dict[str, Any], sleep: Callable[[float], None]) -> str:
+def _with_a_token(session: AwsSession, request: dict[str, Any], sleep: Callable[[float], None]) -> str:
     """Launch once for the same request, however often it is asked for; anew where what it launched has ended."""
     digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
     for attempt in range(_MOST_HEADS):
@@ -217,7 +217,7 @@ def _with_a_token(session: Session, request: dict[str, Any], sleep: Callable[[fl
     raise ProviderError(f"{_MOST_HEADS} heads like this one have ended here; change resources.aws to start another")
 
 
-def _answer(session: Session, request: dict[str, Any], sleep: Callable[[float], None]) -> Any:
+def _answer(session: AwsSession, request: dict[str, Any], sleep: Callable[[float], None]) -> Any:
     """What EC2 makes of a launch, which is asked for again, with its token, until the answer is definite."""
     for pause_s in _PAUSES_S:
         try:
@@ -229,7 +229,7 @@ def _answer(session: Session, request: dict[str, Any], sleep: Callable[[float], 
     return session.client("ec2").run_instances(**request)
 
 
-def _ended_before(session: Session, launched: Any) -> bool:
+def _ended_before(session: AwsSession, launched: Any) -> bool:
     """The answer for a token that was used may show the instance as it was when it was launched."""
     if launched["State"]["Name"] not in _LIVING:
         return True
@@ -237,7 +237,7 @@ def _ended_before(session: Session, launched: Any) -> bool:
     return shown is not None and shown["State"]["Name"] not in (*_LIVING, *_STOPPED)
 
 
-def _the_only_one(session: Session, owner: str, started: str, waiting: _Waiting) -> Any:
+def _the_only_one(session: AwsSession, owner: str, started: str, waiting: _Waiting) -> Any:
     """The head that stays: another may have been started at the same time. Ours is ended unless it is the oldest."""
     before = waiting.clock() + _RUNNING_S
     while waiting.clock() < before:
@@ -252,7 +252,7 @@ def _the_only_one(session: Session, owner: str, started: str, waiting: _Waiting)
     )
 
 
-def _until_running(session: Session, instance_id: str, waiting: _Waiting) -> Any:
+def _until_running(session: AwsSession, instance_id: str, waiting: _Waiting) -> Any:
     before = waiting.clock() + _RUNNING_S
     while waiting.clock() < before:
         shown = _described(session, instance_id)
@@ -266,7 +266,7 @@ def _until_running(session: Session, instance_id: str, waiting: _Waiting) -> Any
     raise ProviderError(f"the head {instance_id} does not run after {_RUNNING_S:g} s; end it with `rubberband down`")
 
 
-def _described(session: Session, instance_id: str) -> Any | None:
+def _described(session: AwsSession, instance_id: str) -> Any | None:
     """None while EC2 does not show it (yet)."""
     try:
         answer = session.client("ec2").describe_instances(InstanceIds=[instance_id])

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from rubberband.cloud.aws.calls import Session
+from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.client import pages
 from rubberband.cloud.aws.errors import code_of
 from rubberband.errors import InputError
@@ -48,7 +48,7 @@ class Image:
     """Device names of its volumes that outlive an instance unless told not to."""
 
 
-def type_facts(session: Session, instance_type: str, key: str = "resources.instance_type") -> TypeFacts:
+def type_facts(session: AwsSession, instance_type: str, key: str = "resources.instance_type") -> TypeFacts:
     """The facts of a type. Raises InputError, naming near ones, if the region has no such type; botocore's errors."""
     ec2 = session.client("ec2")
     named = [{"Name": "instance-type", "Values": [instance_type]}]
@@ -68,7 +68,7 @@ def type_facts(session: Session, instance_type: str, key: str = "resources.insta
     )
 
 
-def find_image(session: Session, word: str | None, facts: TypeFacts, *, installs: bool) -> Image:
+def find_image(session: AwsSession, word: str | None, facts: TypeFacts, *, installs: bool) -> Image:
     """The image that `resources.aws.image` says, or the default one for the type; `installs`: packages, at boot.
 
     Raises InputError if there is none, if it does not run on the type, or if the default one does not know the type's
@@ -117,7 +117,7 @@ def _default_parameter(facts: TypeFacts) -> str:
     return _GPU_IMAGE.format(architecture) if facts.gpus else _CPU_IMAGE.format(_CANONICAL[architecture])
 
 
-def _parameter(session: Session, name: str) -> str:
+def _parameter(session: AwsSession, name: str) -> str:
     try:
         return str(session.client("ssm").get_parameter(Name=name)["Parameter"]["Value"])
     except Exception as error:
@@ -129,7 +129,7 @@ def _parameter(session: Session, name: str) -> str:
         ) from None
 
 
-def described_image(session: Session, image_id: str) -> Image:
+def described_image(session: AwsSession, image_id: str) -> Image:
     """An AMI by its id. Raises InputError if there is none that this account may use; botocore's errors."""
     try:
         images = session.client("ec2").describe_images(ImageIds=[image_id])["Images"]

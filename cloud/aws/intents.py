@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from rubberband.atomic import sync_directory, write_atomically
-from rubberband.cloud.aws.calls import Choice
-from rubberband.cloud.provider import InstanceState, InstanceStatus
+from rubberband.cloud.aws.calls import Purchase
+from rubberband.cloud.provider import InstanceDescription, InstanceState
 from rubberband.errors import ProviderError
 from rubberband.values.plan import Market
 
@@ -30,11 +30,11 @@ Outcome = Literal["unknown", "accepted", "refused"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class LaunchAttempt:
     """An instance's part in one request, which has a client token: a type, a zone, a market."""
 
     token: str
-    choice: Choice
+    choice: Purchase
     request: Mapping[str, Any]
     """The exact parameters: the same token must come with the same."""
     names: tuple[str, ...]
@@ -61,7 +61,7 @@ class Intent:
     requested_at: float
     head_address: str = ""
     """Of the head that it joins: with another it is of no use."""
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[LaunchAttempt, ...] = ()
     refused: str = ""
     """Set if every attempt was refused: nothing was rented under this name, nor will be."""
     ending: str | None = None
@@ -76,7 +76,7 @@ class Intent:
     """Of a spot instance: USD per hour of each hour that it has begun, as far as is known."""
 
     @property
-    def last(self) -> Attempt | None:
+    def last(self) -> LaunchAttempt | None:
         """The attempt that counts: earlier ones were refused."""
         return self.attempts[-1] if self.attempts else None
 
@@ -91,23 +91,23 @@ class Intent:
         asked = [a.asked_at for a in self.attempts if a.doubtful and a.outcome == "refused"]
         return max(asked, default=None)
 
-    def attempt_of(self, machine: Mapping[str, Any]) -> Attempt | None:
+    def attempt_of(self, machine: Mapping[str, Any]) -> LaunchAttempt | None:
         """The attempt that a described instance comes from; None for a stranger."""
         for attempt in self.attempts:
             if machine["InstanceId"] == attempt.instance_id or self.comes_of(attempt, machine):
                 return attempt
         return None
 
-    def comes_of(self, attempt: Attempt, machine: Mapping[str, Any]) -> bool:
+    def comes_of(self, attempt: LaunchAttempt, machine: Mapping[str, Any]) -> bool:
         """Whether a described instance is what an attempt asked for under this name."""
         index = attempt.names.index(self.instance)
         return machine.get("ClientToken") == attempt.token and machine.get("AmiLaunchIndex", 0) == index
 
-    def status(self) -> InstanceStatus:
+    def status(self) -> InstanceDescription:
         """As the provider shows it."""
         state: InstanceState = "pending" if self.running_at is None else "running"
         last = self.last
-        return InstanceStatus(
+        return InstanceDescription(
             instance=self.instance,
             experiment=self.experiment,
             state="terminated" if self.ended_at is not None else state,
@@ -191,7 +191,7 @@ class Intents:
         with self._mutex:
             return self._known.get(instance)
 
-    def last(self, instance: str) -> Attempt:
+    def last(self, instance: str) -> LaunchAttempt:
         """The attempt of a name that counts, where one was written."""
         intent = self.get(instance)
         assert intent is not None
@@ -227,7 +227,7 @@ class Intents:
         intent = self.get(instance)
         return intent is not None and intent.lives and intent.ending is None
 
-    def add_attempt(self, attempt: Attempt) -> bool:
+    def add_attempt(self, attempt: LaunchAttempt) -> bool:
         """Write the next attempt of all of its `names` for good; False, and nothing is written, if one has ended.
 
         Raises ProviderError if it cannot be written: do not ask then.
@@ -244,12 +244,12 @@ class Intents:
                 raise
             return True
 
-    def unanswered(self, attempt: Attempt) -> list[Intent]:
+    def unanswered(self, attempt: LaunchAttempt) -> list[Intent]:
         """Those that a request was made for whose part in it is not answered yet."""
         shares = [intent for name in attempt.names if (intent := self.get(name)) is not None]
         return [one for one in shares if one.last and (one.last.token, one.last.outcome) == (attempt.token, "unknown")]
 
-    def change_unanswered(self, attempt: Attempt, **changes: Any) -> None:
+    def change_unanswered(self, attempt: LaunchAttempt, **changes: Any) -> None:
         """Replace fields of a request where it is not answered yet."""
         with self._mutex:
             for intent in self.unanswered(attempt):
@@ -266,7 +266,7 @@ class Intents:
                 self._known[instance] = changed
             return changed
 
-    def change_last(self, instance: str, **changes: Any) -> Attempt:
+    def change_last(self, instance: str, **changes: Any) -> LaunchAttempt:
         """Replace fields of an intent's last attempt."""
 
         def changed(intent: Intent) -> Intent:
@@ -333,7 +333,7 @@ def _from_json(plain: dict[str, Any]) -> Intent:
     return Intent(**plain, attempts=tuple(attempts))
 
 
-def _attempt(instance: str, plain: dict[str, Any]) -> Attempt:
+def _attempt(instance: str, plain: dict[str, Any]) -> LaunchAttempt:
     """Former versions asked for each instance alone, and wrote no names."""
     names = tuple(plain.get("names", (instance,)))
-    return Attempt(**{**plain, "choice": Choice(**plain["choice"]), "names": names})
+    return LaunchAttempt(**{**plain, "choice": Purchase(**plain["choice"]), "names": names})

@@ -19,11 +19,11 @@ from typing import Any
 
 from rubberband.cloud import start_limits
 from rubberband.cloud.aws import calls
-from rubberband.cloud.aws.calls import Choice, Machines, NodeStart
+from rubberband.cloud.aws.calls import Machines, NodeStart, Purchase
 from rubberband.cloud.aws.errors import FAILURES, MORE_ROOM, Verdict, explain, verdict
-from rubberband.cloud.aws.fleet import Fleet
+from rubberband.cloud.aws.fleet import Ec2Fleet
 from rubberband.cloud.aws.images import type_facts
-from rubberband.cloud.aws.intents import Attempt, Intent
+from rubberband.cloud.aws.intents import Intent, LaunchAttempt
 from rubberband.cloud.aws.network import ensure_cluster
 from rubberband.cloud.aws.pricing import spot_prices
 from rubberband.errors import InputError, NoCapacityError, ProviderError
@@ -50,7 +50,7 @@ class Ware:
 class Choices:
     """What `wares` are to be had on `machines`."""
 
-    def __init__(self, fleet: Fleet, machines: Machines, wares: Sequence[Ware], *, together: bool = False) -> None:
+    def __init__(self, fleet: Ec2Fleet, machines: Machines, wares: Sequence[Ware], *, together: bool = False) -> None:
         """The first of `wares` is preferred. `together`: all are to be in one zone, since trials may span them."""
         self.together = together
         self._fleet = fleet
@@ -61,11 +61,11 @@ class Choices:
         self._refused_at: dict[tuple[str, str, Market], float] = {}
         """(type, zone, market) -> when it had no more."""
 
-    def note_refusal(self, choice: Choice) -> None:
+    def note_refusal(self, choice: Purchase) -> None:
         """It has no more just now: others that are bought soon ask elsewhere first."""
         self._refused_at[choice.instance_type, choice.zone, choice.market] = self._fleet.clock()
 
-    def turns(self, market: Market, count: int) -> Iterator[tuple[Choice, int]]:
+    def turns(self, market: Market, count: int) -> Iterator[tuple[Purchase, int]]:
         """The choices to try, one after the other, and the least number of instances for each.
 
         Instances that must be in one zone: where all of them are to be had, else half of them, else any; then only
@@ -91,7 +91,7 @@ class Choices:
         zones = Counter(last.choice.zone for last in living)
         return max(zones, key=lambda zone: zones[zone], default=None)
 
-    def _cluster(self, choice: Choice) -> str | None:
+    def _cluster(self, choice: Purchase) -> str | None:
         """The placement group of a choice, if its type can be in one."""
         place = choice.instance_type, choice.zone
         if place not in self._clusters:
@@ -104,11 +104,11 @@ class Choices:
             self._clusters[place] = found
         return self._clusters[place]
 
-    def _of(self, market: Market) -> Iterator[Choice]:
+    def _of(self, market: Market) -> Iterator[Purchase]:
         """In the order in which they are asked: what has refused just now comes last."""
-        last: list[Choice] = []
+        last: list[Purchase] = []
         for ware in self._wares:
-            choices: Iterable[Choice] = ()
+            choices: Iterable[Purchase] = ()
             if market == "on_demand":
                 choices = self._on_demand(ware)
             elif ware.spot_usd_per_hour is not None:
@@ -121,11 +121,11 @@ class Choices:
                     yield choice
         yield from last
 
-    def _on_demand(self, ware: Ware) -> Iterable[Choice]:
+    def _on_demand(self, ware: Ware) -> Iterable[Purchase]:
         price = ware.on_demand_usd_per_hour
         return [_choice(ware, zone, "on_demand", price) for zone in self._machines.subnets]
 
-    def _on_spot(self, ware: Ware, planned_usd_per_hour: float) -> Iterable[Choice]:
+    def _on_spot(self, ware: Ware, planned_usd_per_hour: float) -> Iterable[Purchase]:
         """The cheapest zone first; where a price is not known, the planned one."""
         name = ware.instance_type
         try:
@@ -136,8 +136,8 @@ class Choices:
         return sorted(found, key=lambda choice: choice.price_usd_per_hour)
 
 
-def _choice(ware: Ware, zone: str, market: Market, price_usd_per_hour: float) -> Choice:
-    return Choice(
+def _choice(ware: Ware, zone: str, market: Market, price_usd_per_hour: float) -> Purchase:
+    return Purchase(
         instance_type=ware.instance_type,
         zone=zone,
         market=market,
@@ -154,7 +154,7 @@ _LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Order:
+class LaunchOrder:
     """One launch, as the provider was asked for it."""
 
     instance: str
@@ -177,7 +177,7 @@ class Order:
         if not self.answer.done():
             self.answer.set_exception(NoCapacityError(reason) if sold_out else ProviderError(reason))
 
-    def follow(self, first: Order) -> None:
+    def follow(self, first: LaunchOrder) -> None:
         """Answer as `first` was, which asked for the same name."""
         error = first.answer.exception()
         if error is None:
@@ -189,14 +189,14 @@ class Order:
 class Gathering:
     """The orders that wait for each other, by market and head. Safe to use from several threads."""
 
-    def __init__(self, buy: Callable[[Sequence[Order]], None], wait: Callable[[], None]) -> None:
+    def __init__(self, buy: Callable[[Sequence[LaunchOrder]], None], wait: Callable[[], None]) -> None:
         """`buy` answers all of its orders, which have one market and one head; `wait` lets others come before it."""
         self._buy, self._wait = buy, wait
         self._mutex = threading.Lock()
-        self._waiting: defaultdict[tuple[Market, str], list[Order]] = defaultdict(list)
+        self._waiting: defaultdict[tuple[Market, str], list[LaunchOrder]] = defaultdict(list)
         self._turns: defaultdict[tuple[Market, str], threading.Lock] = defaultdict(threading.Lock)
 
-    def join(self, orders: Sequence[Order]) -> None:
+    def join(self, orders: Sequence[LaunchOrder]) -> None:
         """Return once all of `orders` are answered, by this thread or by another. They have one market and one head."""
         if not orders:
             return
@@ -240,7 +240,7 @@ class Launcher:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: Ec2Fleet,
         machines: Machines,
         choices: Choices,
         *,
@@ -269,7 +269,7 @@ class Launcher:
         self._asking: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
         """Token -> held by who asks with it."""
 
-    def begin(self, order: Order) -> None:
+    def begin(self, order: LaunchOrder) -> None:
         """Write down that it is wanted. An order of which everything is known already is answered."""
         intent = self._intents.get(order.instance)
         if intent is None:
@@ -287,7 +287,7 @@ class Launcher:
         elif not intent.lives or (intent.last is not None and intent.last.outcome == "accepted"):
             order.bought()
 
-    def settle(self, order: Order) -> None:
+    def settle(self, order: LaunchOrder) -> None:
         """Have an unanswered request answered, by repeating it, so that what came of it can be ended at once.
 
         Raises ProviderError if the order is given up before.
@@ -300,12 +300,12 @@ class Launcher:
                 self._intents.change_unanswered(intent.last, doubtful=True, asked_at=self._fleet.clock())
                 self._ask(intent.last, [order])
 
-    def buy(self, orders: Sequence[Order]) -> None:
+    def buy(self, orders: Sequence[LaunchOrder]) -> None:
         """Answer every order: bought, or refused for good. They have one market and one head."""
         with self._one_zone if self._choices.together else nullcontext():
             self._buy(orders)
 
-    def _buy(self, orders: Sequence[Order]) -> None:
+    def _buy(self, orders: Sequence[LaunchOrder]) -> None:
         left = self._left(orders)
         for order in left:
             try:
@@ -328,14 +328,14 @@ class Launcher:
         for order in self._left(left):
             order.refuse(self._refuse(order.instance, self._refusals(order)), sold_out=sold_out)
 
-    def _is_over(self, order: Order) -> bool:
+    def _is_over(self, order: LaunchOrder) -> bool:
         """Whether it is answered; it is if its instance has been bought."""
         intent = self._intents.get(order.instance)
         if intent is not None and intent.last is not None and intent.last.outcome == "accepted":
             order.bought()
         return order.answer.done()
 
-    def _left(self, orders: Sequence[Order]) -> list[Order]:
+    def _left(self, orders: Sequence[LaunchOrder]) -> list[LaunchOrder]:
         """Those that are still to be bought; who gave one up hears so at once."""
         for order in orders:
             reason = order.given_up()
@@ -345,7 +345,9 @@ class Launcher:
                 order.refuse(reason)
         return [order for order in orders if not order.answer.done()]
 
-    def _buy_here(self, choice: Choice, orders: Sequence[Order], at_least: int) -> tuple[list[Order], Verdict | None]:
+    def _buy_here(
+        self, choice: Purchase, orders: Sequence[LaunchOrder], at_least: int
+    ) -> tuple[list[LaunchOrder], Verdict | None]:
         """Buy what there is of a choice: the orders that are left, and why it has no more.
 
         EC2 launches as many as a zone has. Of a quota it may say only that so many are too many.
@@ -374,7 +376,7 @@ class Launcher:
         self._intents.change(instance, lambda intent: replace(intent, refused=reason))
         return reason
 
-    def _refusals(self, order: Order) -> str:
+    def _refusals(self, order: LaunchOrder) -> str:
         """Why nothing was to be had, zone by zone."""
         intent = self._intents.get(order.instance)
         assert intent is not None
@@ -390,7 +392,7 @@ class Launcher:
             told += f"; the others are in {home}, and trials that span instances need all of them in one zone"
         return told or "there is no zone to try"
 
-    def _write(self, choice: Choice, orders: Sequence[Order], at_least: int) -> Attempt | None:
+    def _write(self, choice: Purchase, orders: Sequence[LaunchOrder], at_least: int) -> LaunchAttempt | None:
         """Write the next request down, for as many of `orders` as one may be for; None if that has changed.
 
         An order whose instance would end before it is of use is refused. Raises ProviderError if it cannot be written.
@@ -419,7 +421,7 @@ class Launcher:
         attempt = self._attempt(choice, node, at_least)
         return attempt if self._intents.add_attempt(attempt) else None
 
-    def _attempt(self, choice: Choice, node: NodeStart, at_least: int) -> Attempt:
+    def _attempt(self, choice: Purchase, node: NodeStart, at_least: int) -> LaunchAttempt:
         """A request for the names of `node`, or for fewer if its UserData would be longer than EC2 takes."""
         machines, run, names = self._machines, self._fleet.run, node.instances
         try:
@@ -440,7 +442,7 @@ class Launcher:
             instances=len(names),
             at_least=min(at_least, len(names)),
         )
-        return Attempt(
+        return LaunchAttempt(
             token=token,
             choice=choice,
             request=request,
@@ -449,7 +451,7 @@ class Launcher:
             asked_at=self._fleet.clock(),
         )
 
-    def _ask(self, attempt: Attempt, orders: Sequence[Order]) -> Verdict | None:
+    def _ask(self, attempt: LaunchAttempt, orders: Sequence[LaunchOrder]) -> Verdict | None:
         """Ask until the answer is definite, and answer the `orders` that were bought; None if all of the request was.
 
         `throttled`: it was taken back before it had taken effect, since some of it is not wanted any more. Raises
@@ -486,7 +488,7 @@ class Launcher:
         if (seconds := instant - self._fleet.clock()) > 0.0:
             self._fleet.sleep(seconds)
 
-    def _taken_back(self, attempt: Attempt, orders: Sequence[Order], doubtful: bool) -> bool:
+    def _taken_back(self, attempt: LaunchAttempt, orders: Sequence[LaunchOrder], doubtful: bool) -> bool:
         """Whether the request is given up for another, as EC2 has surely not launched what it asked for.
 
         Raises ProviderError if none of the orders is wanted any more.
@@ -500,7 +502,7 @@ class Launcher:
         return taken_back
 
     def _refused(
-        self, attempt: Attempt, orders: Sequence[Order], error: BaseException, meaning: Verdict
+        self, attempt: LaunchAttempt, orders: Sequence[LaunchOrder], error: BaseException, meaning: Verdict
     ) -> Verdict | None:
         """A definite answer, unless an earlier one of the same token was lost."""
         shares = self._intents.unanswered(attempt)
@@ -513,7 +515,7 @@ class Launcher:
         return self._answered(attempt, found, orders) and meaning
 
     def _answered(
-        self, attempt: Attempt, machines: Sequence[Mapping[str, Any]], orders: Sequence[Order]
+        self, attempt: LaunchAttempt, machines: Sequence[Mapping[str, Any]], orders: Sequence[LaunchOrder]
     ) -> Verdict | None:
         """Accept what came of a request, one by one; what is missing was not to be had. None if nothing is."""
         waiting = {order.instance: order for order in orders}
@@ -529,7 +531,7 @@ class Launcher:
         over = [self._is_over(order) for order in orders]
         return None if all(over) else "capacity"
 
-    def _accept(self, name: str, attempt: Attempt, machine: Mapping[str, Any], order: Order | None) -> None:
+    def _accept(self, name: str, attempt: LaunchAttempt, machine: Mapping[str, Any], order: LaunchOrder | None) -> None:
         """It was launched: is it what was asked for, and is it still wanted? If not it is ended at once."""
         intent = self._intents.get(name)
         if intent is None or not intent.lives or intent.last is None or intent.last.token != attempt.token:
@@ -557,7 +559,7 @@ class Launcher:
             return self._asking[token]
 
 
-def _boot_s(choice: Choice, orders: Sequence[Order]) -> float:
+def _boot_s(choice: Purchase, orders: Sequence[LaunchOrder]) -> float:
     """How long after booting instances that are launched together live at most, unless the driver reaches them."""
     reach_s = min(order.reach_s() for order in orders)
     return start_limits.armed_s(reach_s, start_limits.firmware_s(choice.instance_type))

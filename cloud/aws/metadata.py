@@ -15,7 +15,7 @@ from rubberband.units import shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class OwnInstance:
     """An instance of EC2 that this process runs on."""
 
     instance_id: str
@@ -28,7 +28,7 @@ class Place:
     security_groups: tuple[str, ...] = ()
 
 
-def own_place(read: Callable[[str], str | None] | None = None) -> Place | None:
+def own_place(read: Callable[[str], str | None] | None = None) -> OwnInstance | None:
     """Where this machine is; None outside EC2, or where the metadata service does not answer.
 
     `read` gives the text at a path below `/latest/meta-data/`, or None.
@@ -42,7 +42,7 @@ def own_place(read: Callable[[str], str | None] | None = None) -> Place | None:
     vpc, address = ask(f"{interface}/vpc-id"), ask("local-ipv4")
     if not vpc or not address:
         return None
-    return Place(
+    return OwnInstance(
         instance_id=ask("instance-id") or "",
         address=address,
         region=ask("placement/region") or zone[:-1],

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rubberband.cloud.aws.calls import OWNER_TAG, Session, by_tags
+from rubberband.cloud.aws.calls import OWNER_TAG, AwsSession, by_tags
 from rubberband.cloud.aws.client import pages
 from rubberband.cloud.aws.errors import code_of
-from rubberband.cloud.aws.metadata import Place
+from rubberband.cloud.aws.metadata import OwnInstance
 from rubberband.errors import InputError, ProviderError
 
 _LOOKS = 10
@@ -17,7 +17,7 @@ _PAUSE_S = 1.0
 """A group that was just made may not be visible yet."""
 
 
-def zones_of(session: Session, instance_type: str) -> tuple[str, ...]:
+def zones_of(session: AwsSession, instance_type: str) -> tuple[str, ...]:
     """The zones that have the type, in order. Raises botocore's errors."""
     found = pages(
         session.client("ec2").describe_instance_type_offerings,
@@ -29,7 +29,7 @@ def zones_of(session: Session, instance_type: str) -> tuple[str, ...]:
 
 
 def choose_subnets(
-    session: Session, asked: Sequence[str], instance_type: str, place: Place | None
+    session: AwsSession, asked: Sequence[str], instance_type: str, place: OwnInstance | None
 ) -> tuple[str, dict[str, str]]:
     """The VPC, and zone -> subnet in the order in which they are tried: those asked for, or one for each zone.
 
@@ -53,7 +53,7 @@ def choose_subnets(
     return str(subnets[0]["VpcId"]), chosen
 
 
-def _asked(session: Session, asked: Sequence[str]) -> list[Any]:
+def _asked(session: AwsSession, asked: Sequence[str]) -> list[Any]:
     try:
         found = {
             one["SubnetId"]: one for one in session.client("ec2").describe_subnets(SubnetIds=list(asked))["Subnets"]
@@ -72,7 +72,7 @@ def _asked(session: Session, asked: Sequence[str]) -> list[Any]:
     return subnets
 
 
-def _of_vpc(session: Session, place: Place | None) -> list[Any]:
+def _of_vpc(session: AwsSession, place: OwnInstance | None) -> list[Any]:
     ec2 = session.client("ec2")
     vpc = place.vpc if place is not None else _default_vpc(ec2, session.region)
     shown = pages(ec2.describe_subnets, "Subnets", Filters=[{"Name": "vpc-id", "Values": [vpc]}])
@@ -116,7 +116,7 @@ def group_name(owner: str) -> str:
     return "rubberband" if owner == "rubberband" else f"rubberband-{owner}"
 
 
-def check_group(session: Session, group: str, vpc: str) -> str:
+def check_group(session: AwsSession, group: str, vpc: str) -> str:
     """The group that is asked for. Raises InputError unless it is one of the VPC; botocore's errors."""
     try:
         found = session.client("ec2").describe_security_groups(GroupIds=[group])["SecurityGroups"]
@@ -130,7 +130,7 @@ def check_group(session: Session, group: str, vpc: str) -> str:
     return group
 
 
-def ensure_group(session: Session, owner: str, vpc: str, *, sleep: Callable[[float], None] = time.sleep) -> str:
+def ensure_group(session: AwsSession, owner: str, vpc: str, *, sleep: Callable[[float], None] = time.sleep) -> str:
     """Our security group in the VPC, with ingress from itself only; it is made where it is missing. Idempotent.
 
     Raises InputError if another group has its name, ProviderError if it does not become visible; botocore's errors.
@@ -143,7 +143,7 @@ def ensure_group(session: Session, owner: str, vpc: str, *, sleep: Callable[[flo
     return str(group)
 
 
-def delete_groups(session: Session, owner: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def delete_groups(session: AwsSession, owner: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Delete our security groups, in every VPC: those deleted, and those that are in use. Raises botocore's errors."""
     ec2 = session.client("ec2")
     deleted, in_use = [], []
@@ -230,7 +230,7 @@ def _let_itself_in(ec2: Any, group: str, sleep: Callable[[float], None]) -> None
     raise ProviderError(f"security group {group} was made and EC2 does not show it; start again")
 
 
-def ensure_cluster(session: Session, owner: str, zone: str, instance_type: str, *, only_try: bool = False) -> str:
+def ensure_cluster(session: AwsSession, owner: str, zone: str, instance_type: str, *, only_try: bool = False) -> str:
     """The name of our cluster placement group for a type in a zone, which is made where it is missing. Idempotent.
 
     It costs nothing. Runs of the owner share it. `only_try`: a dry run. Raises botocore's errors.
@@ -251,7 +251,7 @@ def ensure_cluster(session: Session, owner: str, zone: str, instance_type: str, 
     return name
 
 
-def delete_clusters(session: Session, owner: str) -> tuple[str, ...]:
+def delete_clusters(session: AwsSession, owner: str) -> tuple[str, ...]:
     """Delete our placement groups, and return those that were deleted. One in use stays. Raises botocore's errors."""
     ec2 = session.client("ec2")
     deleted = []

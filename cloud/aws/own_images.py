@@ -23,10 +23,10 @@ from rubberband.cloud.aws.boot import Installation
 from rubberband.cloud.aws.calls import (
     OWNER_TAG,
     ROLE_TAG,
-    Choice,
+    AwsSession,
     Machines,
     NodeStart,
-    Session,
+    Purchase,
     by_tags,
     launch_request,
     tags_in,
@@ -104,14 +104,14 @@ def image_key(words: Aws, installed: Installation, facts: TypeFacts) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def own_images(session: Session, owner: str, key: str | None = None) -> list[OwnImage]:
+def own_images(session: AwsSession, owner: str, key: str | None = None) -> list[OwnImage]:
     """The owner's images, or those with a key, the latest first. Raises botocore's errors."""
     tags = by_tags(owner=owner) if key is None else by_tags(owner=owner, image=key)
     shown = pages(session.client("ec2").describe_images, "Images", Owners=["self"], Filters=tags)
     return sorted(map(_own, shown), key=lambda image: (image.created, image.image_id), reverse=True)
 
 
-def listed_images(session: Session, owner: str) -> list[OwnImage]:
+def listed_images(session: AwsSession, owner: str) -> list[OwnImage]:
     """All that is billed every month: the owner's images, and what deletions that were cut off left of others.
 
     Raises botocore's errors.
@@ -121,7 +121,7 @@ def listed_images(session: Session, owner: str) -> list[OwnImage]:
     return [*found, *(one for one in map(_rest, snapshots) if one.key not in {image.key for image in found})]
 
 
-def _snapshots(session: Session, tags: list[Any]) -> list[Any]:
+def _snapshots(session: AwsSession, tags: list[Any]) -> list[Any]:
     return list(pages(session.client("ec2").describe_snapshots, "Snapshots", OwnerIds=["self"], Filters=tags))
 
 
@@ -150,7 +150,7 @@ def _own(shown: Any) -> OwnImage:
     )
 
 
-def built_image(session: Session, words: Aws, installed: Installation, facts: TypeFacts) -> Image | None:
+def built_image(session: AwsSession, words: Aws, installed: Installation, facts: TypeFacts) -> Image | None:
     """The image that has this environment, if there is one. Raises InputError; botocore's errors."""
     if not installed.requirements:
         return None
@@ -160,7 +160,7 @@ def built_image(session: Session, words: Aws, installed: Installation, facts: Ty
     return None
 
 
-def delete_image(session: Session, owner: str, key: str) -> tuple[str, ...]:
+def delete_image(session: AwsSession, owner: str, key: str) -> tuple[str, ...]:
     """Delete the images with a key, and their snapshots, also those that an earlier attempt left; the ids of both.
 
     Raises botocore's errors.
@@ -187,7 +187,13 @@ class Build:
     """One build, to its end or on from where an earlier one was cut off."""
 
     def __init__(
-        self, session: Session, machines: Machines, instance_type: str, key: str, checkpoints: str | None, now: Passing
+        self,
+        session: AwsSession,
+        machines: Machines,
+        instance_type: str,
+        key: str,
+        checkpoints: str | None,
+        now: Passing,
     ) -> None:
         """`machines`: how a builder is launched, with the image that it starts from.
 
@@ -250,7 +256,7 @@ class Build:
             lifetime_s=BOOT_S,
             image_marker=marker,
         )
-        choice = Choice(
+        choice = Purchase(
             instance_type=self._type,
             zone=next(iter(self._machines.subnets)),
             market="on_demand",

@@ -19,12 +19,21 @@ from urllib.parse import unquote, urlsplit
 
 from botocore.exceptions import ClientError
 
-from rubberband.cloud.aws.calls import Choice, Machines, NodeStart, Session, by_tags, launch_request, open_aws, tags_of
+from rubberband.cloud.aws.calls import (
+    AwsSession,
+    Machines,
+    NodeStart,
+    Purchase,
+    by_tags,
+    launch_request,
+    open_aws,
+    tags_of,
+)
 from rubberband.cloud.aws.client import check_region, pages
 from rubberband.cloud.aws.errors import FAILURES, code_of, explain, lacks_rights
 from rubberband.cloud.aws.guards import delete, guard
 from rubberband.cloud.aws.images import type_facts
-from rubberband.cloud.aws.metadata import Place, own_address, own_place
+from rubberband.cloud.aws.metadata import OwnInstance, own_address, own_place
 from rubberband.cloud.aws.network import choose_subnets, ensure_cluster
 from rubberband.cloud.aws.provider import check_lease
 from rubberband.cloud.aws.quota import quotas
@@ -66,7 +75,7 @@ _NETWORK = re.compile(r"nfs4?|cifs|smb\w*|lustre|ceph|glusterfs|beegfs|gpfs|weka
 """File systems that other machines see too: EFS is nfs4, FSx lustre or nfs, Mountpoint for S3 fuse."""
 
 
-def check_store(session: Session, resources: Resources, *, mounts: Sequence[str] | None = None) -> Iterator[str]:
+def check_store(session: AwsSession, resources: Resources, *, mounts: Sequence[str] | None = None) -> Iterator[str]:
     """Notes on `resources.checkpoints`. `mounts`: lines as in /proc/mounts, by default this machine's.
 
     Raises InputError, with the remedy, if instances do not see it, if it does not outlive them, or if it cannot be
@@ -137,9 +146,9 @@ _LONGEST_S = 1e9
 class _Checks:
     """What all checks of one experiment share."""
 
-    session: Session
+    session: AwsSession
     resources: Resources
-    place: Place | None
+    place: OwnInstance | None
 
     @property
     def markets(self) -> tuple[Market, ...]:
@@ -148,7 +157,11 @@ class _Checks:
 
 
 def preflight(
-    resources: Resources, offers: Sequence[Offer], *, session: Session | None = None, place: Place | None = None
+    resources: Resources,
+    offers: Sequence[Offer],
+    *,
+    session: AwsSession | None = None,
+    place: OwnInstance | None = None,
 ) -> list[str]:
     """Notes for the user, one line each, if the experiment can be rented for.
 
@@ -164,7 +177,7 @@ def preflight(
         return list(dict.fromkeys(_looked_at(checks, offers)))
 
 
-def sign_in(session: Session) -> None:
+def sign_in(session: AwsSession) -> None:
     """Raise InputError unless AWS takes the credentials, and its clock and this machine's agree."""
     with in_one_line():
         check_clock(session.client("sts").get_caller_identity(), time.time())
@@ -267,13 +280,13 @@ def _may_span(resources: Resources, offer: Offer) -> bool:
     return resources.max_instances > 1 and (most is None or most > offer.gpus)
 
 
-def _look_at_ways_out(session: Session, machines: Machines) -> Iterator[str]:
+def _look_at_ways_out(session: AwsSession, machines: Machines) -> Iterator[str]:
     if told := ways_out(session, list(machines.subnets.values())).note():
         yield told
 
 
-def _dry_run(session: Session, machines: Machines, offer: Offer, market: Market) -> None:
-    choice = Choice(
+def _dry_run(session: AwsSession, machines: Machines, offer: Offer, market: Market) -> None:
+    choice = Purchase(
         instance_type=offer.instance_type,
         zone=next(iter(machines.subnets)),
         market=market,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from rubberband.cloud.aws.calls import Session
+from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.client import pages
 from rubberband.cloud.aws.errors import FAILURES, explain, lacks_rights
 from rubberband.cloud.aws.intents import HOUR_S, Intent, Intents, billed_prices_usd
@@ -35,7 +35,7 @@ AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class PricesTold:
     """What AWS told."""
 
     quotes: Mapping[str, Quote]
@@ -45,13 +45,13 @@ class Answer:
 
 
 def fetch(
-    session: Session,
+    session: AwsSession,
     types: Sequence[str] | None,
     parts: Collection[Part] = ALL_PARTS,
     *,
     clock: Callable[[], float] = time.time,
-) -> Answer:
-    """Facts and prices of `types`, or of all types with GPUs. Raises nothing of AWS's: see `Answer.problems`.
+) -> PricesTold:
+    """Facts and prices of `types`, or of all types with GPUs. Raises nothing of AWS's: see `PricesTold.problems`.
 
     Without the part `facts`, the types must be given.
     """
@@ -78,11 +78,11 @@ def fetch(
         )
         for name in names
     }
-    return Answer(quotes=quotes, problems=tuple(asking.problems))
+    return PricesTold(quotes=quotes, problems=tuple(asking.problems))
 
 
 def facts_of(
-    session: Session, types: Sequence[str] | None, in_time: Callable[[], bool] = lambda: True
+    session: AwsSession, types: Sequence[str] | None, in_time: Callable[[], bool] = lambda: True
 ) -> dict[str, Facts]:
     """Type -> what it has, of the types that the region offers, or of all with GPUs. Raises botocore's errors."""
     names = list(GPU_TYPES if types is None else types)
@@ -97,7 +97,7 @@ def facts_of(
 
 
 def spot_prices(
-    session: Session, types: Sequence[str], now: float, in_time: Callable[[], bool] = lambda: True
+    session: AwsSession, types: Sequence[str], now: float, in_time: Callable[[], bool] = lambda: True
 ) -> dict[str, dict[str, float]]:
     """Type -> zone -> the price on spot at `now` (Unix time), in USD per hour. Raises botocore's errors."""
     latest: dict[tuple[str, str], tuple[datetime, float]] = {}
@@ -119,7 +119,9 @@ def spot_prices(
     return found
 
 
-def on_demand_price(session: Session, instance_type: str, in_time: Callable[[], bool] = lambda: True) -> float | None:
+def on_demand_price(
+    session: AwsSession, instance_type: str, in_time: Callable[[], bool] = lambda: True
+) -> float | None:
     """USD per hour in the session's region; None if it is not sold by the hour. Raises botocore's errors."""
     wanted = {
         "instanceType": instance_type,
@@ -140,7 +142,7 @@ def on_demand_price(session: Session, instance_type: str, in_time: Callable[[], 
     return min(prices_usd, default=None)
 
 
-def _on_demand_prices(session: Session, types: Sequence[str], in_time: Callable[[], bool]) -> dict[str, float]:
+def _on_demand_prices(session: AwsSession, types: Sequence[str], in_time: Callable[[], bool]) -> dict[str, float]:
     # The first one alone: where it is refused the others would be as well.
     first, *rest = types
     found = {first: on_demand_price(session, first, in_time)}
@@ -227,7 +229,7 @@ _log = logging.getLogger(__name__)
 class SpotHours:
     """Finds out what the hours cost that the spot instances of a run have begun. Safe to use from several threads."""
 
-    def __init__(self, session: Session, intents: Intents) -> None:
+    def __init__(self, session: AwsSession, intents: Intents) -> None:
         self._session = session
         self._intents = intents
         self._mutex = threading.Lock()
@@ -265,7 +267,7 @@ def _doubt_s(intent: Intent) -> float:
     return max(0.0, intent.seen_running_at - intent.running_at)
 
 
-def priced(session: Session, intents: Sequence[Intent], now: float) -> dict[str, tuple[float, ...]]:
+def priced(session: AwsSession, intents: Sequence[Intent], now: float) -> dict[str, tuple[float, ...]]:
     """Name -> the prices of all hours that have begun, of those instances of which more are known now.
 
     One request for all of them, whatever their types and zones. Raises botocore's errors.

@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from rubberband.cloud import catalogue
-from rubberband.cloud.aws.calls import Machines, Session
+from rubberband.cloud.aws.calls import AwsSession, Machines
 from rubberband.cloud.aws.client import open_session
-from rubberband.cloud.aws.fleet import LOOK_S, PATIENCE_S, Fleet
-from rubberband.cloud.aws.guards import Guards
+from rubberband.cloud.aws.fleet import LOOK_S, PATIENCE_S, Ec2Fleet
+from rubberband.cloud.aws.guards import Schedules
 from rubberband.cloud.aws.images import type_facts
 from rubberband.cloud.aws.intents import Intent, Intents, Run
-from rubberband.cloud.aws.launching import Choices, Gathering, Launcher, Order, Ware
-from rubberband.cloud.aws.metadata import Place, own_address, own_place
+from rubberband.cloud.aws.launching import Choices, Gathering, Launcher, LaunchOrder, Ware
+from rubberband.cloud.aws.metadata import OwnInstance, own_address, own_place
 from rubberband.cloud.aws.resolving import in_one_line, resolve
 from rubberband.cloud.catalogue import Table
-from rubberband.cloud.provider import Head, InstanceStatus
+from rubberband.cloud.provider import Head, InstanceDescription
 from rubberband.cloud.ray_head import RayHead
 from rubberband.cloud.start_limits import reach_s
 from rubberband.errors import InputError, ProviderError
@@ -71,7 +71,7 @@ class AwsProvider:
         self,
         experiment: str,
         directory: Path,
-        session: Session,
+        session: AwsSession,
         machines: Machines,
         head: ClusterHead,
         *,
@@ -84,7 +84,7 @@ class AwsProvider:
         least_lease_s: float = LEAST_LEASE_S,
         together: bool = False,
         look_s: float = LOOK_S,
-        guards: Guards | None = None,
+        guards: Schedules | None = None,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -98,7 +98,7 @@ class AwsProvider:
         self._device = device
         this = Run(experiment=experiment, run=run, region=session.region, owner=machines.owner)
         self._intents = Intents(directory, this)
-        self._fleet = Fleet(session, this, self._intents, clock=clock, sleep=sleep, look_s=look_s)
+        self._fleet = Ec2Fleet(session, this, self._intents, clock=clock, sleep=sleep, look_s=look_s)
         self._launcher = Launcher(
             self._fleet,
             machines,
@@ -185,13 +185,13 @@ class AwsProvider:
             self._guard()
         return dict(self._failures(orders))
 
-    def _begin(self, order: Order) -> None:
+    def _begin(self, order: LaunchOrder) -> None:
         try:
             self._launcher.begin(order)
         except ProviderError as error:
             order.refuse(str(error))
 
-    def _failures(self, orders: Sequence[Order]) -> Iterator[tuple[str, ProviderError]]:
+    def _failures(self, orders: Sequence[LaunchOrder]) -> Iterator[tuple[str, ProviderError]]:
         for order in orders:
             error = order.answer.exception()
             if isinstance(error, ProviderError):
@@ -201,7 +201,7 @@ class AwsProvider:
             elif error is not None:
                 raise error
 
-    def describe(self) -> Sequence[InstanceStatus]:
+    def describe(self) -> Sequence[InstanceDescription]:
         """Every instance of this run that lives or has ended, in the order of their launch, as of `look_s` ago.
 
         Raises ProviderError if EC2 does not answer.
@@ -226,7 +226,7 @@ class AwsProvider:
                 if head is None or intent.head_address != head.address:
                     self._fleet.end_soon(intent.instance, "the Ray head ended")
 
-    def release(self, instance: str) -> InstanceStatus:
+    def release(self, instance: str) -> InstanceDescription:
         """End the instance and return its final status; idempotent. EC2 has accepted that, and bills it no longer.
 
         Raises ProviderError if there never was such an instance, or if EC2 cannot be made to end it yet.
@@ -300,8 +300,8 @@ class AwsProvider:
         head_address: str,
         given_up: Callable[[], str],
         most_s: float = math.inf,
-    ) -> Order:
-        return Order(
+    ) -> LaunchOrder:
+        return LaunchOrder(
             instance=instance,
             market=market,
             head_address=head_address,
@@ -331,7 +331,7 @@ def open_provider(
     offer: Offer,
     *,
     run: str,
-    session: Session | None = None,
+    session: AwsSession | None = None,
     dearest_usd_per_hour: float | None = None,
     table: Table | None = None,
     environment: Mapping[str, str] = os.environ,
@@ -380,12 +380,12 @@ def open_provider(
     )
 
 
-def _guards(session: Session, resources: Resources, clock: Callable[[], float]) -> Guards | None:
+def _guards(session: AwsSession, resources: Resources, clock: Callable[[], float]) -> Schedules | None:
     def begin(work: Callable[[], None]) -> None:
         threading.Thread(target=work, name="guards", daemon=True).start()
 
     role = resources.aws.guard_role
-    return None if role is None else Guards(session, role, clock=clock, begin=begin)
+    return None if role is None else Schedules(session, role, clock=clock, begin=begin)
 
 
 def check_lease(resources: Resources) -> None:
@@ -398,7 +398,7 @@ def check_lease(resources: Resources) -> None:
         )
 
 
-def _host(resources: Resources, place: Place | None) -> str:
+def _host(resources: Resources, place: OwnInstance | None) -> str:
     """This machine's address as instances reach it."""
     if resources.aws.driver_address is not None:
         return own_address(resources.aws.driver_address)
@@ -443,7 +443,7 @@ def _ware(offer: Offer) -> Ware:
 
 
 def device_of(
-    session: Session, instance_type: str, environment: Mapping[str, str] = os.environ
+    session: AwsSession, instance_type: str, environment: Mapping[str, str] = os.environ
 ) -> Literal["cpu", "cuda"]:
     """What trials use on a type: its GPUs, or what the environment says. Raises InputError for another word there."""
     asked = environment.get(DEVICE_VARIABLE, "")

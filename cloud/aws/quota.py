@@ -12,7 +12,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from rubberband.cloud.aws.calls import Session
+from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.client import pages
 from rubberband.cloud.aws.errors import FAILURES, explain
 from rubberband.errors import ProviderError
@@ -146,7 +146,7 @@ def quota_code(instance_type: str, market: Market) -> tuple[str, str] | None:
     return _CODES.get(family or "", {}).get(market)
 
 
-def quotas(session: Session, types: Sequence[str], markets: Sequence[Market]) -> tuple[Room, ...]:
+def quotas(session: AwsSession, types: Sequence[str], markets: Sequence[Market]) -> tuple[Room, ...]:
     """The room for each type on each market; none for a type that EC2 does not know or whose family has no known quota.
 
     Raises ProviderError where the quotas cannot be read; what runs now is left out where it may not be seen.
@@ -157,7 +157,7 @@ def quotas(session: Session, types: Sequence[str], markets: Sequence[Market]) ->
         raise ProviderError(explain(error)) from error
 
 
-def _rooms(session: Session, types: Sequence[str], markets: Sequence[Market]) -> tuple[Room, ...]:
+def _rooms(session: AwsSession, types: Sequence[str], markets: Sequence[Market]) -> tuple[Room, ...]:
     wanted = {(name, market): quota_code(name, market) for name in dict.fromkeys(types) for market in markets}
     codes = {code: market for (_, market), code in wanted.items() if code is not None}
     if not codes:
@@ -176,14 +176,14 @@ def _rooms(session: Session, types: Sequence[str], markets: Sequence[Market]) ->
     )
 
 
-def vcpus_of(session: Session, types: Sequence[str]) -> dict[str, int]:
+def vcpus_of(session: AwsSession, types: Sequence[str]) -> dict[str, int]:
     """Type -> its vCPUs; those that EC2 does not know are left out."""
     named: list[Mapping[str, Any]] = [{"Name": "instance-type", "Values": list(types)}]
     described = pages(session.client("ec2").describe_instance_types, "InstanceTypes", Filters=named)
     return {one["InstanceType"]: int(one["VCpuInfo"]["DefaultVCpus"]) for one in described}
 
 
-def _allowed(session: Session, code: str) -> float:
+def _allowed(session: AwsSession, code: str) -> float:
     client = session.client("service-quotas")
     try:
         answer: Any = client.get_service_quota(ServiceCode="ec2", QuotaCode=code)
@@ -195,7 +195,7 @@ def _allowed(session: Session, code: str) -> float:
     return float(answer["Quota"]["Value"])
 
 
-def _living(session: Session) -> list[tuple[str, Market]] | None:
+def _living(session: AwsSession) -> list[tuple[str, Market]] | None:
     """Type and market of everything that runs; None where it may not be seen."""
     try:
         found = pages(session.client("ec2").describe_instances, "Reservations", Filters=_LIVING)

@@ -18,10 +18,10 @@ from typing import Literal
 
 from rubberband.cloud.aws import wheel
 from rubberband.cloud.aws.boot import Boot, Installation, brings_the_package, installation, words_of, worker_script
-from rubberband.cloud.aws.calls import Machines, NodeStart, Session
+from rubberband.cloud.aws.calls import AwsSession, Machines, NodeStart
 from rubberband.cloud.aws.errors import OF_AWS, explain
 from rubberband.cloud.aws.images import find_image, root_volume_gb, type_facts
-from rubberband.cloud.aws.metadata import Place, own_place
+from rubberband.cloud.aws.metadata import OwnInstance, own_place
 from rubberband.cloud.aws.network import check_group, choose_subnets, ensure_group
 from rubberband.cloud.aws.own_images import built_image
 from rubberband.cloud.aws.token import publish_token, token_parameter
@@ -33,12 +33,12 @@ from rubberband.spec.resources import Aws
 
 
 def resolve(
-    session: Session,
+    session: AwsSession,
     words: Aws,
     instance_type: str,
     *,
     checkpoints: str | None = None,
-    place: Place | None = None,
+    place: OwnInstance | None = None,
     device: Literal["cpu", "cuda"] | None = None,
     token_path: Path | None = None,
     sleep: Callable[[float], None] = time.sleep,
@@ -94,14 +94,14 @@ def _boots(
     return partial(worker_script, boot)
 
 
-def security_group(session: Session, words: Aws, vpc: str, sleep: Callable[[float], None] = time.sleep) -> str:
+def security_group(session: AwsSession, words: Aws, vpc: str, sleep: Callable[[float], None] = time.sleep) -> str:
     """The group that instances and the head share. Raises as `check_group` and `ensure_group` do."""
     if words.security_group is not None:
         return check_group(session, words.security_group, vpc)
     return ensure_group(session, words.owner, vpc, sleep=sleep)
 
 
-def what_to_install(session: Session | None, words: Aws, checkpoints: str | None) -> Installation:
+def what_to_install(session: AwsSession | None, words: Aws, checkpoints: str | None) -> Installation:
     """What an instance installs: the driver's own rubberband, unless the file names another, and what the file says.
 
     Packages are of the driver's versions, except those whose version the file says. The driver's rubberband goes as a

@@ -15,7 +15,7 @@ from boto3.session import Session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from rubberband.cloud.aws.calls import Session as AwsSession
+from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.errors import code_of, explain, lacks_rights
 from rubberband.errors import CheckpointError, InputError
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rubberband.cloud.aws.calls import Session
+from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.client import pages
 from rubberband.cloud.aws.errors import FAILURES, explain
 from rubberband.cloud.aws.images import Image, TypeFacts, find_image, root_volume_gb, type_facts
-from rubberband.cloud.aws.metadata import Place, own_place
+from rubberband.cloud.aws.metadata import OwnInstance, own_place
 from rubberband.cloud.aws.network import choose_subnets
 from rubberband.cloud.aws.own_images import built_image
 from rubberband.cloud.aws.resolving import what_to_install
@@ -53,7 +53,7 @@ class WaysOut:
         )
 
 
-def ways_out(session: Session, subnets: Sequence[str]) -> WaysOut:
+def ways_out(session: AwsSession, subnets: Sequence[str]) -> WaysOut:
     """How these subnets lead out, by their route tables. Raises botocore's errors."""
     ec2 = session.client("ec2")
     shown = ec2.describe_subnets(SubnetIds=list(subnets))["Subnets"]
@@ -82,7 +82,9 @@ def _routes(tables: Sequence[Any], subnet: str) -> Sequence[Mapping[str, Any]]:
     return [] if table is None else list(table.get("Routes", ()))
 
 
-def side_facts(session: Session, resources: Resources, instance_type: str, place: Place | None = None) -> SideFacts:
+def side_facts(
+    session: AwsSession, resources: Resources, instance_type: str, place: OwnInstance | None = None
+) -> SideFacts:
     """What instances of a type have beside themselves. Raises InputError where they could not be launched; botocore's
     errors."""
     words = resources.aws
@@ -104,7 +106,7 @@ def side_facts(session: Session, resources: Resources, instance_type: str, place
     )
 
 
-def _built(session: Session, resources: Resources, facts: TypeFacts) -> Image | None:
+def _built(session: AwsSession, resources: Resources, facts: TypeFacts) -> Image | None:
     """The owner's image that instances would boot, if there is one. Nothing is written into the bucket."""
     try:
         installed = what_to_install(None, resources.aws, resources.checkpoints)
@@ -113,7 +115,7 @@ def _built(session: Session, resources: Resources, facts: TypeFacts) -> Image | 
     return built_image(session, resources.aws, installed, facts)
 
 
-def with_side_facts(table: LiveTable, session: Session, resources: Resources) -> LiveTable:
+def with_side_facts(table: LiveTable, session: AwsSession, resources: Resources) -> LiveTable:
     """The table with what the experiment's types (and its head) have beside themselves in this account.
 
     A note says why it is not known, where it is not.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from rubberband.cloud.aws.calls import Session
+from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.errors import FAILURES, code_of
 
 ALIVE = ("pending", "running", "stopping", "stopped")
@@ -91,14 +91,14 @@ _OLD_KIND = "UnsupportedOperation"
 """What EC2 answers where a type cannot tell its latest output, but only that of a while ago."""
 
 
-def why_ended(session: Session, machine: Mapping[str, Any], *, lease_over: bool) -> str:
+def why_ended(session: AwsSession, machine: Mapping[str, Any], *, lease_over: bool) -> str:
     """Why it ended without us, in words; as `states.why` has it, where the console does not tell more."""
     asks = ended_by_itself(machine) and not lease_over
     words = last_words(output(session, machine["InstanceId"])) if asks else ""
     return words or why(machine, lease_over=lease_over)
 
 
-def output(session: Session, instance_id: str) -> str:
+def output(session: AwsSession, instance_id: str) -> str:
     """What the console shows, as far as EC2 has it; nothing where it may not be read."""
     ec2 = session.client("ec2")
     try:

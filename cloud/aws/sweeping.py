@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rubberband.cloud.aws.calls import EXPERIMENT_TAG, ROLE_TAG, RUN_TAG, Session, by_tags, name_of, tags_in
+from rubberband.cloud.aws.calls import EXPERIMENT_TAG, ROLE_TAG, RUN_TAG, AwsSession, by_tags, name_of, tags_in
 from rubberband.cloud.aws.client import described, pages
-from rubberband.cloud.aws.fleet import VISIBILITY_S, Fleet
+from rubberband.cloud.aws.fleet import VISIBILITY_S, Ec2Fleet
 from rubberband.cloud.aws.intents import Intent, Intents, Run, runs_in
-from rubberband.cloud.aws.metadata import Place, own_place
+from rubberband.cloud.aws.metadata import OwnInstance, own_place
 from rubberband.cloud.aws.network import delete_clusters, delete_groups
 from rubberband.cloud.aws.resolving import in_one_line
 from rubberband.cloud.aws.states import ALIVE
@@ -26,7 +26,7 @@ SWEPT = "swept: its driver was dead"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundInstance:
     """An instance on EC2."""
 
     experiment: str
@@ -44,8 +44,8 @@ class Found:
 class Swept:
     """What a sweep came to."""
 
-    ended: tuple[Found, ...] = ()
-    unknown: tuple[Found, ...] = ()
+    ended: tuple[FoundInstance, ...] = ()
+    unknown: tuple[FoundInstance, ...] = ()
     """Instances of the same owners that no folder here knows, which live on: their driver may be elsewhere."""
     troubles: tuple[str, ...] = ()
     """What may still run and could not be ended, or not be looked for, a line each."""
@@ -55,7 +55,7 @@ class Swept:
 
 def sweep(
     directories: Iterable[Path],
-    open_session: Callable[[str], Session],
+    open_session: Callable[[str], AwsSession],
     experiment: str | None = None,
     *,
     clock: Callable[[], float] = time.time,
@@ -66,8 +66,8 @@ def sweep(
     What a living driver holds is left alone. AWS is not asked where the directories know no run.
     """
     places: defaultdict[tuple[str, str], list[tuple[Path, Run]]] = defaultdict(list)
-    ended: list[Found] = []
-    unknown: list[Found] = []
+    ended: list[FoundInstance] = []
+    unknown: list[FoundInstance] = []
     troubles: list[str] = []
     notes: list[str] = []
     for directory in directories:
@@ -104,7 +104,7 @@ class _Place:
 
     def __init__(
         self,
-        session: Session,
+        session: AwsSession,
         owner: str,
         runs: Sequence[tuple[Path, Run]],
         clock: Callable[[], float],
@@ -117,11 +117,11 @@ class _Place:
         wanted = [*by_tags(owner=owner), {"Name": "instance-state-name", "Values": list(ALIVE)}]
         self._alive = [m for m in described(session, wanted) if tags_in(m).get(ROLE_TAG) != "head"]
 
-    def unknown(self) -> list[Found]:
+    def unknown(self) -> list[FoundInstance]:
         known = {(run.experiment, run.run) for _, run in self._runs}
         return [_found(machine) for machine in self._alive if _run_of(machine) not in known]
 
-    def end(self, meant: Sequence[Run], troubles: list[str]) -> list[Found]:
+    def end(self, meant: Sequence[Run], troubles: list[str]) -> list[FoundInstance]:
         ended = []
         for directory, run in self._runs:
             if run in meant:
@@ -132,13 +132,13 @@ class _Place:
                     troubles.append(str(error))
         return ended
 
-    def _end_run(self, directory: Path, run: Run, troubles: list[str]) -> list[Found]:
+    def _end_run(self, directory: Path, run: Run, troubles: list[str]) -> list[FoundInstance]:
         """End what lives of a run whose driver is dead; nothing is asked where all of it has ended."""
         alive = any(_run_of(machine) == (run.experiment, run.run) for machine in self._alive)
         if not alive and _over(directory, run, self._clock()):
             return []
         intents = Intents(directory, run)
-        fleet = Fleet(self._session, run, intents, clock=self._clock, sleep=self._sleep)
+        fleet = Ec2Fleet(self._session, run, intents, clock=self._clock, sleep=self._sleep)
         before = {intent.instance for intent in intents.living()}
         try:
             fleet.end_all(lambda instance: fleet.end(instance, SWEPT))
@@ -155,9 +155,9 @@ def _run_of(machine: Mapping[str, Any]) -> tuple[str, str]:
     return tags.get(EXPERIMENT_TAG, ""), tags.get(RUN_TAG, "")
 
 
-def _found(machine: Mapping[str, Any]) -> Found:
+def _found(machine: Mapping[str, Any]) -> FoundInstance:
     tags = tags_in(machine)
-    return Found(
+    return FoundInstance(
         experiment=tags.get(EXPERIMENT_TAG, ""),
         instance=name_of(machine) or "an instance",
         instance_id=machine["InstanceId"],
@@ -166,9 +166,9 @@ def _found(machine: Mapping[str, Any]) -> Found:
     )
 
 
-def _intended(intent: Intent) -> Found:
+def _intended(intent: Intent) -> FoundInstance:
     assert intent.last is not None
-    return Found(
+    return FoundInstance(
         experiment=intent.experiment,
         instance=intent.instance,
         instance_id=intent.last.instance_id,
@@ -219,17 +219,17 @@ class Ended:
         return bool(self.instances or self.token or self.security_groups or self.placement_groups)
 
 
-def living(session: Session, owner: str) -> tuple[Owned, ...]:
+def living(session: AwsSession, owner: str) -> tuple[Owned, ...]:
     """Every instance of the owner that lives, in the order of their launch. Raises InputError."""
     with in_one_line():
         return tuple(_owned(one) for one in _described(session, owner, _LIVING))
 
 
 def end_everything(
-    session: Session,
+    session: AwsSession,
     owner: str,
     *,
-    place: Place | None = None,
+    place: OwnInstance | None = None,
     clock: Callable[[], float] = elapsed_s,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Ended:
@@ -264,7 +264,7 @@ def end_everything(
 
 
 def _end_instances(
-    session: Session, owner: str, own: str, clock: Callable[[], float], sleep: Callable[[float], None]
+    session: AwsSession, owner: str, own: str, clock: Callable[[], float], sleep: Callable[[float], None]
 ) -> dict[str, Owned]:
     ended: dict[str, Owned] = {}
     looks, before = 0, clock() + _PATIENCE_S
@@ -283,7 +283,7 @@ def _end_instances(
     return ended
 
 
-def _described(session: Session, owner: str, states: tuple[str, ...]) -> list[Any]:
+def _described(session: AwsSession, owner: str, states: tuple[str, ...]) -> list[Any]:
     filters = [*by_tags(owner=owner), {"Name": "instance-state-name", "Values": list(states)}]
     shown = pages(session.client("ec2").describe_instances, "Reservations", Filters=filters)
     return sorted((one for each in shown for one in each["Instances"]), key=lambda one: one["LaunchTime"])

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rubberband.cloud.aws.calls import Session
+from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.errors import code_of, explain
 from rubberband.cloud.local import ray_node
 from rubberband.errors import InputError
@@ -27,7 +27,7 @@ def token_parameter(owner: str) -> str:
     return f"/rubberband/{owner}/ray-token"
 
 
-def publish_token(session: Session, owner: str, path: Path | None = None) -> None:
+def publish_token(session: AwsSession, owner: str, path: Path | None = None) -> None:
     """Make the token at `path` (by default this user's) and the published one the same.
 
     Raises InputError if both exist and differ, and botocore's errors.
@@ -47,7 +47,7 @@ def publish_token(session: Session, owner: str, path: Path | None = None) -> Non
         )
 
 
-def read_token(session: Session, parameter: str) -> str | None:
+def read_token(session: AwsSession, parameter: str) -> str | None:
     """The published token; None if there is none. Raises botocore's errors."""
     try:
         answer = session.client("ssm").get_parameter(Name=parameter, WithDecryption=True)
@@ -58,7 +58,7 @@ def read_token(session: Session, parameter: str) -> str | None:
     return str(answer["Parameter"]["Value"])
 
 
-def delete_token(session: Session, owner: str) -> bool:
+def delete_token(session: AwsSession, owner: str) -> bool:
     """Take the published token back; whether there was one. Raises botocore's errors."""
     try:
         session.client("ssm").delete_parameter(Name=token_parameter(owner))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import rubberband
-from rubberband.cloud.aws.calls import Session
+from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.s3 import is_bucket, put
 from rubberband.distribution import DISTRIBUTION
 from rubberband.errors import InputError
@@ -26,7 +26,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 _OTHER_WAYS = "or name what instances install instead: resources.aws.index_url, or install: the URL of a wheel"
 
 
-def upload(session: Session | None, checkpoints: str | None) -> str:
+def upload(session: AwsSession | None, checkpoints: str | None) -> str:
     """Put the wheel into the bucket of the checkpoint store, unless it is there; its s3:// address and digest.
 
     Without a session nothing is put there.
@@ -228,7 +228,7 @@ def constraints(install: Iterable[str] = (), found: Iterable[Distribution] | Non
     return "".join(f"{name}=={kept[name]}\n" for name in sorted(kept) if not _CHOSEN_BY_TORCH.fullmatch(name))
 
 
-def sent(session: Session | None, checkpoints: str | None, text: str) -> str:
+def sent(session: AwsSession | None, checkpoints: str | None, text: str) -> str:
     """How a boot script is given the constraints: where they are in the bucket of the checkpoint store (s3:// address
     and digest), or themselves, compressed, where the store is no bucket.
 

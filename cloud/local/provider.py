@@ -28,7 +28,7 @@ from rubberband.cloud.local.instance import (
     load,
     lock,
 )
-from rubberband.cloud.provider import Head, InstanceState, InstanceStatus
+from rubberband.cloud.provider import Head, InstanceDescription, InstanceState
 from rubberband.errors import ProviderError
 from rubberband.values.plan import Market
 
@@ -135,7 +135,7 @@ class LocalProvider:
                 self._guards.write(path, command, temp_dir, address, devices, first_lease_s=first_lease_s)
             self._guards.spawn(path)
 
-    def describe(self) -> Sequence[InstanceStatus]:
+    def describe(self) -> Sequence[InstanceDescription]:
         """All instances that live or have ended, in the order of their launch."""
         with self._mutex:
             headless = self._head.living() is None
@@ -149,7 +149,7 @@ class LocalProvider:
         records.sort(key=lambda record: (record.requested_at, record.name))
         return [_status(record) for record in records]
 
-    def release(self, instance: str) -> InstanceStatus:
+    def release(self, instance: str) -> InstanceDescription:
         """End the instance and return its final status; idempotent.
 
         Raises ProviderError if no such instance was ever launched.
@@ -190,9 +190,9 @@ class LocalProvider:
         return tuple(free[: self._gpus])
 
 
-def _status(record: Record) -> InstanceStatus:
+def _status(record: Record) -> InstanceDescription:
     state: InstanceState = "terminated" if record.ended_at else "running" if record.running_at else "pending"
-    return InstanceStatus(
+    return InstanceDescription(
         instance=record.name,
         experiment=record.experiment,
         state=state,
@@ -207,7 +207,7 @@ def _status(record: Record) -> InstanceStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Swept:
+class SweptInstance:
     """An instance (or a head) that was found without a driver, and ended."""
 
     experiment: str
@@ -217,7 +217,7 @@ class Swept:
     """How many of its processes were running."""
 
 
-def sweep(home: Path, experiment: str | None = None) -> list[Swept]:
+def sweep(home: Path, experiment: str | None = None) -> list[SweptInstance]:
     """End every instance of `experiment` (None: of all) below `home` whose driver is dead, and tell which those were.
 
     What a living driver holds is left alone.
@@ -225,7 +225,7 @@ def sweep(home: Path, experiment: str | None = None) -> list[Swept]:
     swept = []
     for (directory, name, owner), processes in sorted(_running(home.resolve()).items()):
         if experiment in (None, owner) and (processes := _sweep_instance(directory, name, processes)):
-            swept.append(Swept(experiment=owner, instance=name, directory=directory, processes=processes))
+            swept.append(SweptInstance(experiment=owner, instance=name, directory=directory, processes=processes))
     return swept
 
 

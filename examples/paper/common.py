@@ -19,7 +19,7 @@ from rubberband.planner.model import least_instances, predict
 from rubberband.planner.search import plan
 from rubberband.values.chance import Law
 from rubberband.values.offer import Billing, Offer, gang_sizes, slots
-from rubberband.values.plan import Constraints, Plan, Planned, Policy, Prediction, Stage, StagePlan
+from rubberband.values.plan import Plan, Planned, PlanningConstraints, Policy, Prediction, Stage, StagePlan
 from rubberband.values.profile import Profile
 
 PLACED = {1: 749.58, 2: 1480.07, 4: 2773.04}
@@ -113,7 +113,7 @@ def best(
     stages: Sequence[Stage], job_profile: Profile, offer: Offer, deadline_s: float, policy: Policy
 ) -> Planned | None:
     """The policy's cheapest plan in time, None if it has none; where times vary, in time as often as not."""
-    limits = Constraints(deadline_s=deadline_s, max_gpus_per_trial=MAX_GPUS_PER_TRIAL, confidence=0.5)
+    limits = PlanningConstraints(deadline_s=deadline_s, max_gpus_per_trial=MAX_GPUS_PER_TRIAL, confidence=0.5)
     try:
         return plan(stages, job_profile, offer, limits, policy)
     except InfeasibleError:

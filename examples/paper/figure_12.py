@@ -13,7 +13,7 @@ from rubberband.planner.model import predict
 from rubberband.planner.search import plan
 from rubberband.spec.search import sha
 from rubberband.values.offer import Offer
-from rubberband.values.plan import Constraints, Planned
+from rubberband.values.plan import Planned, PlanningConstraints
 
 ITERATION_S = 12.0
 INITS_S = (1.0, 10.0, 100.0)
@@ -62,7 +62,7 @@ def point(init_s: float, deadline_min: float, share: float | None = None) -> Poi
 
 def tightest(init_s: float) -> Point:
     """At the shortest deadline that a fixed cluster can meet."""
-    limits = Constraints(max_gpus_per_trial=common.MAX_GPUS_PER_TRIAL)
+    limits = PlanningConstraints(max_gpus_per_trial=common.MAX_GPUS_PER_TRIAL)
     offer = p3_8xlarge(init_s)
     fastest = plan(STAGES, PROFILE, offer, limits, "static", "min_time")
     found = point(init_s, fastest.prediction.jct_s / 60.0)

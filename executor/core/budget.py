@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rubberband.executor.core.purse import MONEY_SLACK_USD, Coming, Line, Purse
+from rubberband.executor.core.purse import MONEY_SLACK_USD, Coming, Purse, RunningCost
 from rubberband.executor.core.state import Allocation, InstanceRecord, InstanceStatus, Job, State
 from rubberband.values.offer import DATA_LINE, HEAD_LINE, RENT_LINES, SECONDS_PER_HOUR, BillLine, Offer
 from rubberband.values.plan import Market, StagePlan
@@ -172,7 +172,7 @@ def _purse(job: Job, state: State, held: Iterable[InstanceRecord]) -> Purse:
         for use in map(state.allocation, state.running()):
             settled_usd += _function_usd(job, state, use, now - use.started_at)
             rate_usd_per_s += _function_usd(job, state, use, 1.0)
-    lines: list[Line] = []
+    lines: list[RunningCost] = []
     expected: list[Coming] = []
     for record in held:
         if record.running_at is None:
@@ -198,13 +198,13 @@ def _bound_s(job: Job, record: InstanceRecord) -> float:
     return 0.0 if record.first_lease_s is None else record.first_lease_s + job.release_margin_s / 2.0
 
 
-def _line(job: Job, record: InstanceRecord, running_at: float) -> Line:
+def _line(job: Job, record: InstanceRecord, running_at: float) -> RunningCost:
     bound_until = running_at + (_bound_s(job, record) if record.ready_at is None else 0.0)
     if record.leased_until is not None:
         bound_until = max(bound_until, record.leased_until + job.release_margin_s / 2.0)
     highest, known = _highest_usd_per_s(job, record), record.hour_prices_usd
     earlier_s = 0.0 if not known else (len(known) - 1) * SECONDS_PER_HOUR
-    return Line(
+    return RunningCost(
         since=running_at + earlier_s,
         before_usd=_rent_usd(job, record, earlier_s),
         paid_until=running_at + job.offer.minimum_billed_s,

@@ -19,13 +19,13 @@ from rubberband.executor.core.budget import Reserve, bill_usd, held_s
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import DriverResumed, EndedInstance, RestPlanned
 from rubberband.executor.core.forecast import Forecast, forecast, runs_in_s, stage_forecast
-from rubberband.executor.core.measured import Measured, measured
+from rubberband.executor.core.measured import MeasuredTerms, measured
 from rubberband.executor.core.purse import MONEY_SLACK_USD
 from rubberband.executor.core.state import GONE, Job, Phase, State, TrialStatus
 from rubberband.executor.journal.journal import Header
 from rubberband.planner.replan import Replanned, replan
 from rubberband.units import format_duration, format_instant, format_usd, parse_deadline
-from rubberband.values.plan import Cohort, Constraints, Plan, Prediction, Stage, StagePrediction
+from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Prediction, Stage, StagePrediction
 
 # The decision after a SYNC: the state as the planner sees it, and the planner's answer as an event. Pure.
 
@@ -35,7 +35,7 @@ _MOST_TRIES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Remainder:
     """Where the rest of a job begins, and with what."""
 
     done: int
@@ -48,7 +48,7 @@ class Standing:
     spent_s: float
     """Since the start."""
     spent_usd: float
-    seen: Measured
+    seen: MeasuredTerms
     because: str
     """What differs from the plan's assumptions, in words."""
 
@@ -79,10 +79,10 @@ def decide(job: Job, state: State, now: float) -> RestPlanned:
     )
 
 
-def after_sync(job: Job, state: State, now: float) -> Standing:
+def after_sync(job: Job, state: State, now: float) -> Remainder:
     """The standing between two stages."""
     seen = measured(job, state)
-    return Standing(
+    return Remainder(
         done=state.stages[-1].stage + 1,
         stages=remaining(job, state),
         held=held(state, now),
@@ -94,7 +94,7 @@ def after_sync(job: Job, state: State, now: float) -> Standing:
     )
 
 
-def best_rest(job: Job, state: State, standing: Standing) -> Replanned:
+def best_rest(job: Job, state: State, standing: Remainder) -> Replanned:
     """The best plan of those that leave their reserve, if there is one. Raises RubberbandError if none can exist."""
     found = _within(limits(job), job, state, standing)
     reserve = Reserve(job.release_margin_s, job.dearest_usd_per_hour)
@@ -117,7 +117,7 @@ def surely_usd(prediction: Prediction) -> float:
     return prediction.cost_usd if prediction.cost is None else prediction.cost.p95
 
 
-def _within(terms: Constraints, job: Job, state: State, standing: Standing) -> Replanned:
+def _within(terms: PlanningConstraints, job: Job, state: State, standing: Remainder) -> Replanned:
     speeds = standing.seen.speeds
     are_all = speeds is not None and len(speeds.factors) == standing.stages[standing.done].trials
     return replan(
@@ -145,11 +145,11 @@ def remaining(job: Job, state: State) -> tuple[Stage, ...]:
     return (*job.stages[:done], *later)
 
 
-def limits(job: Job) -> Constraints:
+def limits(job: Job) -> PlanningConstraints:
     """What the whole experiment must keep."""
     sizes = [choice.gpus_per_trial for choice in job.plan.stages]
     least, most = job.min_gpus_per_trial, job.max_gpus_per_trial
-    return Constraints(
+    return PlanningConstraints(
         deadline_s=job.deadline_s,
         max_cost_usd=job.max_cost_usd,
         min_gpus_per_trial=min(job.profile.smallest_gpus, *sizes) if least is None else least,
@@ -376,7 +376,7 @@ def _outlook(job: Job, state: State, now: float, driven: bool) -> tuple[Outlook,
     return _planned(job, state, standing, now), done
 
 
-def _planned(job: Job, state: State, standing: Standing, now: float) -> Outlook:
+def _planned(job: Job, state: State, standing: Remainder, now: float) -> Outlook:
     try:
         found = best_rest(job, state, standing)
     except RubberbandError as error:
@@ -403,11 +403,11 @@ def _told(job: Job, expected: Forecast, plan: Plan, reason: str, *, feasible: bo
     )
 
 
-def _after_stage(job: Job, state: State, now: float) -> Standing:
+def _after_stage(job: Job, state: State, now: float) -> Remainder:
     """The standing when the current stage is over, as far as can be told."""
     seen, ends = measured(job, state), stage_forecast(job, state, now)
     held = _held_after(job, state, now, ends.jct_s - (now - state.started_at))
-    return Standing(
+    return Remainder(
         done=state.stages[-1].stage + 1,
         stages=remaining(job, state),
         held=held,

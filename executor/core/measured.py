@@ -17,7 +17,7 @@ from rubberband.executor.core import rules
 from rubberband.executor.core.events import Slot
 from rubberband.executor.core.own_speeds import OwnSpeed, OwnSpeeds, own_speeds, with_metric
 from rubberband.executor.core.rules import promoted
-from rubberband.executor.core.state import Allocation, Job, Report, State, TrialState, TrialStatus
+from rubberband.executor.core.state import Allocation, Job, State, TrialReport, TrialState, TrialStatus
 from rubberband.planner.goodput.planning import at_noise_scale
 from rubberband.units import format_duration, format_usd
 from rubberband.values.chance import Spread
@@ -65,13 +65,13 @@ class Expected:
         return self._known[step]
 
 
-def noise_scale_of(report: Report) -> float | None:
+def noise_scale_of(report: TrialReport) -> float | None:
     """What a trial knew of its noise scale at the end of an iteration."""
     known = [use.noise_scale for use in report.batches if use.noise_scale is not None]
     return known[-1] if known else None
 
 
-def is_settled(report: Report) -> bool:
+def is_settled(report: TrialReport) -> bool:
     """Whether an iteration tells how fast adaptive steps are: not while the batch, or phi, is still being found."""
     sizes = [use.batch_size for use in report.batches]
     return not sizes or (noise_scale_of(report) is not None and max(sizes) <= SETTLED * min(sizes))
@@ -154,7 +154,7 @@ LATEST_STARTS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Starts:
+class TrialStarts:
     """What the start of a trial takes."""
 
     warm_s: float
@@ -163,7 +163,7 @@ class Starts:
     """How much longer it takes on a worker that has trained nothing yet."""
 
 
-def starts(job: Job, state: State) -> Starts:
+def starts(job: Job, state: State) -> TrialStarts:
     """Return what the starts of a run's trials take, as far as it shows another time than the profile's."""
     warm_s, cold_s = _seen(state)
     profile = job.profile
@@ -171,12 +171,12 @@ def starts(job: Job, state: State) -> Starts:
     if len(warm_s) >= FEWEST_STARTS:
         usual_s = settled(usual_s, warm_s[-LATEST_STARTS:], profile.startup_cv)
     if len(cold_s) < FEWEST_STARTS:
-        return Starts(warm_s=usual_s, cold_surplus_s=0.0)
+        return TrialStarts(warm_s=usual_s, cold_surplus_s=0.0)
     first_s = settled(usual_s, cold_s, profile.startup_cv)
     if len(warm_s) < FEWEST_STARTS:
         usual_s = min(usual_s, first_s)
     surplus_s = first_s - usual_s
-    return Starts(warm_s=usual_s, cold_surplus_s=surplus_s if surplus_s > SMALLEST_DELAY_S else 0.0)
+    return TrialStarts(warm_s=usual_s, cold_surplus_s=surplus_s if surplus_s > SMALLEST_DELAY_S else 0.0)
 
 
 def _seen(state: State) -> tuple[list[float], list[float]]:
@@ -200,7 +200,7 @@ _GOING_ON = (TrialStatus.QUEUED, TrialStatus.RUNNING, TrialStatus.PAUSED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredTerms:
     """What the rest is to be planned with, and what differs from what was expected, in words ("" if nothing does)."""
 
     profile: Profile
@@ -233,7 +233,7 @@ class _Speed:
     iterations: int
 
 
-def measured(job: Job, state: State) -> Measured:
+def measured(job: Job, state: State) -> MeasuredTerms:
     """The job's profile and offer, corrected by what the state's trials and instances took.
 
     Gang sizes that were seen get their own factor, the others the mean of those, weighted by iterations. Where trials
@@ -262,7 +262,7 @@ def measured(job: Job, state: State) -> Measured:
         # A function trains on one GPU. The next stage is meant; each one after it is planned again in its turn.
         repeated_s = repeated * profile.iteration_s(profile.smallest_gpus)
         profile = replace(profile, trial_startup_s=seen.warm_s + repeated_s)
-    return Measured(
+    return MeasuredTerms(
         profile=job.profile if profile == job.profile else profile,
         offer=offer,
         findings=", ".join(finding for finding in [*findings, _repeated(repeated), *changes] if finding),

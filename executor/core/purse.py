@@ -19,7 +19,7 @@ SHORTEST_REACH_S = 2.0
 """Where prices lie below the reserved ones, the stop comes while the budget still reaches about so far."""
 
 
-class Line(NamedTuple):
+class RunningCost(NamedTuple):
     """One instance that runs. (A tuple: thousands are made a second, whenever the rent changes.)"""
 
     since: float
@@ -64,7 +64,7 @@ class Purse:
     """Of what grows all the time (the head, functions)."""
     rate_since: float
     """`settled_usd` holds what grows all the time up to then."""
-    lines: tuple[Line, ...]
+    lines: tuple[RunningCost, ...]
     coming: tuple[Coming, ...]
     _stops_at: float | None = field(default=None, init=False)
     _reached: tuple[float, float] | None = field(default=None, init=False)
@@ -140,7 +140,7 @@ class Purse:
         self._stops_at = found
         return found
 
-    def _reaches(self, now: float, lines: Iterable[tuple[Line, float]], set_aside_usd: float) -> float:
+    def _reaches(self, now: float, lines: Iterable[tuple[RunningCost, float]], set_aside_usd: float) -> float:
         left_usd = self.cap_usd - self.spent_usd(now) - set_aside_usd
         rate_usd_per_s = self.rate_usd_per_s
         growths: list[tuple[float, float]] = []

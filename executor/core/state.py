@@ -96,7 +96,7 @@ class TrialStatus(StrEnum):
 
 
 @dataclass(slots=True, kw_only=True)
-class Report:
+class TrialReport:
     """One point of a trial's learning curve."""
 
     reported_at: float
@@ -124,7 +124,7 @@ class TrialState:
     checkpoint: CheckpointRef | None = None
     before: CheckpointRef | None = None
     """The checkpoint of one iteration less, to go back to; None: there is none."""
-    reports: list[Report] = field(default_factory=list)
+    reports: list[TrialReport] = field(default_factory=list)
     attempt: int = 0
     failures: int = 0
     failure: tuple[FailureKind, str] | None = None

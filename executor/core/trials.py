@@ -9,7 +9,7 @@ from typing import Literal
 from rubberband.executor.core import rules
 from rubberband.executor.core.events import Command, DiscardCheckpoint, FailureKind, Gang, StartTrial, StopTrial
 from rubberband.executor.core.events import TrialReported as Reported
-from rubberband.executor.core.state import Allocation, Job, Report, Setback, State, TrialState, TrialStatus
+from rubberband.executor.core.state import Allocation, Job, Setback, State, TrialReport, TrialState, TrialStatus
 
 FINAL_FAILURES: frozenset[FailureKind] = frozenset({"not_a_number", "no_metric"})
 """Failures that another try would only repeat."""
@@ -63,7 +63,7 @@ def note_report(job: Job, state: State, trial: TrialState, event: Reported) -> l
     trial.iterations, trial.checkpoint, trial.before = event.iterations, event.checkpoint, trial.checkpoint
     note_progress(job, state, trial, at)
     trial.reports.append(
-        Report(
+        TrialReport(
             reported_at=at,
             iterations=event.iterations,
             metrics=event.metrics,

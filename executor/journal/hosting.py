@@ -29,7 +29,7 @@ _LAST_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class HostedRun:
     """What the process of an experiment is to run."""
 
     attempt: int
@@ -51,7 +51,7 @@ class Order:
     may hold a password: the process has it as RUBBERBAND_STORE."""
 
     @classmethod
-    def of(cls, **values: Any) -> Order:
+    def of(cls, **values: Any) -> HostedRun:
         """An order of values as the service's store keeps them. Raises ValidationError for what is none."""
         return TypeAdapter(cls).validate_python(values)
 
@@ -81,22 +81,22 @@ class Ending:
     """Unix time."""
 
 
-_Note = TypeVar("_Note", Order, Mark, Ending)
+_Note = TypeVar("_Note", HostedRun, Mark, Ending)
 
 
-def write_order(folder: ExperimentFolder, order: Order) -> None:
+def write_order(folder: ExperimentFolder, order: HostedRun) -> None:
     """Leave an order, without the store, for this user alone. Raises InputError."""
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
-        data = TypeAdapter(Order).dump_json(order, exclude={"store"})
+        data = TypeAdapter(HostedRun).dump_json(order, exclude={"store"})
         write_atomically(folder.order, data, durable=True, mode=0o600)
     except OSError as error:
         raise InputError(f"{folder.path} cannot be written ({error.strerror}); make room or give access") from None
 
 
-def read_order(folder: ExperimentFolder) -> Order:
+def read_order(folder: ExperimentFolder) -> HostedRun:
     """The order. Raises InputError if there is none."""
-    order = _read(folder.order, Order)
+    order = _read(folder.order, HostedRun)
     if order is None:
         raise InputError(f"{folder.order} is no order of the service; submit the experiment again, or resume it")
     return order

@@ -22,7 +22,7 @@ from rubberband.errors import DamagedJournalError, JournalError, NameTakenError
 from rubberband.executor.core.events import Event
 from rubberband.executor.core.state import Job
 from rubberband.executor.journal.database import Database, first_line
-from rubberband.values.kinds import KINDS, Kind
+from rubberband.values.kinds import KINDS, ProviderKind
 
 # Events and jobs as JSON, and back. The journal holds nothing else; an unknown or broken record is refused.
 
@@ -116,7 +116,7 @@ class Header:
     """What the driver needs beside the job: configurations, entry point, stores, … as plain JSON values."""
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ProviderKind:
         """What its provider is."""
         return KINDS[self.setup["provider"]]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rubberband.cloud.provider import ClusterProvider, HeadError, InstanceStatus, Provider
+from rubberband.cloud.provider import ClusterProvider, HeadError, InstanceDescription, Provider
 from rubberband.errors import NoCapacityError, ProviderError
 from rubberband.executor.backend import ended, living, released, running
 from rubberband.executor.core.events import (
@@ -323,7 +323,7 @@ class RayFleet:
             with contextlib.suppress(Exception):  # it may know nothing of the instance yet
                 self._provider.release(instance)
 
-    def _release_surely(self, instance: str) -> InstanceStatus | None:
+    def _release_surely(self, instance: str) -> InstanceDescription | None:
         """Ask until the provider obeys: an instance that is not given back goes on costing money."""
         told = ""
         while True:
@@ -430,7 +430,7 @@ class RayFleet:
         if self._connection.address is not None and head is None:
             self._connection.leave()
 
-    def _take_in(self, status: InstanceStatus) -> None:
+    def _take_in(self, status: InstanceDescription) -> None:
         instance = status.instance
         hold = self._holds.get(instance)
         if hold is None or self._closing.is_set():
@@ -470,7 +470,7 @@ class RayFleet:
                 )
             threads.start(hold.crew.dismiss, f"dismiss-{instance}")
 
-    def _priced(self, hold: _Hold, status: InstanceStatus | None) -> None:
+    def _priced(self, hold: _Hold, status: InstanceDescription | None) -> None:
         """Pass on what the hours of an instance cost, where that is news."""
         prices = None if status is None or status.running_at is None else status.hour_prices_usd
         if status is None or prices is None or prices == hold.hour_prices_usd:

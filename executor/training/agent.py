@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from rubberband.executor.training.sampler import even_shares
-from rubberband.planner.goodput.choice import Choice, better, candidates, choose, choose_at
+from rubberband.planner.goodput.choice import GoodputChoice, better, candidates, choose, choose_at
 from rubberband.planner.goodput.fit import fit
 from rubberband.planner.goodput.model import efficiency, step_s
 from rubberband.values.adaptive import BatchLimits, BatchPoint, Throughput
@@ -134,7 +134,7 @@ class BatchAgent:
             return self.split(max(found.batch_size, math.ceil(stay / GROWTH)))
         return self._tried(model, noise_scale, here) or self.split(stay)
 
-    def _tried(self, model: Throughput, noise_scale: float, here: Choice) -> BatchChoice | None:
+    def _tried(self, model: Throughput, noise_scale: float, here: GoodputChoice) -> BatchChoice | None:
         """A size whose time nothing tells yet, if it would gain where it is as fast as it may be.
 
         Timings at one m do not tell what a sample costs, and those in single passes do not tell computing, which

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rubberband.cloud.provider import InstanceStatus
+from rubberband.cloud.provider import InstanceDescription
 from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
 from rubberband.errors import NoCapacityError, ProviderError
 from rubberband.executor.backend import ended, living, released, running
@@ -164,7 +164,7 @@ class Agenda:
 
 
 @dataclass(slots=True)
-class _Hold:
+class _VirtualHold:
     """One instance as the driver sees it, from the order to launch it to its end."""
 
     messages: Messages
@@ -199,7 +199,7 @@ class VirtualFleet:
         self._lease_s = lease_s
         self._ready_timeout_s = ready_timeout_s
         self._next_beat_at = -math.inf
-        self._holds: dict[str, _Hold] = {}
+        self._holds: dict[str, _VirtualHold] = {}
         self.gone: set[str] = set()
         """Instances that no worker lives on, whether the driver knows it or not."""
         self.hold_until = math.inf
@@ -243,7 +243,7 @@ class VirtualFleet:
         if instance in self._holds:
             return
         messages = self._fortune.messages(instance)
-        hold = self._holds[instance] = _Hold(messages, self._clock.now() + messages.answer_s)
+        hold = self._holds[instance] = _VirtualHold(messages, self._clock.now() + messages.answer_s)
         now = self._clock.now()
         self.renew(now)
         lease_s = max(0.0, self._provider.lease_until - now) if first_lease_s is None else first_lease_s
@@ -254,7 +254,7 @@ class VirtualFleet:
                 hold.answered_at, lambda _: None if hold.over else self._ask(instance, market, hold, lease_s)
             )
 
-    def _ask(self, instance: str, market: Market, hold: _Hold, lease_s: float) -> None:
+    def _ask(self, instance: str, market: Market, hold: _VirtualHold, lease_s: float) -> None:
         try:
             self._provider.launch(instance, market, first_lease_s=lease_s)
         except ProviderError as error:
@@ -269,7 +269,7 @@ class VirtualFleet:
     def _refused(
         self,
         instance: str,
-        hold: _Hold,
+        hold: _VirtualHold,
         reason: str,
         now: float,
         *,
@@ -283,7 +283,7 @@ class VirtualFleet:
             occurred_at=now, instance=instance, reason=reason, failed_start=failed_start, sold_out=sold_out
         )
 
-    def _follow(self, instance: str, hold: _Hold) -> None:
+    def _follow(self, instance: str, hold: _VirtualHold) -> None:
         """Put on the agenda what will become of an instance that is asked for."""
         course, late_s = self._provider.course(instance), hold.messages.seen_after_s
         seen_at = max(course.running_at + late_s, hold.answered_at)
@@ -302,7 +302,7 @@ class VirtualFleet:
 
     # What the driver sees
 
-    def _running(self, instance: str, hold: _Hold, now: float) -> Event | None:
+    def _running(self, instance: str, hold: _VirtualHold, now: float) -> Event | None:
         if hold.over or hold.running:
             return None
         status = self._provider.status(instance)
@@ -313,7 +313,7 @@ class VirtualFleet:
             self._agenda.add(status.running_at + SECONDS_PER_HOUR, lambda then: self._begun(instance, hold, then))
         return running(status, status.running_at, now)
 
-    def _begun(self, instance: str, hold: _Hold, now: float) -> Event | None:
+    def _begun(self, instance: str, hold: _VirtualHold, now: float) -> Event | None:
         """Another hour begins, whose price is told once it is seen."""
         if hold.over or instance in self.gone:
             return None
@@ -321,7 +321,7 @@ class VirtualFleet:
         self._agenda.add(now + hold.messages.seen_after_s, lambda then: self._priced(instance, hold, then))
         return None
 
-    def _priced(self, instance: str, hold: _Hold, now: float) -> Event | None:
+    def _priced(self, instance: str, hold: _VirtualHold, now: float) -> Event | None:
         """What the hours cost that it has begun, where that is news."""
         prices = self._provider.status(instance).hour_prices_usd if hold.launched else None
         if prices is None or prices == hold.hour_prices_usd:
@@ -329,19 +329,19 @@ class VirtualFleet:
         hold.hour_prices_usd = prices
         return InstancePriced(occurred_at=now, instance=instance, hour_prices_usd=prices)
 
-    def _ready(self, instance: str, hold: _Hold, now: float) -> Event | None:
+    def _ready(self, instance: str, hold: _VirtualHold, now: float) -> Event | None:
         if hold.over or instance in self.gone:
             return None
         self._provider.reach(instance)
         return InstanceReady(occurred_at=now, instance=instance)
 
-    def _interrupted(self, instance: str, hold: _Hold, now: float) -> Event | None:
+    def _interrupted(self, instance: str, hold: _VirtualHold, now: float) -> Event | None:
         if hold.over or hold.interrupted or instance in self.gone:
             return None
         hold.interrupted = True
         return InstanceInterrupted(occurred_at=now, instance=instance)
 
-    def _give_up(self, instance: str, hold: _Hold, now: float) -> Event | None:
+    def _give_up(self, instance: str, hold: _VirtualHold, now: float) -> Event | None:
         """An instance that is of no use is given back, and called lost."""
         if hold.over or instance in self.gone:
             return None
@@ -349,7 +349,7 @@ class VirtualFleet:
         self.gone.add(instance)
         return _lost(self._provider.lose(instance, "its workers did not become warm"), now)
 
-    def _end(self, instance: str, hold: _Hold) -> Event | None:
+    def _end(self, instance: str, hold: _VirtualHold) -> Event | None:
         """The machine may have ended of itself; the driver sees it later."""
         now = self._clock.now()
         if instance not in self.gone and self._provider.ends_at(instance) <= now:
@@ -357,7 +357,7 @@ class VirtualFleet:
             self._agenda.add(now + hold.messages.seen_after_s, self._ending(instance, hold))
         return None
 
-    def _ending(self, instance: str, hold: _Hold) -> Happening:
+    def _ending(self, instance: str, hold: _VirtualHold) -> Happening:
         """What the driver sees of an end: that it ran, if it has not seen that before, and that it is gone."""
 
         def seen(now: float) -> Event | None:
@@ -384,7 +384,7 @@ class VirtualFleet:
         now = self._clock.now()
         hold = self._holds.get(instance)
         if hold is None:
-            hold = self._holds[instance] = _Hold(self._fortune.messages(instance), now)
+            hold = self._holds[instance] = _VirtualHold(self._fortune.messages(instance), now)
         elif hold.over:
             return
         hold.over = True
@@ -397,7 +397,7 @@ class VirtualFleet:
         else:
             self._release(instance, hold, now)
 
-    def _release(self, instance: str, hold: _Hold, now: float) -> None:
+    def _release(self, instance: str, hold: _VirtualHold, now: float) -> None:
         try:
             given_back = released(instance, self._provider.release(instance), now)
         except ProviderError:  # it was refused, or never asked for
@@ -425,8 +425,8 @@ class VirtualFleet:
                 gone.append(ended(status))
         return DriverResumed(occurred_at=self._clock.now(), live=tuple(live), ended=tuple(gone))
 
-    def _adopt(self, status: InstanceStatus) -> None:
-        hold = _Hold(self._fortune.messages(status.instance), self._clock.now())
+    def _adopt(self, status: InstanceDescription) -> None:
+        hold = _VirtualHold(self._fortune.messages(status.instance), self._clock.now())
         hold.launched, hold.running = True, status.running_at is not None
         hold.hour_prices_usd = status.hour_prices_usd
         if hold.running and status.hour_prices_usd and status.running_at is not None:
@@ -441,7 +441,7 @@ class VirtualFleet:
         self._provider.close()
 
 
-def _lost(status: InstanceStatus, now: float) -> InstanceLost:
+def _lost(status: InstanceDescription, now: float) -> InstanceLost:
     return InstanceLost(
         occurred_at=now,
         instance=status.instance,

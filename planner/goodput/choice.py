@@ -29,7 +29,7 @@ _TIE = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class GoodputChoice:
     """A batch and what the model says of it."""
 
     per_gpu: int
@@ -47,8 +47,8 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
-    """The choices for many allocations; every array has their shape, and the fields are those of `Choice`."""
+class GoodputChoices:
+    """The choices for many allocations; every array has their shape, and the fields are those of `GoodputChoice`."""
 
     per_gpu: Ints
     accumulation: Ints
@@ -87,7 +87,7 @@ def choose(
     *,
     least_per_gpu: int = 1,
     num_candidates: int = NUM_CANDIDATES,
-) -> Choice:
+) -> GoodputChoice:
     """The batch of most goodput on `gpus` GPUs of `instances` instances; the smaller one of equals.
 
     M0 is always among the candidates, in as many passes as it needs even where accumulation is not wanted; if that
@@ -107,7 +107,7 @@ def choose_at(
     instances: int,
     gpus: int,
     batch_size: int,
-) -> Choice:
+) -> GoodputChoice:
     """What the model says of a batch of `batch_size` samples, taken in as few passes as fit into memory."""
     fixed = _passes(limits, np.asarray([gpus]), np.asarray([batch_size]), 0)
     return _choice(*_rated(parameters, noise_scale, limits, instances, gpus, fixed), fixed)
@@ -122,7 +122,7 @@ def choose_many(
     *,
     least_per_gpu: int = 1,
     num_candidates: int = NUM_CANDIDATES,
-) -> Choices:
+) -> GoodputChoices:
     """`choose` for many allocations in one go: `instances` and `gpus` of one shape (allocations,), phi that or one.
 
     Raises ValueError as `choose` does, if any allocation is too large.
@@ -136,7 +136,7 @@ def choose_many(
     phi = np.asarray(noise_scale)[..., None]
     step, worth, goodput = _rated(parameters, phi, limits, np.asarray(instances)[:, None], column, found)
     rows, at = np.arange(len(column)), _best(found.batch_size, np.where(found.feasible, goodput, -np.inf))
-    return Choices(
+    return GoodputChoices(
         per_gpu=found.per_gpu[rows, at],
         accumulation=found.accumulation[rows, at],
         batch_size=found.batch_size[rows, at],
@@ -146,7 +146,7 @@ def choose_many(
     )
 
 
-def better(current: int, found: Choice) -> bool:
+def better(current: int, found: GoodputChoice) -> bool:
     """Whether going from a batch of `current` samples to the one found is worth the change: 5 % of it, or more."""
     return abs(found.batch_size - current) >= WORTHWHILE * current
 
@@ -231,9 +231,9 @@ def _best(batch_size: Ints, goodput: Floats) -> Ints:
     return np.asarray(np.argmin(np.where(equal, batch_size, np.iinfo(np.int64).max), axis=-1))
 
 
-def _choice(step: Floats, worth: Floats, goodput: Floats, found: Candidates) -> Choice:
+def _choice(step: Floats, worth: Floats, goodput: Floats, found: Candidates) -> GoodputChoice:
     at = int(_best(found.batch_size, goodput))
-    return Choice(
+    return GoodputChoice(
         per_gpu=int(found.per_gpu[at]),
         accumulation=int(found.accumulation[at]),
         batch_size=int(found.batch_size[at]),

@@ -39,7 +39,7 @@ _TINY = 1e-300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeanPoints:
     """Distinct configurations, each with the geometric mean of its times: equal points change nothing but weights."""
 
     per_gpu: Floats
@@ -56,7 +56,7 @@ class Measured:
     typical_per_gpu: float
 
     @classmethod
-    def of(cls, points: Sequence[BatchPoint], weights: Sequence[float] | None) -> Measured:
+    def of(cls, points: Sequence[BatchPoint], weights: Sequence[float] | None) -> MeanPoints:
         """Raises ValueError without points, or for a time or weight that is not a positive number."""
         table, log_s, shares = _grouped(points, weights)
         instances, gpus, per_gpu, accumulation = table.T
@@ -209,7 +209,7 @@ def fit(
 
     Raises ValueError without points, or for a time or weight that is not a positive number.
     """
-    measured = Measured.of(points, weights)
+    measured = MeanPoints.of(points, weights)
     free = measured.free()
     begin = _start(measured, free)
     if start is not None:
@@ -249,7 +249,7 @@ def _kind(instances: int, gpus: int) -> str:
     return "alone" if gpus == 1 else "across" if instances > 1 else "local"
 
 
-def _start(measured: Measured, free: npt.NDArray[np.bool_]) -> Floats:
+def _start(measured: MeanPoints, free: npt.NDArray[np.bool_]) -> Floats:
     """(7,) The least squares of relative errors as if nothing overlapped, hopeful where the points leave it open.
 
     From gamma = 1 the search finds its way up. Where it starts at a larger one, the gradient by a small T_sync vanishes
@@ -274,7 +274,7 @@ def _bounds(free: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
     return lowest, highest
 
 
-def _search(measured: Measured, begin: Floats, free: npt.NDArray[np.bool_]) -> Floats:
+def _search(measured: MeanPoints, begin: Floats, free: npt.NDArray[np.bool_]) -> Floats:
     """L-BFGS-B over the free parameters, in units that change the prediction alike."""
     from scipy.optimize import minimize
 

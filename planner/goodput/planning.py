@@ -12,7 +12,7 @@ from statistics import median
 
 import numpy as np
 
-from rubberband.planner.goodput.choice import Choices, choose_many
+from rubberband.planner.goodput.choice import GoodputChoices, choose_many
 from rubberband.planner.goodput.fit import extrapolates
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, GoodputProfile, Throughput
 from rubberband.values.profile import Profile
@@ -80,7 +80,7 @@ def cautious(profile: GoodputProfile) -> Throughput:
     )
 
 
-def _choices(profile: GoodputProfile, gpus_per_instance: int, gang_sizes: Sequence[int]) -> Choices:
+def _choices(profile: GoodputProfile, gpus_per_instance: int, gang_sizes: Sequence[int]) -> GoodputChoices:
     gpus = np.asarray(gang_sizes, dtype=np.int64)
     instances = -(-gpus // gpus_per_instance)
     return choose_many(cautious(profile), profile.noise_scale, profile.limits, instances, gpus, least_per_gpu=0)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from rubberband.errors import Cancelled, InputError, RubberbandError, StoreAwayError
 from rubberband.executor.journal.folder import ExperimentFolder, open_folder
-from rubberband.executor.journal.hosting import Ending, Mark, Order, holding, read_order, write_ending, write_mark
+from rubberband.executor.journal.hosting import Ending, HostedRun, Mark, holding, read_order, write_ending, write_mark
 from rubberband.interrupts import AtOnce
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _lock(folder: ExperimentFolder, inherited: Sequence[str]) -> AbstractContext
     return _inherited(int(inherited[0])) if inherited else holding(folder)
 
 
-def _told(folder: ExperimentFolder, order: Order, wait_for: Callable[[str], None]) -> tuple[int, str]:
+def _told(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str], None]) -> tuple[int, str]:
     """How it ended: the exit code, and what went wrong in one line. `wait_for` is told what it waits for."""
     # Before the experiment sees to signals itself, nothing is rented yet, and the first one ends it at once.
     AtOnce(Cancelled("cancelled before it began; nothing was spent")).handle((signal.SIGINT, signal.SIGTERM))
@@ -86,7 +86,7 @@ def _told(folder: ExperimentFolder, order: Order, wait_for: Callable[[str], None
     return result.exit_code, result.reason
 
 
-def _run(folder: ExperimentFolder, order: Order, wait_for: Callable[[str], None]) -> Result:
+def _run(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str], None]) -> Result:
     try:
         return _resumed(folder) if order.resume else _begun(folder, order)
     except StoreAwayError as error:
@@ -95,7 +95,7 @@ def _run(folder: ExperimentFolder, order: Order, wait_for: Callable[[str], None]
         return _once_the_store_is_back(folder, error, wait_for)
 
 
-def _begun(folder: ExperimentFolder, order: Order) -> Result:
+def _begun(folder: ExperimentFolder, order: HostedRun) -> Result:
     from rubberband.app.run import run_experiment
     from rubberband.spec.experiment import Experiment
 
@@ -154,7 +154,7 @@ def _pause(pause_s: float, asked: Callable[[], bool]) -> None:
         time.sleep(min(LOOK_S, left_s))
 
 
-def _require_own(entrypoint: object, order: Order) -> None:
+def _require_own(entrypoint: object, order: HostedRun) -> None:
     """Raise InputError where `module:*` is allowed, and what is named is not the module's: it only imports that.
 
     What modules import, such as `subprocess.run`, could make a command of a configuration.

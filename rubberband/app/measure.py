@@ -20,8 +20,8 @@ from rubberband.cloud.start_limits import start_limits
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.executor.backend import Backend
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.profiling import Limits, Measured, measure
-from rubberband.executor.profiling_points import Component, Noise, Point, Starts
+from rubberband.executor.profiling import ProfilingLimits, ProfilingResult, measure
+from rubberband.executor.profiling_points import Component, InstanceStarts, MeasuredNoise, Point
 from rubberband.executor.session import Setup, make_ray_backend, open_cluster
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.planner.goodput.planning import scaled_size
@@ -30,7 +30,7 @@ from rubberband.spec.profile_file import save_profile
 from rubberband.units import format_duration, format_usd
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.offer import Offer, gang_sizes
-from rubberband.values.plan import Constraints
+from rubberband.values.plan import PlanningConstraints
 from rubberband.values.profile import Profile
 from rubberband.values.start_times import record, start_of
 
@@ -53,12 +53,12 @@ def point_line(point: Point) -> str:
     return f"{line}; a step of {steps}"
 
 
-def noise_lines(noise: Noise) -> list[str]:
+def noise_lines(noise: MeasuredNoise) -> list[str]:
     """Return a line on each component of the noise, with the interval that holds it with a probability of 90 %."""
     return [_trials_line(noise), f"iterations of one trial vary by {_told(noise.iteration)}"]
 
 
-def _trials_line(noise: Noise) -> str:
+def _trials_line(noise: MeasuredNoise) -> str:
     mean = f", so that the mean of all trials is unsure by {_percent(noise.mean_cv)}"
     if noise.num_trials == 1:
         assumed = f"trials are assumed to differ in speed by {_told(noise.trial)}{mean}"
@@ -67,7 +67,7 @@ def _trials_line(noise: Noise) -> str:
     return f"trials differ in speed by {_told(noise.trial, f', {noise.num_trials} trials')}{mean}{few}"
 
 
-def start_lines(profile: Profile, starts: Starts, noise: Noise) -> list[str]:
+def start_lines(profile: Profile, starts: InstanceStarts, noise: MeasuredNoise) -> list[str]:
     """Return lines on how long trials and instances take to start."""
     vary = "" if noise.startup is None else f", varying by {_told(noise.startup)}"
     found = [f"a trial starts in {profile.trial_startup_s:.2f} s on a warm worker{vary}"]
@@ -120,9 +120,9 @@ class MeasuredProfile:
 
     profile: Profile
     points: Sequence[Point]
-    noise: Noise
+    noise: MeasuredNoise
     """What training times vary by, and how sure that is."""
-    starts: Starts
+    starts: InstanceStarts
     """How long each instance took to start."""
     cost_usd: float
     entrypoint: str
@@ -257,7 +257,7 @@ def _backend(
         yield backend, setup
 
 
-def _kept(found: Measured, entrypoint: Entrypoint, rented: Offer) -> MeasuredProfile:
+def _kept(found: ProfilingResult, entrypoint: Entrypoint, rented: Offer) -> MeasuredProfile:
     """What was measured, with where it was."""
     return MeasuredProfile(
         profile=found.profile,
@@ -273,7 +273,7 @@ def _kept(found: Measured, entrypoint: Entrypoint, rented: Offer) -> MeasuredPro
     )
 
 
-def _note_start(home: Path, entrypoint: Entrypoint, starts: Starts) -> None:
+def _note_start(home: Path, entrypoint: Entrypoint, starts: InstanceStarts) -> None:
     """Let later plans reckon with how long instances took to start, where all of them are this machine."""
     if not starts.one_machine:
         return
@@ -301,7 +301,7 @@ def _end_leftovers(scratch: ExperimentFolder, setup: Setup, rented: Offer) -> No
     note.write_text(setup.run)
 
 
-def _num_instances(experiment: Experiment, rented: Offer, limits: Constraints) -> int:
+def _num_instances(experiment: Experiment, rented: Offer, limits: PlanningConstraints) -> int:
     """How many instances to measure on: enough for the widest gang, and for what shares a machine with it."""
     widest = max(1, limits.max_gpus_per_trial // rented.gpus)
     if not experiment.resources.kind.is_this_machine:
@@ -315,10 +315,12 @@ def _measuring_usd(rented: Offer, held_s: float) -> float:
     return rented.instance_cost_usd(held_s) + rented.function_cost_usd(rented.gpus, held_s)
 
 
-def _profiling_limits(experiment: Experiment, rented: Offer, num_instances: int, limits: Constraints) -> Limits:
+def _profiling_limits(
+    experiment: Experiment, rented: Offer, num_instances: int, limits: PlanningConstraints
+) -> ProfilingLimits:
     """What measuring may take. Raises InputError if max_cost does not even cover a minute of the instances."""
     margin_s = experiment.resources.kind.release_margin_s
-    found = Limits(iteration_s=experiment.constraints.iteration_timeout_s)
+    found = ProfilingLimits(iteration_s=experiment.constraints.iteration_timeout_s)
     if experiment.resources.kind.is_rented:
         slowest = start_limits([rented.instance_type], experiment.resources.init_delay_s)
         found = replace(found, ready_s=max(found.ready_s, slowest.ready_s))

@@ -24,7 +24,7 @@ from rubberband.planner.solver import Objective
 from rubberband.planner.wording import advice, none_within, usd_up
 from rubberband.spec.experiment import Experiment
 from rubberband.units import format_duration, format_usd
-from rubberband.values.plan import Constraints, Policy
+from rubberband.values.plan import PlanningConstraints, Policy
 from rubberband.values.profile import Profile
 
 _STEP = 1.02
@@ -254,7 +254,7 @@ def _less(case: Case, spent: Spent) -> Case:
     return replace(case, constraints=_left(case.constraints, spent))
 
 
-def _left(constraints: Constraints, spent: Spent) -> Constraints:
+def _left(constraints: PlanningConstraints, spent: Spent) -> PlanningConstraints:
     deadline_s, max_cost_usd = constraints.deadline_s, constraints.max_cost_usd
     return replace(
         constraints,

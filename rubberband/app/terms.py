@@ -29,7 +29,7 @@ from rubberband.values.start_times import StartTimes, start_times
 
 if TYPE_CHECKING:
     from rubberband.cloud.aws import quota
-    from rubberband.cloud.aws.calls import Session
+    from rubberband.cloud.aws.calls import AwsSession
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ def local_terms(experiment: Experiment, home: Path) -> Terms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class EstimateAnswer:
     """An estimate, and what it rests on."""
 
     estimate: Estimate
@@ -85,7 +85,7 @@ def answer(
     frontier: bool = False,
     seed: int = 0,
     most_usd: float | None = None,
-) -> Answer:
+) -> EstimateAnswer:
     """Estimate an experiment that starts at `now` (Unix time); no plan within the limits is an answer too.
 
     It then has remedies, none of which costs more than `most_usd`. `plan` is one of the user's, to be predicted instead
@@ -106,7 +106,7 @@ def answer(
         )
     if best.job is None:
         best = _with_remedies(best, experiment, profiles, terms, now=now, clock=clock, most_usd=most_usd)
-    return Answer(
+    return EstimateAnswer(
         estimate=best,
         assumptions=assumptions(best, bases(written, best.case, terms.table, seen)),
         notes=(*remarks, *notes_of(experiment, best.case, terms.table), *terms.notes),
@@ -272,7 +272,7 @@ def live_terms(experiment: Experiment, home: Path) -> Terms:
 
 
 def _rooms(
-    session: Session, experiment: Experiment, told: Sequence[str]
+    session: AwsSession, experiment: Experiment, told: Sequence[str]
 ) -> tuple[Sequence[quota.Room], tuple[str, ...]]:
     """What the account may hold of each type on each market that a plan may use; or why that is not known.
 

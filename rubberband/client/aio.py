@@ -34,7 +34,7 @@ from rubberband.client.sending import (
     RECONNECT_S,
     STREAM_TIMEOUT,
     Address,
-    Place,
+    FeedPlace,
     raise_for,
     reopened_in_s,
     unreachable,
@@ -277,9 +277,9 @@ class AsyncClient:
         A connection that is cut is made again, from where it was, also while the service's store is away. Raises
         ServiceError once that fails for long.
         """
-        return self._streams.of(self._events(experiment, Place(after)))
+        return self._streams.of(self._events(experiment, FeedPlace(after)))
 
-    async def _events(self, experiment: str | None, place: Place) -> AsyncGenerator[EventView]:
+    async def _events(self, experiment: str | None, place: FeedPlace) -> AsyncGenerator[EventView]:
         failed = 0
         while True:
             try:
@@ -295,7 +295,7 @@ class AsyncClient:
                     raise error if isinstance(error, ServiceError) else unreachable(self.url, error) from None
                 await self._sleep(pause_s)
 
-    async def _stream(self, experiment: str | None, place: Place) -> AsyncGenerator[EventView]:
+    async def _stream(self, experiment: str | None, place: FeedPlace) -> AsyncGenerator[EventView]:
         params = {} if experiment is None else {"experiment": experiment}
         async with aconnect_sse(
             self._http, "GET", "/v1/events", params=params, headers=place.headers(), timeout=STREAM_TIMEOUT

@@ -31,7 +31,7 @@ from rubberband.client.sending import (
     RECONNECT_S,
     STREAM_TIMEOUT,
     Address,
-    Place,
+    FeedPlace,
     raise_for,
     reopened_in_s,
     unreachable,
@@ -201,7 +201,7 @@ class Client:
         A connection that is cut is made again, from where it was, also while the service's store is away. Raises
         ServiceError once that fails for long.
         """
-        place, failed = Place(after), 0
+        place, failed = FeedPlace(after), 0
         while True:
             try:
                 for event in self._stream(experiment, place):
@@ -215,7 +215,7 @@ class Client:
                     raise error if isinstance(error, ServiceError) else unreachable(self.url, error) from None
                 self._sleep(pause_s)
 
-    def _stream(self, experiment: str | None, place: Place) -> Iterator[EventView]:
+    def _stream(self, experiment: str | None, place: FeedPlace) -> Iterator[EventView]:
         params = {} if experiment is None else {"experiment": experiment}
         with connect_sse(
             self._http, "GET", "/v1/events", params=params, headers=place.headers(), timeout=STREAM_TIMEOUT

@@ -83,7 +83,7 @@ def wait_s(call: Call[Any], tried: int, answer: httpx.Response | None) -> float 
     return min(longest_s, LONGEST_WAIT_S) * random.uniform(0.5, 1.0)
 
 
-def reopened_in_s(place: Place, failed: int, error: Exception) -> float | None:
+def reopened_in_s(place: FeedPlace, failed: int, error: Exception) -> float | None:
     """How long to wait before a stream is opened again, which `failed` so often in a row; None: it is not."""
     if isinstance(error, ServiceError) and error.status not in _AGAIN:
         return None
@@ -99,7 +99,7 @@ def _is_being_served(answer: httpx.Response) -> bool:
 
 
 @dataclass(slots=True)
-class Place:
+class FeedPlace:
     """Where a reader of the feed is: what comes again after a reconnection is left out."""
 
     last_id: int | None

@@ -19,7 +19,7 @@ from rubberband.errors import InputError, RubberbandError
 from rubberband.units import format_duration, format_usd
 
 if TYPE_CHECKING:
-    from rubberband.cloud.aws.calls import Session
+    from rubberband.cloud.aws.calls import AwsSession
     from rubberband.cloud.aws.head import HeadInstance
     from rubberband.cloud.aws.sweeping import Ended, Owned
     from rubberband.spec.experiment import Experiment
@@ -72,7 +72,7 @@ def _packed(root: Path) -> bytes:
     return pack([str(root)]).archive
 
 
-def _told(session: Session, head: HeadInstance, experiment: Experiment, run: str, folder: str | None) -> list[str]:
+def _told(session: AwsSession, head: HeadInstance, experiment: Experiment, run: str, folder: str | None) -> list[str]:
     state = "was started; it installs rubberband for some minutes" if head.started else "runs already"
     lines = [
         f"head {head.instance_id} ({head.instance_type}, {head.zone}) {state}{_cost(session, head.instance_type)}",
@@ -101,7 +101,7 @@ def _idle(experiment: Experiment) -> list[str]:
     return [f"idle:    it stops itself when nothing has run for {format_duration(idle_s)}; its disk stays"]
 
 
-def _cost(session: Session, instance_type: str) -> str:
+def _cost(session: AwsSession, instance_type: str) -> str:
     """What it costs; nothing where AWS does not tell."""
     from rubberband.cloud.aws.pricing import on_demand_price
     from rubberband.cloud.aws.resolving import in_one_line
@@ -184,7 +184,7 @@ def _counted(ended: Ended, owner: str, region: str) -> list[str]:
     return [*lines, *(f"kept security group {group}, which is in use and costs nothing" for group in ended.kept_groups)]
 
 
-def _images(session: Session, owner: str) -> list[str]:
+def _images(session: AwsSession, owner: str) -> list[str]:
     """A line for each image that stays."""
     from rubberband.cloud.aws.errors import FAILURES, explain
     from rubberband.cloud.aws.own_images import own_images
@@ -298,7 +298,7 @@ def build(file: FileArgument, overrides: Overrides = None) -> None:
             print(line)
 
 
-def _built(session: Session, resources: Resources) -> list[str]:
+def _built(session: AwsSession, resources: Resources) -> list[str]:
     from rubberband.cloud.aws.images import described_image, type_facts
     from rubberband.cloud.aws.own_images import BOOT_S, Build, Passing, builder_type, image_key, most_usd, own_images
     from rubberband.cloud.aws.pricing import on_demand_price
@@ -373,7 +373,7 @@ def delete(
     print(f"deleted {', '.join(deleted)}")
 
 
-def _opened(file: Path | None, region: str | None, owner: str | None) -> tuple[Session, str]:
+def _opened(file: Path | None, region: str | None, owner: str | None) -> tuple[AwsSession, str]:
     from rubberband.cloud.aws.calls import open_aws
 
     chosen_region, chosen_owner = meant(file, region, owner)

@@ -13,14 +13,14 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rubberband.app.terms import Answer, Terms
+    from rubberband.app.terms import EstimateAnswer, Terms
     from rubberband.commands.estimate_compare import Saved
     from rubberband.planner.estimate import Estimate
     from rubberband.spec.experiment import Experiment
-    from rubberband.views.tables import Table
+    from rubberband.views.tables import TextTable
 
 
-class Output(StrEnum):
+class EstimateFormat(StrEnum):
     """How the estimate is printed."""
 
     table = "table"
@@ -37,7 +37,7 @@ class Policy(StrEnum):
 
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment file.", show_default=False)]
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Print tables or JSON.")]
+OutputOption = Annotated[EstimateFormat, typer.Option("--output", "-o", help="Print tables or JSON.")]
 PolicyOption = Annotated[
     Policy,
     typer.Option(
@@ -83,11 +83,11 @@ Overrides = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class EstimateOptions:
     """What the command line asks for."""
 
     file: Path
-    output: Output
+    output: EstimateFormat
     policy: Policy
     plan: Path | None
     frontier: bool
@@ -99,7 +99,7 @@ class Asked:
 
 def estimate(
     file: FileArgument,
-    output: OutputOption = Output.table,
+    output: OutputOption = EstimateFormat.table,
     policy: PolicyOption = Policy.optimal,
     plan: PlanOption = None,
     frontier: FrontierOption = False,
@@ -114,7 +114,7 @@ def estimate(
     shows what else could be done, what other deadlines would cost, and what the figures rest on. Exit code 3: no plan
     is within the limits; the nearest one is told.
     """
-    asked = Asked(
+    asked = EstimateOptions(
         file=file,
         output=output,
         policy=policy,
@@ -140,7 +140,7 @@ def _local_terms(experiment: Experiment) -> Terms:
     return local_terms(experiment, home)
 
 
-def show_estimate(asked: Asked, terms_of: Callable[[Experiment], Terms]) -> None:
+def show_estimate(asked: EstimateOptions, terms_of: Callable[[Experiment], Terms]) -> None:
     """Plan an experiment on the terms that it has, and print the estimate. Raises InfeasibleError without a plan."""
     from rubberband.app.terms import answer
     from rubberband.commands.estimate_compare import profiles_of, read_plan
@@ -158,7 +158,7 @@ def show_estimate(asked: Asked, terms_of: Callable[[Experiment], Terms]) -> None
         clock=time.perf_counter,
         policy=asked.policy.value,
         plan=given,
-        frontier=asked.frontier or asked.output is Output.table or asked.html is not None,
+        frontier=asked.frontier or asked.output is EstimateFormat.table or asked.html is not None,
         seed=asked.seed,
     )
     compared = _compare(found.estimate, before)
@@ -167,7 +167,7 @@ def show_estimate(asked: Asked, terms_of: Callable[[Experiment], Terms]) -> None
         from rubberband.views.estimate_html import render_estimate
 
         write_page(asked.html, render_estimate(found.estimate, *_document(found, compared, asked.compare_to)))
-    if asked.output is Output.json:
+    if asked.output is EstimateFormat.json:
         from rubberband.commands.common import print_json
 
         print_json(found.to_json() | ({} if compared is None else {"comparison": compared}))
@@ -208,7 +208,9 @@ def _compare(answer: Estimate, before: Saved | None) -> dict[str, Any] | None:
     return comparison(before, saved(answer.to_json()))
 
 
-def _document(found: Answer, compared: dict[str, Any] | None, source: Path | None) -> tuple[list[str], list[Table]]:
+def _document(
+    found: EstimateAnswer, compared: dict[str, Any] | None, source: Path | None
+) -> tuple[list[str], list[TextTable]]:
     """Headlines and tables."""
     from rubberband.views.estimate_difference import difference_table
     from rubberband.views.estimate_tables import headlines, tables
@@ -224,7 +226,7 @@ def _document(found: Answer, compared: dict[str, Any] | None, source: Path | Non
 
 def plan(
     file: FileArgument,
-    output: OutputOption = Output.table,
+    output: OutputOption = EstimateFormat.table,
     policy: PolicyOption = Policy.optimal,
     plan: PlanOption = None,
     frontier: FrontierOption = False,
@@ -238,7 +240,7 @@ def plan(
     What `estimate` does, with the prices that AWS asks now and no more instances than the account may hold. Where AWS
     cannot be asked, older prices are taken and that is told. Nothing is started, and nothing is spent.
     """
-    asked = Asked(
+    asked = EstimateOptions(
         file=file,
         output=output,
         policy=policy,

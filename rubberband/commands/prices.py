@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 
-class Output(StrEnum):
+class PricesFormat(StrEnum):
     """How prices are printed."""
 
     table = "table"
@@ -26,7 +26,7 @@ def prices(
     ] = None,
     region: Annotated[str, typer.Option("--region", "-r", help="The region of AWS.")] = "us-east-1",
     refresh: Annotated[bool, typer.Option("--refresh", help="Ask AWS, however new the last answers are.")] = False,
-    output: Annotated[Output, typer.Option("--output", "-o", help="Print a table or JSON.")] = Output.table,
+    output: Annotated[PricesFormat, typer.Option("--output", "-o", help="Print a table or JSON.")] = PricesFormat.table,
 ) -> None:
     """Show what EC2's instance types have and cost.
 
@@ -42,7 +42,7 @@ def prices(
     notes = price_notes(table)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    if output is Output.json:
+    if output is PricesFormat.json:
         from rubberband.commands.common import print_json
 
         print_json(prices_json(rows, region, notes))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _MOST_OF_BEST = 100
 
 
-class Output(StrEnum):
+class ReportFormat(StrEnum):
     """How the answer is printed."""
 
     text = "text"
@@ -32,7 +32,7 @@ class Output(StrEnum):
 
 def report(
     name: Name,
-    output: Annotated[Output, typer.Option("--output", "-o", help="Print text or JSON.")] = Output.text,
+    output: Annotated[ReportFormat, typer.Option("--output", "-o", help="Print text or JSON.")] = ReportFormat.text,
     html: Annotated[
         Path | None,
         typer.Option("--html", metavar="FILE", help="Write one self-contained page to FILE.", show_default=False),
@@ -50,7 +50,7 @@ def report(
         from rubberband.views.report_html import render_html
 
         write_page(html, render_html(result))
-    if output is Output.json:
+    if output is ReportFormat.json:
         from rubberband.commands.common import print_json
 
         print_json(result.to_json())
@@ -86,7 +86,7 @@ def _read(folder: ExperimentFolder) -> Result:
 
 
 def ps(
-    output: Annotated[Output, typer.Option("--output", "-o", help="Print text or JSON.")] = Output.text,
+    output: Annotated[ReportFormat, typer.Option("--output", "-o", help="Print text or JSON.")] = ReportFormat.text,
     server: ServerOption = None,
 ) -> None:
     """List the experiments on this machine, or those of a service."""
@@ -94,7 +94,7 @@ def ps(
     from rubberband.units import format_duration, format_usd
 
     listed = _all_listed(client_of(server))
-    if output is Output.json:
+    if output is ReportFormat.json:
         print_json({"schema": "rubberband.ps/1", "experiments": [asdict(row) for row in listed]})
         return
     header = ["NAME", "STATE", "TRIALS", "ITERATIONS", "TIME", "COST", "BEST OR WHY"]

@@ -168,7 +168,7 @@ def serve(
     _require_server()
     from rubberband.api import serving as binding
     from rubberband.api.serving import Transport
-    from rubberband.api.settings import Keeping, Limits, Settings
+    from rubberband.api.settings import Keeping, ServiceLimits, Settings
     from rubberband.home import default_home, default_store
 
     settings = Settings(
@@ -184,7 +184,7 @@ def serve(
         checkpoints=_each(_prefix, checkpoints or []),
         planners=planners,
         auto_resume=auto_resume,
-        limits=Limits(
+        limits=ServiceLimits(
             body_bytes=body_limit,
             requests_per_s=_amount("--rate", rate),
             burst=max(2, math.ceil(2 * rate)),

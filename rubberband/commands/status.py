@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rubberband.commands.common import Name, ServerOption, client_of
-from rubberband.commands.report import Output
+from rubberband.commands.report import ReportFormat
 
 if TYPE_CHECKING:
     from rubberband.client.client import Client
@@ -21,7 +21,7 @@ LOOK_EVERY_S = 1.0
 
 def status(
     name: Name,
-    output: Annotated[Output, typer.Option("--output", "-o", help="Print text or JSON.")] = Output.text,
+    output: Annotated[ReportFormat, typer.Option("--output", "-o", help="Print text or JSON.")] = ReportFormat.text,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay and show it again, until it is over.")] = False,
     server: ServerOption = None,
 ) -> None:
@@ -43,12 +43,12 @@ def status(
 
 def watch_remote(client: Client, name: str) -> None:
     """Show an experiment of a service until it is over; exits with its code."""
-    _show(lambda: dict(client.experiment(name)), Output.text, True)
+    _show(lambda: dict(client.experiment(name)), ReportFormat.text, True)
 
 
-def _show(look: Callable[[], View], output: Output, watch: bool) -> None:
+def _show(look: Callable[[], View], output: ReportFormat, watch: bool) -> None:
     view = _watched(look) if watch else look()
-    if output is Output.json:
+    if output is ReportFormat.json:
         from rubberband.commands.common import print_json
 
         print_json({"schema": "rubberband.status/1", **view})
@@ -155,7 +155,7 @@ def extend(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Grant it without asking.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only show what it would change.")] = False,
-    output: Annotated[Output, typer.Option("--output", "-o", help="Print text or JSON.")] = Output.text,
+    output: Annotated[ReportFormat, typer.Option("--output", "-o", help="Print text or JSON.")] = ReportFormat.text,
     server: ServerOption = None,
 ) -> None:
     """Give an experiment a later deadline or a larger budget.
@@ -185,7 +185,7 @@ def extend(
         )
 
 
-def _extend(ask: Callable[[bool], dict[str, Any]], yes: bool, dry_run: bool, output: Output) -> None:
+def _extend(ask: Callable[[bool], dict[str, Any]], yes: bool, dry_run: bool, output: ReportFormat) -> None:
     """Show what other limits would change, and grant them if that is wanted: `ask` is given whether they are."""
     from rubberband.views.status import extension_lines
 
@@ -195,7 +195,7 @@ def _extend(ask: Callable[[bool], dict[str, Any]], yes: bool, dry_run: bool, out
     if not dry_run and (yes or typer.confirm("Grant it?", err=True)):
         found = ask(True)
         print("granted", file=sys.stderr)
-    if output is Output.json:
+    if output is ReportFormat.json:
         from rubberband.commands.common import print_json
 
         print_json({"schema": "rubberband.extension/1", **found})

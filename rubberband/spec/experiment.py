@@ -32,8 +32,7 @@ from rubberband.spec.resources import Resources
 from rubberband.spec.search import Search
 from rubberband.units import nearest, shown
 from rubberband.values.adaptive import INTERVAL, LR_SCALINGS, AdaptiveBatch
-from rubberband.values.plan import Constraints as PlanningConstraints
-from rubberband.values.plan import Stage
+from rubberband.values.plan import PlanningConstraints, Stage
 from rubberband.values.profile import Profile
 
 EC2_MINIMUM_BILLED_S = 60.0

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from rubberband.spec.fields import Amount, Bytes, Count, Delay, Duration, Gpus, Usd, Words, delay_of, fault
 from rubberband.units import shown
-from rubberband.values.kinds import KINDS, Kind, ProviderName
+from rubberband.values.kinds import KINDS, ProviderKind, ProviderName
 from rubberband.values.offer import Billing
 from rubberband.values.plan import Market
 
@@ -156,7 +156,7 @@ class Resources(Words):
     aws: Aws = Field(default_factory=Aws.model_construct)
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ProviderKind:
         """What the provider is."""
         return KINDS[self.provider]
 

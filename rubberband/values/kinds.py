@@ -15,7 +15,7 @@ ProviderName = Literal["local", "aws", "virtual"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class ProviderKind:
     """A kind of provider. Seconds, as everywhere."""
 
     is_simulated: bool = False
@@ -39,15 +39,17 @@ class Kind:
     """How often its lease is renewed, or four times a lease, if that is more often."""
 
 
-KINDS: Mapping[str, Kind] = MappingProxyType(
+KINDS: Mapping[str, ProviderKind] = MappingProxyType(
     {
         # On one machine four Ray nodes take about 3 s to start and their first workers about 8 s (mostly importing
         # torch, once for all of them). The type has one GPU.
-        "local": Kind(is_this_machine=True, default_type="local", provision_s=3.0, init_s=8.0, release_margin_s=3.0),
-        "virtual": Kind(is_simulated=True, release_margin_s=0.0),
+        "local": ProviderKind(
+            is_this_machine=True, default_type="local", provision_s=3.0, init_s=8.0, release_margin_s=3.0
+        ),
+        "virtual": ProviderKind(is_simulated=True, release_margin_s=0.0),
         # The delays are a guess, which a measured profile replaces: booting (longer on bare metal and on p4, p5 and p6,
         # see `start_limits`), and installing torch.
-        "aws": Kind(
+        "aws": ProviderKind(
             is_rented=True,
             provision_s=20.0,
             init_s=180.0,

@@ -123,7 +123,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Constraints:
+class PlanningConstraints:
     """What a plan must keep: None is no limit."""
 
     deadline_s: float | None = None

@@ -33,7 +33,7 @@ _AT_ONCE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class StartRecord:
     """Instances that were asked for at once."""
 
     entrypoint: str
@@ -59,16 +59,16 @@ class StartTimes:
     init_s: float
 
 
-def start_of(entrypoint: str, instants: Sequence[tuple[float, float, float]]) -> Start:
+def start_of(entrypoint: str, instants: Sequence[tuple[float, float, float]]) -> StartRecord:
     """The start of instances, for each of which it is known when it was asked for, ran, and was ready (Unix time)."""
     provision_s = _mean(running_at - asked_at for asked_at, running_at, _ in instants)
     ready_s = max(ready_at - asked_at for asked_at, _, ready_at in instants)
-    return Start(
+    return StartRecord(
         entrypoint=entrypoint, instances=len(instants), provision_s=provision_s, init_s=max(0.0, ready_s - provision_s)
     )
 
 
-def starts_of(entrypoint: str, instants: Sequence[tuple[float, float, float]]) -> list[Start]:
+def starts_of(entrypoint: str, instants: Sequence[tuple[float, float, float]]) -> list[StartRecord]:
     """The same of instances that were not all asked for at once."""
     first_at = 0.0
 
@@ -80,7 +80,7 @@ def starts_of(entrypoint: str, instants: Sequence[tuple[float, float, float]]) -
     return [start_of(entrypoint, list(group)) for _, group in groupby(sorted(instants), asked_at)]
 
 
-def record(home: Path, starts: Sequence[Start], at: float) -> None:
+def record(home: Path, starts: Sequence[StartRecord], at: float) -> None:
     """Write starts down that were seen at Unix time `at`. Others may write at the same time. Raises OSError."""
     if not starts:
         return
@@ -148,7 +148,7 @@ def _deviation(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(1, len(values) - 1))
 
 
-def _read(path: Path) -> Sequence[Start]:
+def _read(path: Path) -> Sequence[StartRecord]:
     try:
         seen = path.stat()
         return _parsed(path, seen.st_mtime_ns, seen.st_size)
@@ -157,7 +157,7 @@ def _read(path: Path) -> Sequence[Start]:
 
 
 @lru_cache(maxsize=4)
-def _parsed(path: Path, mtime_ns: int, size: int) -> Sequence[Start]:
+def _parsed(path: Path, mtime_ns: int, size: int) -> Sequence[StartRecord]:
     """Return the records of the file; it is read again after a change."""
     with open(path, "rb") as file:
         lines = file.read(2 * MOST_BYTES).split(b"\n")
@@ -170,11 +170,11 @@ def _parsed(path: Path, mtime_ns: int, size: int) -> Sequence[Start]:
     return tuple(found)
 
 
-def _start(plain: Mapping[str, Any]) -> Start:
+def _start(plain: Mapping[str, Any]) -> StartRecord:
     """Raises ValueError, KeyError or TypeError for what is no start."""
     provision_s, init_s, instances = float(plain["provision_s"]), float(plain["init_s"]), plain["instances"]
     if not (0.0 <= provision_s < _LONGEST_S and 0.0 <= init_s < _LONGEST_S):  # nan is not, either
         raise ValueError("no delays")
     if type(instances) is not int or instances < 1:
         raise ValueError("no number of instances")
-    return Start(entrypoint=str(plain["entrypoint"]), instances=instances, provision_s=provision_s, init_s=init_s)
+    return StartRecord(entrypoint=str(plain["entrypoint"]), instances=instances, provision_s=provision_s, init_s=init_s)

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from rubberband.units import format_duration, format_usd
-from rubberband.views.tables import Row, Table
+from rubberband.views.tables import Row, TextTable
 from rubberband.views.words import counted, difference
 
 _LIMITS = {"deadline_s": "deadline", "max_cost_usd": "budget", "confidence": "confidence"}
 
 
-def difference_table(compared: Mapping[str, Any], source: str) -> Table:
+def difference_table(compared: Mapping[str, Any], source: str) -> TextTable:
     """A row for everything that differs; `source` names the saved estimate."""
     rows: list[Row] = [_figure(compared, "jct_s", "time"), _figure(compared, "cost_usd", "cost")]
     for name in ("policy", "batch", "feasible"):
@@ -26,7 +26,7 @@ def difference_table(compared: Mapping[str, Any], source: str) -> Table:
         place = f"bracket {stage['bracket']}, {place}" if "bracket" in stage else place
         rows.append((place, *_stage_pair(stage["before"], stage["now"]), ""))
     notes = () if compared["stages"] else ("The plan is the same.",)
-    return Table(
+    return TextTable(
         title=f"Compared to {source} ({compared['experiment']})",
         header=("", "before", "now", "change"),
         rows=tuple(rows),

@@ -10,7 +10,7 @@ from rubberband.units import format_duration, format_usd
 from rubberband.views.estimate_charts import figures
 from rubberband.views.estimate_tables import fixed_cluster, percent
 from rubberband.views.report_html import card, chart_section, page, table_section
-from rubberband.views.tables import Table
+from rubberband.views.tables import TextTable
 from rubberband.views.words import difference, printable
 
 _ALLOCATION = "Instances asked for or held at every moment of the plan, at its expected times; hover for a stage."
@@ -22,7 +22,7 @@ _TIMES = "How long the plan takes, over all samples."
 _COSTS = "What the plan costs, over all samples."
 
 
-def render_estimate(answer: Estimate, lines: Sequence[str], tables: Sequence[Table]) -> str:
+def render_estimate(answer: Estimate, lines: Sequence[str], tables: Sequence[TextTable]) -> str:
     """The whole page, from the headlines and tables that a terminal shows."""
     drawn = dict(figures(answer))
     stages, rest = (

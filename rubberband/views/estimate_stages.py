@@ -7,7 +7,7 @@ from rubberband.planner.estimate import Estimate
 from rubberband.units import format_duration, format_usd
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Market, Stage, StagePlan, StagePrediction
-from rubberband.views.tables import Row, Table
+from rubberband.views.tables import Row, TextTable
 from rubberband.views.words import rounded, usd, usd_decimals
 
 _FIGURES = ("launch", "duration", "cost (USD)")
@@ -15,7 +15,7 @@ _FIGURES = ("launch", "duration", "cost (USD)")
 _MARKETS: dict[Market, str] = {"spot": "on the spot market", "on_demand": "on demand"}
 
 
-def stage_table(answer: Estimate) -> Table:
+def stage_table(answer: Estimate) -> TextTable:
     """A row for each stage, and totals: times add up in each lane, costs to the bill; launches are SCALE + INIT.
 
     Lanes have a row each that sums them up, a head node that they share one of its own.
@@ -39,7 +39,7 @@ def stage_table(answer: Estimate) -> Table:
         total = ("total", *blank, "", format_duration(_rounded_s(job, job.prediction.jct_s)))
     else:
         total = ("total", *blank, *lane_rows[-1][-3:-1])
-    return Table(
+    return TextTable(
         title="Stages" if len(job.lanes) == 1 else "Stages, in lanes that run side by side",
         header=header,
         rows=tuple(rows),

@@ -15,9 +15,9 @@ from rubberband.planner.search import meets
 from rubberband.planner.wording import concessions, settings
 from rubberband.units import format_duration, format_usd
 from rubberband.values.offer import BillLine
-from rubberband.values.plan import Constraints, Distribution
+from rubberband.values.plan import Distribution, PlanningConstraints
 from rubberband.views.estimate_stages import stage_table
-from rubberband.views.tables import Row, Table, bill
+from rubberband.views.tables import Row, TextTable, bill
 from rubberband.views.words import counted, difference, time_unit_s, usd, usd_decimals
 
 POLICIES = {
@@ -59,7 +59,7 @@ def _types(answer: Estimate) -> str:
     return ", ".join(dict.fromkeys([answer.offer.instance_type, *(one.instance_type for one in answer.options)]))
 
 
-def limits(constraints: Constraints) -> list[str]:
+def limits(constraints: PlanningConstraints) -> list[str]:
     """`the deadline of 20m`, `the budget of 40.00 USD`: those that are set."""
     named = []
     if constraints.deadline_s is not None:
@@ -154,7 +154,7 @@ def _widest(job: JobPlan) -> int:
 
 def tables(
     answer: Estimate, known: Sequence[Assumption], notes: Sequence[str] = (), lines: Sequence[BillLine] = ()
-) -> list[Table]:
+) -> list[TextTable]:
     """Everything there is to tell, in order of interest; `notes` are remarks on the profile, `lines` the bill's."""
     found = [
         *([stage_table(answer)] if answer.job is not None else []),
@@ -168,9 +168,9 @@ def tables(
     return [table for table in found if table.rows]
 
 
-def remedy_table(answer: Estimate) -> Table:
+def remedy_table(answer: Estimate) -> TextTable:
     """What would make it feasible, the best first."""
-    return Table(
+    return TextTable(
         title="Remedies",
         header=("", "time", "cost (USD)", "concedes"),
         rows=tuple(
@@ -181,7 +181,7 @@ def remedy_table(answer: Estimate) -> Table:
     )
 
 
-def quantile_tables(answer: Estimate) -> list[Table]:
+def quantile_tables(answer: Estimate) -> list[TextTable]:
     """How time and cost are distributed; nothing where they do not vary."""
     prediction, odds, asked = answer.prediction, answer.odds, answer.constraints
     if prediction is None or prediction.jct is None or prediction.cost is None or odds is None:
@@ -197,7 +197,7 @@ def quantile_tables(answer: Estimate) -> list[Table]:
         f"{prediction.num_samples:,} samples with seed {answer.seed}. p95: 95 % of the runs stay below."
     )
     return [
-        Table(
+        TextTable(
             title="How time and cost vary",
             header=("", "mean", "p10", "p50", "p90", "p95", "limit", "P(kept)"),
             rows=(
@@ -213,10 +213,10 @@ def _values(known: Distribution) -> tuple[float, ...]:
     return known.mean, known.p10, known.p50, known.p90, known.p95
 
 
-def option_table(answer: Estimate) -> Table:
+def option_table(answer: Estimate) -> TextTable:
     """What else could be done, each against the best cluster of a fixed size."""
     if all(option.job is None for option in answer.options):
-        return Table(title="", header=(), rows=())
+        return TextTable(title="", header=(), rows=())
     fixed = fixed_cluster(answer)
     found = [option.job for option in answer.options if option.job is not None]
     costs_usd = [job.prediction.cost_usd for job in found + ([answer.job] if answer.job else [])]
@@ -235,7 +235,7 @@ def option_table(answer: Estimate) -> Table:
             rows.append((label, *_figures(option.job, fixed, decimals)))
             if option.job.odds is not None and not keeps(option.job, answer.constraints):
                 notes.append(f"{label}: keeps them with {percent(option.job.odds.p_both)} only.")
-    return Table(
+    return TextTable(
         title="Options",
         header=("", "instances", "time", "cost (USD)", "against fixed"),
         rows=tuple(rows),
@@ -277,10 +277,10 @@ def instances(job: JobPlan) -> str:
     return " + ".join(f"({lane})" if len(lanes) > 1 and ">" in lane else lane for lane in lanes)
 
 
-def deadline_table(answer: Estimate) -> Table:
+def deadline_table(answer: Estimate) -> TextTable:
     """What the cost would be at other deadlines, elastic and fixed side by side."""
     if len(answer.frontier) < 2:
-        return Table(title="", header=(), rows=())
+        return TextTable(title="", header=(), rows=())
     decimals = usd_decimals(answer.frontier[0][1])
     asked_s = answer.constraints.deadline_s
     deadlines_s = [jct_s for jct_s, _ in _some(answer.frontier, decimals)]
@@ -298,7 +298,7 @@ def deadline_table(answer: Estimate) -> Table:
                 "" if fixed_usd is None else difference(cost_usd, fixed_usd),
             )
         )
-    return Table(
+    return TextTable(
         title="Other deadlines",
         header=("deadline", "elastic (USD)", "fixed cluster (USD)", "elastic against fixed"),
         rows=tuple(rows),
@@ -336,7 +336,7 @@ def _cheapest(points: Sequence[Point], deadline_s: float) -> float | None:
     return min((cost_usd for jct_s, cost_usd in points if jct_s <= deadline_s + 1e-6), default=None)
 
 
-def assumption_table(answer: Estimate, known: Sequence[Assumption], notes: Sequence[str] = ()) -> Table:
+def assumption_table(answer: Estimate, known: Sequence[Assumption], notes: Sequence[str] = ()) -> TextTable:
     """What the figures rest on, by its effect on the cost."""
     decimals = usd_decimals(max((abs(one.effect_usd) for one in known), default=0.0))
     rows = tuple(
@@ -352,7 +352,7 @@ def assumption_table(answer: Estimate, known: Sequence[Assumption], notes: Seque
         for one in known
     )
     live = "live: as AWS asks; " if any(one.basis == "live" for one in known) else ""
-    return Table(
+    return TextTable(
         title="What this rests on, by its effect on the cost",
         header=("", "reckoned with", "source", "if it is", "cost (USD)", "time", "limits kept"),
         rows=rows,

@@ -27,7 +27,7 @@ CURVES_NOTE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Point:
+class _ReportPoint:
     """One report of a trial."""
 
     trial: int
@@ -38,7 +38,7 @@ class _Point:
     """None if it is no finite number."""
 
 
-Drawn = list[_Point | None]
+Drawn = list[_ReportPoint | None]
 """The points of some trials, with a gap after each trial."""
 
 
@@ -87,7 +87,7 @@ def _points(result: Result, trial: TrialResult, costs_usd: Sequence[float], step
     last = len(trial.curve) - 1
     return [
         *(
-            _Point(
+            _ReportPoint(
                 trial=trial.trial,
                 iterations=iterations,
                 at_s=at_s,
@@ -122,7 +122,7 @@ def _trace(fate: str, trials: Sequence[TrialResult], points: Drawn, xs: Sequence
     }
 
 
-def _label(point: _Point) -> list[Any]:
+def _label(point: _ReportPoint) -> list[Any]:
     return [point.trial, point.iterations, duration(point.at_s), usd(point.share_usd)]
 
 

@@ -18,7 +18,7 @@ from rubberband.views.learning_chart import CURVES_NOTE, learning_curves
 from rubberband.views.parallel_coordinates import PARALLEL_NOTE, parallel_coordinates
 from rubberband.views.spending import SPEND_NOTE, spend
 from rubberband.views.tables import (
-    Table,
+    TextTable,
     batch_sizes,
     bill,
     comparison,
@@ -187,7 +187,7 @@ def chart_section(name: str, title: str, note: str, drawn: Mapping[str, Any]) ->
     )
 
 
-def table_section(table: Table, sortable: bool = False) -> str:
+def table_section(table: TextTable, sortable: bool = False) -> str:
     """A section with a table; empty if that has no rows."""
     if not table.rows:
         return ""
@@ -202,13 +202,13 @@ def table_section(table: Table, sortable: bool = False) -> str:
     )
 
 
-def _cells(table: Table, row: tuple[str, ...]) -> str:
+def _cells(table: TextTable, row: tuple[str, ...]) -> str:
     labelled = zip(table.header, row, strict=True)
     cells = ((f' data-label="{html.escape(title)}"{_kind(table, i)}', cell) for i, (title, cell) in enumerate(labelled))
     return "".join(f"<td{attributes}>{html.escape(cell)}</td>" for attributes, cell in cells)
 
 
-def _kind(table: Table, column: int) -> str:
+def _kind(table: TextTable, column: int) -> str:
     return ' class="words"' if column in table.words else ""
 
 

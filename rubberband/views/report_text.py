@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rubberband.executor.result import Result
 from rubberband.views.tables import (
     Row,
-    Table,
+    TextTable,
     batch_sizes,
     bill,
     comparison,
@@ -26,7 +26,7 @@ MOST_TRIALS = 10
 """Trials that the report names; the rest is counted (`-o json` and `--html` have them all)."""
 
 
-def tables(result: Result, most_trials: int | None = None) -> list[Table]:
+def tables(result: Result, most_trials: int | None = None) -> list[TextTable]:
     """All tables of the report, in order; those with nothing in them are left out. `most_trials`: None is all."""
     every = [
         comparison(result),
@@ -48,7 +48,7 @@ def print_report(result: Result) -> None:
     print_document(headlines(result), tables(result, MOST_TRIALS), ("bold", "bold green", "", "dim", "dim"))
 
 
-def print_document(lines: Sequence[str], found: Sequence[Table], styles: Sequence[str]) -> None:
+def print_document(lines: Sequence[str], found: Sequence[TextTable], styles: Sequence[str]) -> None:
     """Lines (on a terminal, each in its style) and tables on stdout."""
     if sys.stdout.isatty():
         _print_rich(lines, found, styles)
@@ -61,7 +61,7 @@ def render(result: Result) -> str:
     return render_document(headlines(result), tables(result, MOST_TRIALS))
 
 
-def render_document(lines: Sequence[str], found: Sequence[Table]) -> str:
+def render_document(lines: Sequence[str], found: Sequence[TextTable]) -> str:
     """Lines and tables as plain aligned text."""
     parts = list(lines)
     for table in found:
@@ -69,7 +69,7 @@ def render_document(lines: Sequence[str], found: Sequence[Table]) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _aligned(table: Table) -> list[str]:
+def _aligned(table: TextTable) -> list[str]:
     rows = [table.header, *table.rows, *([table.total] if table.total else [])]
     widths = [max(len(row[column]) for row in rows) for column in range(len(table.header))]
 
@@ -81,7 +81,7 @@ def _aligned(table: Table) -> list[str]:
     return [f"  {line(row)}" for row in rows]
 
 
-def _print_rich(lines: Sequence[str], found: Sequence[Table], styles: Sequence[str]) -> None:
+def _print_rich(lines: Sequence[str], found: Sequence[TextTable], styles: Sequence[str]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table as RichTable

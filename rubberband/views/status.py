@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rubberband.states import EXPLAINED
-from rubberband.views.tables import Table
+from rubberband.views.tables import TextTable
 from rubberband.views.words import counted, duration, number, printable, usd, usd_decimals
 
 _EXTEND = "`extend --max-cost` and `resume` go on with it"
@@ -98,10 +98,10 @@ def _progress(summary: Mapping[str, Any]) -> str:
     )
 
 
-def stage_table(stages: Sequence[Mapping[str, Any]]) -> Table:
+def stage_table(stages: Sequence[Mapping[str, Any]]) -> TextTable:
     """One row a stage, planned against actual."""
     decimals = usd_decimals(sum(stage["planned_cost_usd"] for stage in stages))
-    return Table(
+    return TextTable(
         title="Stages, planned and actual",
         header=("stage", "trials", "iterations", "instances", "GPUs per trial", "time plan", "time", "USD plan", "USD"),
         rows=tuple(_stage(stage, decimals) for stage in stages),

@@ -40,7 +40,7 @@ Row = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class TextTable:
     """Cells as text: figures are right-aligned, the columns in `words` left-aligned; `total` is set apart."""
 
     title: str
@@ -111,7 +111,7 @@ def _deadline(result: Result) -> str:
     return f"; deadline {duration(result.deadline_s)} {verdict}"
 
 
-def comparison(result: Result) -> Table:
+def comparison(result: Result) -> TextTable:
     """Time and money: planned, actual, and the limits."""
     done, so_far = result.outcome == "done", " so far" if result.outcome == "unfinished" else ""
     decimals = usd_decimals(max(result.actual_cost_usd, result.planned_cost_usd))
@@ -125,7 +125,7 @@ def comparison(result: Result) -> Table:
     if result.resumes:
         after = f", after {listed(map(duration, result.resumed_s))}" if result.resumed_s else ""
         notes.append(f"The run was resumed {counted(result.resumes, 'time')}{after}.")
-    return Table(
+    return TextTable(
         title="Planned against actual",
         header=("", "planned", "actual", "difference", "limit"),
         rows=(
@@ -158,7 +158,7 @@ def _max_cost(result: Result, decimals: int) -> str:
     return f"max_cost {usd(result.max_cost_usd, decimals)} USD {verdict}"
 
 
-def stages(result: Result) -> Table:
+def stages(result: Result) -> TextTable:
     """One row a stage, and a total to which the rows add up."""
     begun = [stage for stage in result.stages if stage.actual_s is not None]
     planned_s, planned = _times([stage.planned_s for stage in result.stages])
@@ -169,7 +169,7 @@ def stages(result: Result) -> Table:
     missing = [""] * (len(result.stages) - len(begun))
     columns = zip(result.stages, planned, [*actual, *missing], cost, [*bill, *missing], strict=True)
     rows = tuple((*_stage(stage), *figures, _promoted(stage)) for stage, *figures in columns)
-    return Table(
+    return TextTable(
         title="Stages, planned and actual",
         header=("stage", "trials", "iterations", "instances", "GPUs per trial", *_FIGURES, "promoted"),
         rows=rows,
@@ -182,10 +182,10 @@ def stages(result: Result) -> Table:
     )
 
 
-def decisions(result: Result) -> Table:
+def decisions(result: Result) -> TextTable:
     """What was decided at each SYNC: one row each, with what was expected of the whole run then, before and after."""
     decimals = usd_decimals(max([decision.cost_usd for decision in result.decisions], default=0.0))
-    return Table(
+    return TextTable(
         title="The plan at each SYNC",
         header=("before stage", "at", "plan", "expected time", "expected USD", "why"),
         rows=tuple(
@@ -239,7 +239,7 @@ def _amounts(parts_usd: Sequence[float], decimals: int) -> tuple[str, list[str]]
     return usd(math.fsum(steps), decimals) if steps else "", [usd(step, decimals) for step in steps]
 
 
-def paid_time(result: Result) -> Table:
+def paid_time(result: Result) -> TextTable:
     """Where the paid GPU-seconds went; the whole bill is shared out in proportion."""
     paid = result.paid
     parts = {
@@ -252,13 +252,13 @@ def paid_time(result: Result) -> Table:
     }
     total_gpu_s = paid.total_gpu_s
     if total_gpu_s <= 0:
-        return Table(title=_PAID, header=(), rows=())
+        return TextTable(title=_PAID, header=(), rows=())
     places = 0 if total_gpu_s >= 100 else 2
     seconds = rounded(list(parts.values()), 10.0**-places)
     percents = rounded([100.0 * part / total_gpu_s for part in parts.values()], 0.1)
     decimals = usd_decimals(result.actual_cost_usd)
     whole_usd, shares = _amounts([result.actual_cost_usd * part / total_gpu_s for part in parts.values()], decimals)
-    return Table(
+    return TextTable(
         title=_PAID,
         header=("", "GPU-seconds", "%", "USD"),
         rows=tuple(
@@ -277,7 +277,7 @@ def paid_time(result: Result) -> Table:
 _PAID = "Where the paid time went"
 
 
-def failures(result: Result) -> Table:
+def failures(result: Result) -> TextTable:
     """Trials that failed, by reason; those that failed and were tried again with success are counted."""
     failed = [trial for trial in result.trials if trial.status == "failed"]
     recovered = [trial.trial for trial in result.trials if trial.failures and trial.status != "failed"]
@@ -297,7 +297,7 @@ def failures(result: Result) -> Table:
             ("tried again", str(t), str(result.trials[t].failures), "", printable(result.trials[t].failure or ""))
             for t in recovered
         )
-    return Table(
+    return TextTable(
         title=f"Failures: {len(failed)} of {counted(len(result.trials), 'trial')} failed",
         header=("reason", "trial", "failures", "iterations", "message"),
         rows=rows,
@@ -306,12 +306,12 @@ def failures(result: Result) -> Table:
     )
 
 
-def incidents(result: Result) -> Table:
+def incidents(result: Result) -> TextTable:
     """Instances that were refused, lost or taken away."""
     struck = [i for i in result.instances if i.reason or i.interrupted_s is not None]
     decimals = usd_decimals(result.actual_cost_usd)
     rows = tuple(_incident(instance, decimals) for instance in struck)
-    return Table(
+    return TextTable(
         title=f"Instances refused or lost{', or taken away by the provider' if result.interruptions else ''}",
         header=("instance", "what", "at", "USD", "reason"),
         rows=rows,
@@ -340,7 +340,7 @@ def _incident(instance: InstanceResult, decimals: int) -> Row:
     return (instance.instance, what, duration(at_s), usd(instance.cost_usd, decimals), printable(reason))
 
 
-def purchases(result: Result) -> Table:
+def purchases(result: Result) -> TextTable:
     """What was bought where and at which price; empty where there is but one kind, on demand."""
     bought = [instance for instance in result.instances if instance.running_s is not None]
     kinds = sorted({_kind(instance) for instance in bought})
@@ -354,7 +354,7 @@ def purchases(result: Result) -> Table:
         row = (str(len(same)), market.replace("_", " "), instance_type, zone or "-", prices, cost)
         rows.append(row)
     telling = len(kinds) > 1 or any(market == "spot" or zone for market, _, zone in kinds)
-    return Table(
+    return TextTable(
         title="Instances bought",
         header=("instances", "market", "type", "zone", "rent (USD/h)", "USD"),
         rows=tuple(rows) if telling or result.instead_of_spot else (),
@@ -363,11 +363,11 @@ def purchases(result: Result) -> Table:
     )
 
 
-def bill(lines: Sequence[BillLine], notes: Sequence[str] = ()) -> Table:
+def bill(lines: Sequence[BillLine], notes: Sequence[str] = ()) -> TextTable:
     """The lines of a bill, and their sum; empty where there is only one."""
     decimals = usd_decimals(min([line.usd for line in lines if line.usd > 0.0], default=0.0))
     amounts_usd = rounded([line.usd for line in lines], 10**-decimals)
-    return Table(
+    return TextTable(
         title="The bill",
         header=("line", "USD"),
         rows=tuple((line.line, usd(amount, decimals)) for line, amount in zip(lines, amounts_usd, strict=True))
@@ -400,12 +400,12 @@ def ranked(result: Result) -> list[TrialResult]:
     return sorted(result.trials, key=key)
 
 
-def trials(result: Result, most: int | None) -> Table:
+def trials(result: Result, most: int | None) -> TextTable:
     """Trials best first, with their configurations; those beyond `most` are counted."""
     order = ranked(result)
     shown = order[:most]
     left = len(order) - len(shown)
-    return Table(
+    return TextTable(
         title=f"Trials, best first: {len(shown)} of {len(order)}" if left else f"Trials, best first: {len(order)}",
         header=("trial", printable(result.metric), "iterations", "status", "configuration"),
         rows=tuple(
@@ -440,13 +440,13 @@ def _metric(result: Result, trial: TrialResult) -> str:
 # The table of adaptive batch sizes. Pure.
 
 
-def batch_sizes(result: Result, most: int | None) -> Table:
+def batch_sizes(result: Result, most: int | None) -> TextTable:
     """One row a trial, best first; those beyond `most` are counted. No rows where the batch is fixed."""
     order = [trial for trial in ranked(result) if trial.batches]
     shown = order[:most]
     left = len(order) - len(shown)
     more = (f"{counted(left, 'more trial')} not shown.",) if left else ()
-    return Table(
+    return TextTable(
         title="Batch sizes, best trial first",
         header=("trial", "GPUs", "batch size", "noise scale", "efficiency", "samples/s", "gain", "goodput"),
         rows=tuple(_row(trial) for trial in shown),

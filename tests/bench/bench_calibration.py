@@ -39,7 +39,7 @@ from rubberband.planner.solver import Box
 from rubberband.spec.search import sha
 from rubberband.values.chance import Spread, measured
 from rubberband.values.offer import Offer, Spot
-from rubberband.values.plan import Constraints, Plan, Planned, Stage
+from rubberband.values.plan import Plan, Planned, PlanningConstraints, Stage
 from rubberband.values.profile import Profile
 
 CONFIDENCES = (0.80, 0.90, 0.95, 0.99)
@@ -56,7 +56,7 @@ class Task:
     stages: tuple[Stage, ...]
     profile: Profile
     offer: Offer
-    limits: Constraints
+    limits: PlanningConstraints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ def random_task(source: random.Random, kind: str, confidence: float) -> Task:
             minimum_billed_s=source.choice([0.0, 60.0]),
             head_price_usd_per_hour=source.choice([0.0, 0.2]),
         ),
-        limits=Constraints(max_gpus_per_trial=8, confidence=confidence),
+        limits=PlanningConstraints(max_gpus_per_trial=8, confidence=confidence),
     )
     task = KINDS[kind](source, task)
     certain = replace(task.profile, trial_cv=0.0, iteration_cv=0.0, startup_cv=0.0)

@@ -30,7 +30,7 @@ from rubberband.planner.solver import Objective
 from rubberband.planner.table import Floats
 from rubberband.spec.search import hyperband, sha
 from rubberband.values.offer import Billing
-from rubberband.values.plan import Constraints, Planned, Policy, Stage
+from rubberband.values.plan import Planned, PlanningConstraints, Policy, Stage
 from rubberband.values.profile import Profile
 from tests.bench import bench_paper
 from tests.bench.jobs import BenchJob, cost_usd, p3_8xlarge, paper_job, profile, random_job, small_job
@@ -88,7 +88,7 @@ def speed() -> None:
     """The planning calls that have an aim."""
     sys.stdout.write(f"\n{'planning call (best of several)':<52} {'time':>12} {'aim':>9}  outcome\n")
     paper = paper_job()
-    unlimited = replace(paper, limits=Constraints(max_gpus_per_trial=16))
+    unlimited = replace(paper, limits=PlanningConstraints(max_gpus_per_trial=16))
     name = "SHA(64,4,508,2), 20 min"
     for policy in get_args(Policy):
         row(f"{name}, {policy}", 20, partial(outcome_of, paper, policy))
@@ -98,7 +98,7 @@ def speed() -> None:
         stages=sha(512, 4, 4096, 2),
         profile=profile(20.0),
         offer=p3_8xlarge(256),
-        limits=Constraints(deadline_s=5400.0, max_gpus_per_trial=16),
+        limits=PlanningConstraints(deadline_s=5400.0, max_gpus_per_trial=16),
     )
     row("SHA(512,4,4096,2), 90 min, k <= 256, optimal", 300, partial(outcome_of, large))
     many = replace(large, stages=THOUSAND, limits=replace(large.limits, deadline_s=600.0))
@@ -119,30 +119,30 @@ def size() -> None:
     _cpu_row("SHA(64,4,508,2), 20 min, noise", 0.15, partial(outcome_of, noisy))
     soon = replace(noisy, limits=replace(noisy.limits, deadline_s=300.0))
     _cpu_row("SHA(64,4,508,2), 5 min, noise (infeasible)", 0.15, partial(outcome_of, soon))
-    open_ended = replace(paper, limits=Constraints(max_gpus_per_trial=16))
+    open_ended = replace(paper, limits=PlanningConstraints(max_gpus_per_trial=16))
     _cpu_row("SHA(64,4,508,2), whole frontier", 0.02, partial(points, open_ended))
     for trials, aim_s, deadline_s in ((512, 1.0, 5400.0), (4096, 3.0, 36_000.0), (20_000, 10.0, 144_000.0)):
         job = BenchJob(
             stages=sha(trials, 4, 4096, 2),
             profile=replace(profile(20.0), **NOISE),
             offer=p3_8xlarge(256),
-            limits=Constraints(deadline_s=deadline_s, max_gpus_per_trial=16),
+            limits=PlanningConstraints(deadline_s=deadline_s, max_gpus_per_trial=16),
         )
         name = f"SHA({trials},4,4096,2), {deadline_s / 3600:.1f} h, k <= 256, noise"
         _cpu_row(name, aim_s, partial(outcome_of, job), 1)
     for word, noise, aim_s in (("", {}, 0.3), (", noise", NOISE, 2.0)):
         brackets = partial(_hyperband, replace(profile(27.5), **noise))
         for what, goal, limits in (
-            ("an hour", "min_cost", Constraints(deadline_s=3600.0, max_gpus_per_trial=16)),
-            ("5 min", "min_cost", Constraints(deadline_s=300.0, max_gpus_per_trial=16)),
-            ("80 s (infeasible)", "min_cost", Constraints(deadline_s=80.0, max_gpus_per_trial=16)),
-            ("min_time", "min_time", Constraints(max_gpus_per_trial=16)),
-            ("min_time, 9 USD", "min_time", Constraints(max_cost_usd=9.0, max_gpus_per_trial=16)),
+            ("an hour", "min_cost", PlanningConstraints(deadline_s=3600.0, max_gpus_per_trial=16)),
+            ("5 min", "min_cost", PlanningConstraints(deadline_s=300.0, max_gpus_per_trial=16)),
+            ("80 s (infeasible)", "min_cost", PlanningConstraints(deadline_s=80.0, max_gpus_per_trial=16)),
+            ("min_time", "min_time", PlanningConstraints(max_gpus_per_trial=16)),
+            ("min_time, 9 USD", "min_time", PlanningConstraints(max_cost_usd=9.0, max_gpus_per_trial=16)),
         ):
             _cpu_row(f"hyperband(81,3), {what}, k <= 64{word}", aim_s, partial(brackets, limits, goal), 1)
 
 
-def _hyperband(times: Profile, limits: Constraints, objective: Objective) -> str:
+def _hyperband(times: Profile, limits: PlanningConstraints, objective: Objective) -> str:
     job = plan_job(hyperband(81, 3), times, p3_8xlarge(64), limits, objective=objective)
     met = "" if job.odds is None else f"  P {job.odds.p_both:.4f}"
     return f"{job.prediction.jct_s:>10.1f} s {job.prediction.cost_usd:>10.4f} USD{met}"
@@ -179,7 +179,7 @@ def _case(
         stages=stages,
         profile=profile(speed_up),
         offer=p3_8xlarge(max_instances, billing),
-        limits=Constraints(deadline_s=deadline_s, max_gpus_per_trial=16),
+        limits=PlanningConstraints(deadline_s=deadline_s, max_gpus_per_trial=16),
     )
     seconds, outcome = best_s(partial(outcome_of, job))
     deadline = "none" if deadline_s is None else f"{deadline_s:.0f} s"

@@ -34,7 +34,7 @@ from rubberband.planner.search import plan
 from rubberband.spec.search import sha
 from rubberband.values.chance import FIXED, Spread
 from rubberband.values.offer import Offer, Spot
-from rubberband.values.plan import Constraints
+from rubberband.values.plan import PlanningConstraints
 from rubberband.values.profile import Profile
 from tests.property.first_sync import slower
 
@@ -150,7 +150,7 @@ def random_job(chance: random.Random, kind: Kind) -> Job:
         restart_s = offer.provision_delay_s + offer.init_delay_s + profile.trial_startup_s
         offer = replace(offer, spot=Spot(price_usd_per_hour=4.9, interruptions_per_hour=0.5, restart_s=restart_s))
     stages = sha(chance.choice([8, 16, 32]), chance.choice([2, 4]), chance.choice([30, 60]), chance.choice([2, 3, 4]))
-    limits = Constraints(max_gpus_per_trial=8, confidence=CONFIDENCE)
+    limits = PlanningConstraints(max_gpus_per_trial=8, confidence=CONFIDENCE)
     certain = replace(offer, provision_spread=FIXED, init_spread=FIXED, spot=None)
     steady = replace(profile, trial_cv=0.0, iteration_cv=0.0, startup_cv=0.0)
     shortest_s = plan(stages, steady, certain, limits, "optimal", "min_time").prediction.jct_s

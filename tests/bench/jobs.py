@@ -10,7 +10,7 @@ from rubberband.planner.search import plan
 from rubberband.spec.search import sha
 from rubberband.values.chance import Spread
 from rubberband.values.offer import Billing, Offer, gang_sizes
-from rubberband.values.plan import Constraints, Policy, Stage
+from rubberband.values.plan import PlanningConstraints, Policy, Stage
 from rubberband.values.profile import Profile
 
 ITERATION_S = {1: 110.0, 2: 57.0, 4: 30.0, 8: 18.0, 16: 13.0, 32: 11.0}
@@ -23,7 +23,7 @@ class BenchJob:
     stages: tuple[Stage, ...]
     profile: Profile
     offer: Offer
-    limits: Constraints
+    limits: PlanningConstraints
 
 
 def p3_8xlarge(max_instances: int, billing: Billing = "per_instance") -> Offer:
@@ -52,7 +52,7 @@ def paper_job(speed_up: float = 27.5, max_instances: int = 32) -> BenchJob:
         stages=sha(64, 4, 508, 2),
         profile=profile(speed_up),
         offer=p3_8xlarge(max_instances),
-        limits=Constraints(deadline_s=1200.0, max_gpus_per_trial=16),
+        limits=PlanningConstraints(deadline_s=1200.0, max_gpus_per_trial=16),
     )
 
 
@@ -78,7 +78,7 @@ def random_job(source: random.Random, *, noisy: bool = False) -> BenchJob:
     )
     eta = source.choice([2, 3, 4])
     stages = sha(source.randint(4, 64), source.choice([1, 2, 4]), source.choice([27, 50, 81]), eta)
-    open_limits = Constraints(max_gpus_per_trial=source.choice([4, 8]))
+    open_limits = PlanningConstraints(max_gpus_per_trial=source.choice([4, 8]))
     shortest_s = plan(stages, fast, offer, open_limits, objective="min_time").prediction.jct_s
     slack = source.uniform(1.15, 3.0) if noisy else source.uniform(1.0, 3.0)
     if noisy:
@@ -119,7 +119,7 @@ def small_job(source: random.Random) -> BenchJob:
         stages=stages,
         profile=Profile(seconds_per_iteration=table, trial_startup_s=source.choice([0.0, 2.0])),
         offer=offer,
-        limits=Constraints(max_gpus_per_trial=sizes[-1]),
+        limits=PlanningConstraints(max_gpus_per_trial=sizes[-1]),
     )
 
 

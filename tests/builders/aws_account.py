@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rubberband.cloud.aws.metadata import Place
+from rubberband.cloud.aws.metadata import OwnInstance
 from rubberband.spec.resources import Resources
 from rubberband.values.offer import Offer
 from tests.ec2 import FakeAws
@@ -33,11 +33,11 @@ class Account:
         return next(iter(self.fake.world.vpcs))
 
     @property
-    def place(self) -> Place:
+    def place(self) -> OwnInstance:
         """A machine in its second zone."""
         zone = self.fake.world.zones[1]
         subnet = next(one for one in self.fake.world.subnets.values() if (one.vpc_id, one.zone) == (self.vpc, zone))
-        return Place(
+        return OwnInstance(
             instance_id="i-0123456789abcdef0",
             address="172.31.16.4",
             region=self.fake.region,

@@ -11,11 +11,11 @@ from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor.core.state import Job
 from rubberband.planner.search import plan
 from rubberband.values.offer import Offer
-from rubberband.values.plan import Constraints, Stage
+from rubberband.values.plan import PlanningConstraints, Stage
 from rubberband.values.profile import Profile
 from tests.builders.strategies import offers, profiles, stage_lists
 
-LIMITS = Constraints(max_gpus_per_trial=8)
+LIMITS = PlanningConstraints(max_gpus_per_trial=8)
 
 
 def planned_job(

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion, answered, read_answer
 from rubberband.api.experiments.service import Runs
 from rubberband.api.problems import problem_of
-from rubberband.api.settings import Limits, Settings
+from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.api.store.protocol import FeedEvent
 from rubberband.api.store.sql import SqlStore, open_store
 from rubberband.app.run import run_experiment
@@ -80,7 +80,7 @@ class House:
     def __init__(self, home: Path, journal: Path, *, max_running: int = 4, pause_s: float = 0.0) -> None:
         self.home, self.journal, self.pause_s = home, journal, pause_s
         self.ways: dict[str, str] = {}
-        self.settings = Settings(home=home, limits=Limits(max_running=max_running))
+        self.settings = Settings(home=home, limits=ServiceLimits(max_running=max_running))
         self.store: SqlStore = open_store(None, home)
         self.tell()
 

@@ -20,7 +20,7 @@ from fastapi.routing import iter_route_contexts
 from rubberband.api.app import create_app
 from rubberband.api.security.authentication import COOKIE
 from rubberband.api.security.tokens import Bearer, Tokens
-from rubberband.api.settings import Limits, Settings
+from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.api.store.protocol import SCOPES, Scope
 from rubberband.api.store.sql import open_store
 from tests.integration.asgi import Began, ask
@@ -67,7 +67,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     tmp_path = tmp_path_factory.mktemp("house")
     store = open_store(None, tmp_path)
     tokens = Tokens(store)
-    limits = Limits(requests_per_s=0, concurrent=1000)
+    limits = ServiceLimits(requests_per_s=0, concurrent=1000)
     app = create_app(Settings(home=tmp_path, auth=True, limits=limits), store=store)
     app.state.service.feed.close()
     keys: dict[tuple[str, str], dict[str, str]] = {}

@@ -18,7 +18,7 @@ from rubberband.api.routes import events
 from rubberband.api.security import tokens as tokens_module
 from rubberband.api.security.tokens import Tokens
 from rubberband.api.service import Service
-from rubberband.api.settings import Limits, Settings
+from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.api.store.sql import SqlStore, open_store
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
@@ -56,7 +56,7 @@ def feed() -> Feed:
 
 @pytest.fixture
 def address(store: SqlStore, feed: Feed, tmp_path: Path) -> Iterator[str]:
-    settings = Settings(home=tmp_path, auth=True, limits=Limits(streams=1))
+    settings = Settings(home=tmp_path, auth=True, limits=ServiceLimits(streams=1))
     runs = cast("Runs", FakeRuns(store=store))
     parts = Service(settings=settings, store=store, plans=NoPlans(settings, store), runs=runs, feed=feed)
     with served(app_of(parts)) as found:

@@ -16,7 +16,7 @@ from rubberband.api.feed import Feed
 from rubberband.api.plans.previews import Plans
 from rubberband.api.problems import Problem
 from rubberband.api.service import Service
-from rubberband.api.settings import Limits, Settings
+from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.app.run import run_experiment
 from rubberband.executor.core import extending
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -39,7 +39,7 @@ def service(home: Path, journal: Path, **limits: Any) -> Iterator[tuple[Client, 
     """A service with an experiment `one` that runs, until the house lets it go on."""
     house = House(home, journal)
     house.tell(one="hold")
-    settings, feed = Settings(home=home, hosts=("*",), limits=Limits(**limits)), Feed()
+    settings, feed = Settings(home=home, hosts=("*",), limits=ServiceLimits(**limits)), Feed()
     runs, plans = Runs(settings, house.store, feed.wake, command=STAND_IN), Plans(settings, house.store)
     with served(app_of(Service(settings=settings, store=house.store, plans=plans, runs=runs, feed=feed))) as client:
         runs.submit(experiment())

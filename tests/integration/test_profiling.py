@@ -14,7 +14,7 @@ from rubberband.cloud.virtual import Fate
 from rubberband.errors import ProviderError, RubberbandError
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT, Event, TrialRepeated, TrialReported, TrialStarted
-from rubberband.executor.profiling import Limits, gpu_counts, measure
+from rubberband.executor.profiling import ProfilingLimits, gpu_counts, measure
 from rubberband.executor.profiling_points import Point
 from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.training.entrypoint import Entrypoint
@@ -94,21 +94,21 @@ def test_instances_that_start_one_after_another_predict_when_the_last_is_ready_a
 def test_what_goes_wrong_is_told_and_everything_released(faults: Faults, message: str) -> None:
     backend = virtual(faults)
     with pytest.raises(RubberbandError, match=message):
-        measure(backend, gpus_per_instance=2, limits=Limits(first_s=60.0))
+        measure(backend, gpus_per_instance=2, limits=ProfilingLimits(first_s=60.0))
     assert all(status.state == "terminated" for status in backend.provider.describe())
 
 
 @pytest.mark.parametrize(
     ("limits", "attempt", "silence_s"),
     [
-        (Limits(), 1, 60.0),
-        (Limits(first_s=20.0), 2, 60.0),
-        (Limits(shortest_s=30.0), 2, 40.0),
-        (Limits(iteration_s=15.0), 2, 15.0),
+        (ProfilingLimits(), 1, 60.0),
+        (ProfilingLimits(first_s=20.0), 2, 60.0),
+        (ProfilingLimits(shortest_s=30.0), 2, 40.0),
+        (ProfilingLimits(iteration_s=15.0), 2, 15.0),
     ],
 )
 def test_a_trial_that_hangs_is_given_up_and_the_others_are_measured(
-    limits: Limits, attempt: int, silence_s: float
+    limits: ProfilingLimits, attempt: int, silence_s: float
 ) -> None:
     backend = virtual(Faults(failures={(0, attempt): "hung"}))
     measured = measure(backend, gpus_per_instance=2, limits=limits)
@@ -122,22 +122,24 @@ def test_a_trial_that_hangs_is_given_up_and_the_others_are_measured(
 def test_start_up_has_a_limit_of_its_own() -> None:
     slow = Profile(seconds_per_iteration={1: 1.0}, trial_startup_s=250.0)
     backend = VirtualBackend("profiling", OFFER, slow, metric="loss")
-    measured = measure(backend, gpus_per_instance=2, limits=Limits(iteration_s=2.0))
+    measured = measure(backend, gpus_per_instance=2, limits=ProfilingLimits(iteration_s=2.0))
     assert measured.profile.trial_startup_s == pytest.approx(250.0)
     with pytest.raises(RubberbandError, match="start-up took more than 200 s"):
         measure(
-            VirtualBackend("profiling", OFFER, slow, metric="loss"), gpus_per_instance=2, limits=Limits(first_s=200.0)
+            VirtualBackend("profiling", OFFER, slow, metric="loss"),
+            gpus_per_instance=2,
+            limits=ProfilingLimits(first_s=200.0),
         )
 
 
 @pytest.mark.parametrize(
     ("limits", "named"),
     [
-        (Limits(held_s=50.0, held_by="max_cost=1.00 USD"), "max_cost=1.00 USD is reached"),
-        (Limits(time_s=52.0, time_by="deadline=1m"), "deadline=1m is reached"),
+        (ProfilingLimits(held_s=50.0, held_by="max_cost=1.00 USD"), "max_cost=1.00 USD is reached"),
+        (ProfilingLimits(time_s=52.0, time_by="deadline=1m"), "deadline=1m is reached"),
     ],
 )
-def test_a_limit_ends_the_measurement_with_the_points_there_are(limits: Limits, named: str) -> None:
+def test_a_limit_ends_the_measurement_with_the_points_there_are(limits: ProfilingLimits, named: str) -> None:
     backend = virtual()
     measured = measure(backend, gpus_per_instance=2, instances=2, max_gpus_per_trial=4, limits=limits)
     assert [point.gpus for point in measured.points] == [1, 2]
@@ -147,8 +149,10 @@ def test_a_limit_ends_the_measurement_with_the_points_there_are(limits: Limits, 
     assert all(status.state == "terminated" for status in backend.provider.describe())
 
 
-@pytest.mark.parametrize("limits", [Limits(held_s=20.0), Limits(time_s=20.0), Limits(time_s=2.0)])
-def test_a_limit_before_the_first_point_is_told_and_everything_released(limits: Limits) -> None:
+@pytest.mark.parametrize(
+    "limits", [ProfilingLimits(held_s=20.0), ProfilingLimits(time_s=20.0), ProfilingLimits(time_s=2.0)]
+)
+def test_a_limit_before_the_first_point_is_told_and_everything_released(limits: ProfilingLimits) -> None:
     backend = virtual()
     with pytest.raises(RubberbandError, match=r"before its first point: .* is reached; raise it"):
         measure(backend, gpus_per_instance=2, limits=limits)
@@ -302,7 +306,7 @@ def test_a_limit_in_a_sweep_keeps_what_there_is() -> None:
     whole = adaptive(100.0)
     measure(whole, gpus_per_instance=2, sweep=True)
     until_s = whole.now() - 2.0
-    measured = measure(adaptive(100.0), gpus_per_instance=2, sweep=True, limits=Limits(time_s=until_s))
+    measured = measure(adaptive(100.0), gpus_per_instance=2, sweep=True, limits=ProfilingLimits(time_s=until_s))
     assert "deadline is reached" in measured.stopped_by
     assert [point.gpus for point in measured.points] == [1]
     assert measured.profile.goodput is not None

@@ -11,7 +11,7 @@ import pytest
 
 from rubberband.app.measure import noise_lines, point_line, start_lines
 from rubberband.cloud.virtual import VirtualClock
-from rubberband.executor.profiling import Limits, Measured, measure
+from rubberband.executor.profiling import ProfilingLimits, ProfilingResult, measure
 from rubberband.executor.profiling_points import Component
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.executor.virtual.fleet import AttemptFate
@@ -51,7 +51,7 @@ class Anew(Noise):
         return self._source.lognormvariate(*self._law)
 
 
-def noisy(seed: int, profile: Profile = TRUE, *, num_trials: int = 16, **options: int) -> Measured:
+def noisy(seed: int, profile: Profile = TRUE, *, num_trials: int = 16, **options: int) -> ProfilingResult:
     """What is measured where everything varies as `profile` says."""
     clock = VirtualClock()
     noise = Anew(profile, OFFER, seed=seed, now=clock.now)
@@ -147,7 +147,7 @@ def test_few_trials_are_said_to_be_few() -> None:
 
 def test_a_limit_between_turns_keeps_the_trials_that_were_measured() -> None:
     backend = VirtualBackend("profiling", OFFER, TRUE, metric="loss")
-    limits = Limits(time_s=20.0 + 30.0 + 2 * 3.0 + 4 * 40.0 + 10.0)
+    limits = ProfilingLimits(time_s=20.0 + 30.0 + 2 * 3.0 + 4 * 40.0 + 10.0)
     measured = measure(backend, gpus_per_instance=4, num_trials=8, least_trials=8, limits=limits)
     assert [len(point.timed) for point in measured.points] == [4]
     assert "deadline is reached" in measured.stopped_by

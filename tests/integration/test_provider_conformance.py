@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.cloud.aws.calls import Machines, Session
+from rubberband.cloud.aws.calls import AwsSession, Machines
 from rubberband.cloud.aws.client import open_session
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.local import LocalProvider, ray_node
-from rubberband.cloud.provider import InstanceStatus, Provider
+from rubberband.cloud.provider import InstanceDescription, Provider
 from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
 from rubberband.values.plan import Market
@@ -46,11 +46,11 @@ class Rental:
     take: Callable[[], None] | None = None
     """Take TAKEN away; None where nothing is taken away."""
 
-    def status(self, instance: str) -> InstanceStatus:
+    def status(self, instance: str) -> InstanceDescription:
         """What the provider shows of one instance."""
         return next(status for status in self.provider.describe() if status.instance == instance)
 
-    def until(self, instance: str, state: str) -> InstanceStatus:
+    def until(self, instance: str, state: str) -> InstanceDescription:
         """Wait until it is in this state."""
         for _ in range(5000):
             if (status := self.status(instance)).state == state:
@@ -58,7 +58,7 @@ class Rental:
             self.wait()
         raise AssertionError(f"{instance} is not {state}: {status}")
 
-    def running(self, instance: str) -> InstanceStatus:
+    def running(self, instance: str) -> InstanceDescription:
         """Wait until it runs."""
         return self.until(instance, "running")
 
@@ -113,7 +113,7 @@ def _on_the_fake(world: World) -> Rental:
 class Server:
     """A server that takes itself for AWS, as real boto3 reaches it."""
 
-    session: Session
+    session: AwsSession
     machines: Machines
     take: Callable[[str], None] | None = None
     """Take TAKEN away from a run."""
@@ -142,7 +142,7 @@ class Server:
         )
 
 
-def _session(url: str, key: str) -> Session:
+def _session(url: str, key: str) -> AwsSession:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("AWS_ENDPOINT_URL", url)
         environment.setenv("AWS_ACCESS_KEY_ID", key)
@@ -181,7 +181,7 @@ def fake_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield Server(_session(server.url, access_key("driver")), machines_of(fake), take)
 
 
-def _machines_of_moto(session: Session) -> Machines:
+def _machines_of_moto(session: AwsSession) -> Machines:
     ec2, iam = session.client("ec2"), session.client("iam")
     iam.create_instance_profile(InstanceProfileName="rubberband-worker")
     subnet = ec2.describe_subnets(Filters=[{"Name": "default-for-az", "Values": ["true"]}])["Subnets"][0]

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from rubberband.cloud.provider import ClusterProvider, Head, InstanceStatus
+from rubberband.cloud.provider import ClusterProvider, Head, InstanceDescription
 from rubberband.executor.core.events import (
     Event,
     InstanceInterrupted,
@@ -35,7 +35,7 @@ class Breaking:
         self.asked: list[str] = []
         self.leases: list[float] = []
         self.markets: list[Market] = []
-        self.status = InstanceStatus(instance="a", experiment="test", state="pending", requested_at=1.0)
+        self.status = InstanceDescription(instance="a", experiment="test", state="pending", requested_at=1.0)
 
     def _called(self, what: str) -> None:
         self.asked.append(what)
@@ -50,15 +50,15 @@ class Breaking:
         self._called("launch")
         self.markets.append(market)
 
-    def describe(self) -> Sequence[InstanceStatus]:
+    def describe(self) -> Sequence[InstanceDescription]:
         """The instance."""
         self._called("describe")
         return [self.status]
 
-    def release(self, instance: str) -> InstanceStatus:
+    def release(self, instance: str) -> InstanceDescription:
         """Give it back."""
         self._called("release")
-        return InstanceStatus(
+        return InstanceDescription(
             instance="a", experiment="test", state="terminated", requested_at=1.0, running_at=2.0, ended_at=3.0
         )
 

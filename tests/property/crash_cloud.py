@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from rubberband.cloud.aws.provider import AwsProvider
-from rubberband.cloud.provider import InstanceStatus
+from rubberband.cloud.provider import InstanceDescription
 from rubberband.errors import NoCapacityError, ProviderError
 from rubberband.executor import backend as statuses
 from rubberband.executor.backend import living, released, running
@@ -130,7 +130,7 @@ class CloudFleet:
             self._begin(lambda: self._release(instance))
 
     def _release(self, instance: str) -> Event | None:
-        status: InstanceStatus | None = None
+        status: InstanceDescription | None = None
         try:
             status = self._provider.release(instance)
         except ProviderError:
@@ -165,7 +165,7 @@ class CloudFleet:
             for status in self._provider.describe():
                 self._take_in(status)
 
-    def _take_in(self, status: InstanceStatus) -> None:
+    def _take_in(self, status: InstanceDescription) -> None:
         hold = self._holds.get(status.instance)
         if hold is None or hold.over:
             return
@@ -179,7 +179,7 @@ class CloudFleet:
             hold.over = True
             self._tell(_ended(status, self._now()))
 
-    def _priced(self, hold: _Hold | None, status: InstanceStatus) -> None:
+    def _priced(self, hold: _Hold | None, status: InstanceDescription) -> None:
         prices = status.hour_prices_usd
         if prices is not None and (hold is None or prices != hold.hour_prices_usd):
             if hold is not None:
@@ -220,7 +220,7 @@ class CloudFleet:
             ended=tuple(map(statuses.ended, ended)),
         )
 
-    def _adopt(self, status: InstanceStatus) -> None:
+    def _adopt(self, status: InstanceDescription) -> None:
         hold = self._holds[status.instance] = _Hold(
             running=status.running_at is not None, hour_prices_usd=status.hour_prices_usd
         )
@@ -258,7 +258,7 @@ class CloudBackend(VirtualBackend):
             self._world.advance_to(min(instant, self.now() + STEP_S))
 
 
-def _ended(status: InstanceStatus, at: float) -> Event:
+def _ended(status: InstanceDescription, at: float) -> Event:
     reason = status.reason or "ended by somebody else"
     if status.running_at is None:
         return InstanceRefused(occurred_at=at, instance=status.instance, reason=reason)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rubberband.cloud.aws.boot import boot_times
 from rubberband.cloud.aws.calls import name_in
-from rubberband.cloud.aws.guards import Guards
+from rubberband.cloud.aws.guards import Schedules
 from rubberband.cloud.aws.launching import Ware
 from rubberband.cloud.aws.preflight import preflight
 from rubberband.cloud.aws.provider import AwsProvider
@@ -189,7 +189,7 @@ class World(Account):
             gpus=offer.gpus,
             lease_s=LEASE_S,
             together=self.together,
-            guards=Guards(self.session, "rubberband-guard", clock=self.clock.now, begin=lambda work: work()),
+            guards=Schedules(self.session, "rubberband-guard", clock=self.clock.now, begin=lambda work: work()),
             clock=self.clock.now,
             sleep=self.sleep,
         )

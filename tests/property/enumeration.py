@@ -8,7 +8,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from rubberband.values.offer import Offer, gang_sizes, slots
-from rubberband.values.plan import Constraints, Stage
+from rubberband.values.plan import PlanningConstraints, Stage
 from rubberband.values.profile import Profile
 
 
@@ -81,7 +81,7 @@ def jobs(draw, billing=None, most_stages=4):
     most = [size for size in gang_sizes(gpus, least, 8) if size <= gpus * offer.max_instances][:gangs]
     assume(most)
     profile = Profile(seconds_per_iteration=table, trial_startup_s=draw(st.sampled_from([0.0, 2.0])))
-    return stages, profile, offer, Constraints(min_gpus_per_trial=least, max_gpus_per_trial=most[-1])
+    return stages, profile, offer, PlanningConstraints(min_gpus_per_trial=least, max_gpus_per_trial=most[-1])
 
 
 @st.composite
@@ -93,7 +93,7 @@ def limited_jobs(draw, **kinds):
     slack = st.sampled_from([0.97, 1.0, 1.0, 1.05])
     deadline_s = draw(st.none() | st.builds(lambda chosen, factor: chosen[0] * factor, near, slack))
     max_cost_usd = draw(st.none() | st.builds(lambda chosen, factor: chosen[1] * factor, near, slack))
-    limits = Constraints(
+    limits = PlanningConstraints(
         deadline_s=deadline_s,
         max_cost_usd=max_cost_usd,
         min_gpus_per_trial=constraints.min_gpus_per_trial,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.planner.goodput.fit import Measured, fit, relative_errors
+from rubberband.planner.goodput.fit import MeanPoints, fit, relative_errors
 from rubberband.values.adaptive import Throughput
 from tests.builders.budget import examples
 from tests.property.goodput_strategies import SPAN, points_of, throughputs
@@ -18,7 +18,7 @@ seeds = st.integers(0, 2**31)
 @given(throughputs(), throughputs(), seeds)
 @settings(deadline=None)
 def test_the_gradient_is_that_of_the_error(truth, elsewhere, seed):
-    measured = Measured.of(points_of(truth, SPAN, noise=0.2, seed=seed), None)
+    measured = MeanPoints.of(points_of(truth, SPAN, noise=0.2, seed=seed), None)
     x = measured.scaled(elsewhere)
     x[6] = np.clip(x[6], 1.01, 9.99)
     error, gradient = measured.error(x)

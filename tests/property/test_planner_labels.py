@@ -11,7 +11,7 @@ from rubberband.planner.labels import extend, start
 from rubberband.planner.model import predict
 from rubberband.planner.table import build_table
 from rubberband.values.offer import Offer
-from rubberband.values.plan import Cohort, Constraints, Plan, Stage, StagePlan
+from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile
 
 MOST = 6
@@ -37,7 +37,7 @@ def test_a_plan_costs_what_the_model_says_whoever_is_given_back_and_when(
     stages = [Stage(trials=MOST, iterations=1 + index % 2) for index in range(len(path))]
     profile = Profile(seconds_per_iteration={1: iteration_s}, trial_startup_s=1.0)
     cohorts = [Cohort(instances=count, held_s=age_s, market="on_demand") for count, age_s in ages]
-    table = build_table(stages, profile, offer, Constraints(max_gpus_per_trial=1), cohorts)
+    table = build_table(stages, profile, offer, PlanningConstraints(max_gpus_per_trial=1), cohorts)
     chosen = [np.flatnonzero(table.instances == count) for count in path]
     if not all(map(len, chosen)):
         return  # a count that no cheapest plan has

@@ -16,7 +16,7 @@ from rubberband.planner.model import predict
 from rubberband.planner.search import plan
 from rubberband.spec.search import hyperband
 from rubberband.values.offer import Billing, Offer
-from rubberband.values.plan import Constraints, Plan, Planned, Stage, StagePlan
+from rubberband.values.plan import Plan, Planned, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile
 
 PROFILE = Profile(seconds_per_iteration={1: 30.0, 2: 16.0, 4: 9.0, 8: 6.0}, trial_startup_s=2.0)
@@ -64,7 +64,7 @@ chains = st.lists(st.builds(Stage, trials=st.integers(1, 6), iterations=st.integ
 @settings(max_examples=40, deadline=None)
 def test_no_division_that_can_be_tried_is_cheaper(brackets, max_instances, slack, head, billing) -> None:
     offer = offer_of(max_instances, head_price_usd_per_hour=head, billing=billing)
-    limits = Constraints(max_gpus_per_trial=4)
+    limits = PlanningConstraints(max_gpus_per_trial=4)
     in_a_row = tuple(stage for bracket in brackets for stage in bracket)
     soonest_s = plan(in_a_row, PROFILE, offer, limits, objective="min_time").prediction.jct_s
     limits = replace(limits, deadline_s=slack * soonest_s)
@@ -103,7 +103,7 @@ def test_no_division_that_can_be_tried_is_cheaper(brackets, max_instances, slack
 def test_hyperband_is_planned_within_its_limits(max_instances: int, trial_cv: float) -> None:
     brackets = hyperband(27, 3)
     profile, offer = replace(PROFILE, trial_cv=trial_cv), offer_of(max_instances, head_price_usd_per_hour=0.2)
-    limits = Constraints(deadline_s=7000.0, max_gpus_per_trial=8)
+    limits = PlanningConstraints(deadline_s=7000.0, max_gpus_per_trial=8)
     job = plan_job(brackets, profile, offer, limits)
     check(job, brackets, profile, offer, limits)
     if trial_cv:
@@ -115,8 +115,8 @@ def test_hyperband_is_planned_within_its_limits(max_instances: int, trial_cv: fl
 
 def test_brackets_run_side_by_side_when_time_is_short_and_one_after_another_when_it_is_not() -> None:
     brackets, offer = hyperband(27, 3), offer_of(64)
-    fast = plan_job(brackets, PROFILE, offer, Constraints(max_gpus_per_trial=8), objective="min_time")
-    slow = plan_job(brackets, PROFILE, offer, Constraints(max_gpus_per_trial=8))
+    fast = plan_job(brackets, PROFILE, offer, PlanningConstraints(max_gpus_per_trial=8), objective="min_time")
+    slow = plan_job(brackets, PROFILE, offer, PlanningConstraints(max_gpus_per_trial=8))
     assert len(fast.lanes) > len(slow.lanes)
     assert fast.prediction.jct_s < slow.prediction.jct_s
     assert fast.prediction.cost_usd > slow.prediction.cost_usd
@@ -124,8 +124,8 @@ def test_brackets_run_side_by_side_when_time_is_short_and_one_after_another_when
 
 def test_the_budget_is_the_job_s_and_not_each_lane_s() -> None:
     brackets, offer = hyperband(27, 3), offer_of(16)
-    cheapest = plan_job(brackets, PROFILE, offer, Constraints(max_gpus_per_trial=8))
-    limits = Constraints(max_gpus_per_trial=8, max_cost_usd=cheapest.prediction.cost_usd * 0.9)
+    cheapest = plan_job(brackets, PROFILE, offer, PlanningConstraints(max_gpus_per_trial=8))
+    limits = PlanningConstraints(max_gpus_per_trial=8, max_cost_usd=cheapest.prediction.cost_usd * 0.9)
     with pytest.raises(InfeasibleError, match="max_cost"):
         plan_job(brackets, PROFILE, offer, limits)
     limits = replace(limits, max_cost_usd=cheapest.prediction.cost_usd * 1.2)
@@ -135,7 +135,11 @@ def test_the_budget_is_the_job_s_and_not_each_lane_s() -> None:
 
 
 def test_one_bracket_is_planned_as_it_is_and_samples_of_lanes_are_those_of_their_plans() -> None:
-    brackets, offer, limits = hyperband(27, 3), offer_of(8), Constraints(deadline_s=8000.0, max_gpus_per_trial=8)
+    brackets, offer, limits = (
+        hyperband(27, 3),
+        offer_of(8),
+        PlanningConstraints(deadline_s=8000.0, max_gpus_per_trial=8),
+    )
     alone = plan_job(brackets[:1], PROFILE, offer, limits)
     assert alone.lanes[0].planned == plan(brackets[0], PROFILE, offer, limits)
     assert alone.prediction == predict(brackets[0], alone.plan, PROFILE, offer)
@@ -160,7 +164,7 @@ def test_lanes_share_the_error_of_the_profile_s_mean() -> None:
 def test_a_lane_too_narrow_for_one_trial_is_no_error() -> None:
     """Three instances and two brackets: a lane of its own for each would leave one with a single instance."""
     offer = replace(offer_of(3), gpus=1)
-    limits = Constraints(min_gpus_per_trial=2, max_gpus_per_trial=2)
+    limits = PlanningConstraints(min_gpus_per_trial=2, max_gpus_per_trial=2)
     brackets = [(Stage(trials=2, iterations=1),), (Stage(trials=1, iterations=2),)]
     job = plan_job(brackets, PROFILE, offer, limits)
     assert {choice.gpus_per_trial for choice in job.plan.stages} == {2}

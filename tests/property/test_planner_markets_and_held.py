@@ -17,7 +17,7 @@ from rubberband.planner.search import plan
 from rubberband.planner.solver import solve
 from rubberband.planner.table import build_table
 from rubberband.values.offer import Offer, Spot, gang_sizes, slots
-from rubberband.values.plan import Cohort, Constraints, Plan, Stage, StagePlan
+from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile
 from tests.property.enumeration import jobs
 
@@ -104,7 +104,7 @@ def test_a_deadline_that_only_what_is_held_can_meet() -> None:
     offer = Offer(
         instance_type="test", gpus=2, price_usd_per_hour=3.6, max_instances=2, provision_delay_s=90.0, init_delay_s=10.0
     )
-    limits = Constraints(deadline_s=44.0, max_gpus_per_trial=2)
+    limits = PlanningConstraints(deadline_s=44.0, max_gpus_per_trial=2)
     held = [Cohort(instances=2, held_s=500.0)]
     assert plan(stages, profile, offer, limits, held=held).prediction.jct_s == pytest.approx(44.0)
     with pytest.raises(InfeasibleError):

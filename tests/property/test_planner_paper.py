@@ -18,7 +18,7 @@ from rubberband.planner.table import gangs_of
 from rubberband.spec.search import sha
 from rubberband.values.chance import Spread, measured
 from rubberband.values.offer import Offer, slots
-from rubberband.values.plan import Constraints, Plan, StagePlan
+from rubberband.values.plan import Plan, PlanningConstraints, StagePlan
 from rubberband.values.profile import Profile
 from tests.builders import strategies
 from tests.builders.budget import examples
@@ -66,7 +66,7 @@ def halving_jobs(draw):
         data_usd_per_instance=draw(st.sampled_from([0.0, 0.05])),
     )
     stages = sha(draw(st.integers(4, 32)), draw(st.integers(1, 4)), draw(st.sampled_from([16, 50])), 2)
-    limits = Constraints(
+    limits = PlanningConstraints(
         min_gpus_per_trial=draw(st.sampled_from([1, 1, 2])), max_gpus_per_trial=draw(st.sampled_from([4, 8]))
     )
     shortest_s = plan(stages, profile, offer, limits, objective="min_time").prediction.jct_s

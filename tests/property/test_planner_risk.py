@@ -17,7 +17,7 @@ from rubberband.planner.sampling import Draws, sample
 from rubberband.planner.search import plan
 from rubberband.values.chance import Spread
 from rubberband.values.offer import Offer, Spot, gang_sizes, slots
-from rubberband.values.plan import Cohort, Constraints, Plan, Stage, StagePlan
+from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile
 
 MOST_PLANS = 1500
@@ -56,7 +56,12 @@ def noisy_jobs(draw):
     trials = sorted((draw(st.integers(1, 14)) for _ in range(num_stages)), reverse=True)
     stages = [Stage(trials=count, iterations=draw(st.integers(1, 8))) for count in trials]
     most = max(size for size in gang_sizes(gpus, 1, 4) if size <= gpus * offer.max_instances)
-    return stages, profile, offer, Constraints(max_gpus_per_trial=draw(st.sampled_from([1, most])), confidence=0.9)
+    return (
+        stages,
+        profile,
+        offer,
+        PlanningConstraints(max_gpus_per_trial=draw(st.sampled_from([1, most])), confidence=0.9),
+    )
 
 
 def every_plan(stages, offer, constraints):
@@ -130,7 +135,7 @@ NOISY = Profile(seconds_per_iteration={1: 10.0, 2: 5.6, 4: 3.2}, trial_startup_s
 OFFER = Offer(
     instance_type="test", gpus=4, price_usd_per_hour=3.6, max_instances=8, provision_delay_s=15.0, init_delay_s=15.0
 )
-LIMITS = Constraints(deadline_s=400.0, max_gpus_per_trial=4)
+LIMITS = PlanningConstraints(deadline_s=400.0, max_gpus_per_trial=4)
 
 
 def test_the_same_seed_gives_the_same_plan_and_figures() -> None:

@@ -14,7 +14,7 @@ from rubberband.planner import solver
 from rubberband.planner.model import predict
 from rubberband.planner.search import frontier, plan
 from rubberband.values.offer import Offer
-from rubberband.values.plan import Constraints, Plan, Stage, StagePlan
+from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile
 from tests.builders.budget import examples
 from tests.property.enumeration import best, every_plan, jobs, limited_jobs
@@ -75,9 +75,9 @@ def prepaid_jobs(draw):
         minimum_billed_s=draw(st.sampled_from([60.0, 120.0, 300.0])),
     )
     profile = Profile(seconds_per_iteration={1: draw(st.sampled_from([10.0, 15.0, 20.0, 30.0]))})
-    plans = every_plan(stages, profile, offer, Constraints())
+    plans = every_plan(stages, profile, offer, PlanningConstraints())
     deadline_s = plans[draw(st.integers(0, len(plans) - 1))][0]
-    return stages, profile, offer, Constraints(deadline_s=deadline_s), plans
+    return stages, profile, offer, PlanningConstraints(deadline_s=deadline_s), plans
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -108,7 +108,7 @@ def test_a_plan_with_less_prepaid_is_not_taken_for_a_cheaper_one(
         init_delay_s=init_s,
         minimum_billed_s=minimum_s,
     )
-    limits = Constraints(deadline_s=deadline_s)
+    limits = PlanningConstraints(deadline_s=deadline_s)
     assert best(every_plan(stages, profile, offer, limits), limits)[1] == pytest.approx(cost_usd)
     assert plan(stages, profile, offer, limits).prediction.cost_usd == pytest.approx(cost_usd)
 
@@ -134,7 +134,7 @@ def test_a_wide_job_whose_best_plan_is_far_from_its_bound_is_feasible():
         provision_delay_s=15.0,
         init_delay_s=15.0,
     )
-    limits = Constraints(deadline_s=198.0, max_gpus_per_trial=4)
+    limits = PlanningConstraints(deadline_s=198.0, max_gpus_per_trial=4)
     planned = plan(stages, profile, offer, limits)
     assert planned.prediction.jct_s <= 198.0
     assert planned.prediction.cost_usd == pytest.approx(13.172)
@@ -171,7 +171,7 @@ def test_a_looser_deadline_is_never_dearer(job, factors):
     shortest_s = plan(stages, profile, offer, constraints, objective="min_time").prediction.jct_s
     costs = []
     for factor in sorted(factors):
-        limits = Constraints(
+        limits = PlanningConstraints(
             deadline_s=shortest_s * factor,
             min_gpus_per_trial=constraints.min_gpus_per_trial,
             max_gpus_per_trial=constraints.max_gpus_per_trial,
@@ -197,7 +197,7 @@ def test_the_user_can_hold_the_plan_to_its_word():
     stages = [Stage(trials=9, iterations=2), Stage(trials=3, iterations=6)]
     profile = Profile(seconds_per_iteration={1: 20.0, 2: 11.0})
     offer = Offer(instance_type="test", gpus=2, price_usd_per_hour=3.6, max_instances=8)
-    planned = plan(stages, profile, offer, Constraints(max_gpus_per_trial=2))
+    planned = plan(stages, profile, offer, PlanningConstraints(max_gpus_per_trial=2))
     again = Plan(
         stages=tuple(
             StagePlan(instances=choice.instances, gpus_per_trial=choice.gpus_per_trial)

@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rubberband.cloud.aws.pricing import highest
-from rubberband.cloud.provider import InstanceStatus
+from rubberband.cloud.provider import InstanceDescription
 from rubberband.executor.core.budget import instance_cost_usd, purse
-from rubberband.executor.core.state import InstanceRecord, Job, State, TrialState
-from rubberband.executor.core.state import InstanceStatus as Standing
+from rubberband.executor.core.state import InstanceRecord, InstanceStatus, Job, State, TrialState
 from tests.builders.aws_account import START_AT
 from tests.ec2 import Fault
 from tests.fake_ec2 import World
@@ -48,7 +47,7 @@ class Rented:
         self.world.now += 0.7  # orders are gathered for 0.3 s: it is bought, and runs, at a full second
         self.driver.launch("a", "spot")
 
-    def look(self) -> InstanceStatus:
+    def look(self) -> InstanceDescription:
         """What a driver sees that has just come."""
         (status,) = self.driver.describe()
         return status
@@ -57,11 +56,11 @@ class Rented:
         """By EC2, for its rent."""
         return self.world.fake.bill().rent_usd
 
-    def ledger_usd(self, status: InstanceStatus) -> float:
+    def ledger_usd(self, status: InstanceDescription) -> float:
         """What the ledger says at this instant."""
         return instance_cost_usd(JOB, _record(status), self.world.now)
 
-    def counted_usd(self, status: InstanceStatus) -> float:
+    def counted_usd(self, status: InstanceDescription) -> float:
         """What the cap counts at this instant."""
         state = State(trials=[TrialState(trial=0)], plan=JOB.plan, predicted=JOB.prediction.stages, profile=JOB.profile)
         state.started_at = state.now = self.world.now
@@ -69,11 +68,11 @@ class Rented:
         return purse(JOB, state).spent_usd(self.world.now)
 
 
-def _record(status: InstanceStatus) -> InstanceRecord:
+def _record(status: InstanceDescription) -> InstanceRecord:
     return InstanceRecord(
         instance=status.instance,
         requested_at=status.requested_at,
-        status=Standing.RUNNING if status.ended_at is None else Standing.ENDED,
+        status=InstanceStatus.RUNNING if status.ended_at is None else InstanceStatus.ENDED,
         running_at=status.running_at,
         ended_at=status.ended_at,
         market="spot",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rubberband.cloud.aws.fleet import SHUTDOWN_S
-from rubberband.cloud.aws.guards import LEAST_SLACK_S, SLACK_S, Guards
+from rubberband.cloud.aws.guards import LEAST_SLACK_S, SLACK_S, Schedules
 from rubberband.cloud.aws.preflight import preflight
 from rubberband.cloud.catalogue import offer as catalogue_offer
 from rubberband.spec.resources import Resources
@@ -29,8 +29,8 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def guards(world: World, begin: Callable[[Callable[[], None]], None] = lambda work: work()) -> Guards:
-    return Guards(world.fake.session(), ROLE, clock=lambda: world.now, begin=begin)
+def guards(world: World, begin: Callable[[Callable[[], None]], None] = lambda work: work()) -> Schedules:
+    return Schedules(world.fake.session(), ROLE, clock=lambda: world.now, begin=begin)
 
 
 def scheduled(world: World) -> list[str]:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from rubberband.cli import app
 from rubberband.cloud.aws.calls import tags_of
 from rubberband.cloud.aws.head import HeadInstance, ensure_head, upload_folder
-from rubberband.cloud.aws.metadata import Place
+from rubberband.cloud.aws.metadata import OwnInstance
 from rubberband.cloud.aws.network import ensure_group
 from rubberband.cloud.aws.sweeping import Ended, end_everything, living
 from rubberband.cloud.aws.token import publish_token
@@ -64,7 +64,7 @@ def head_of(account: Account, **aws: Any) -> HeadInstance:
     return ensure_head(account.session, account.resources(aws=aws), clock=lambda: account.now, sleep=account.sleep)
 
 
-def ended(account: Account, owner: str = "rubberband", place: Place | None = None) -> Ended:
+def ended(account: Account, owner: str = "rubberband", place: OwnInstance | None = None) -> Ended:
     return end_everything(account.session, owner, place=place, clock=lambda: account.now, sleep=account.sleep)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.cloud.aws.calls import Choice, NodeStart, client_token, launch_request, tags_of
+from rubberband.cloud.aws.calls import NodeStart, Purchase, client_token, launch_request, tags_of
 from rubberband.cloud.aws.network import ensure_cluster
 from rubberband.cloud.aws.preflight import preflight
 from rubberband.cloud.aws.resolving import resolve
@@ -123,7 +123,7 @@ def everything(account: Account) -> None:
     machines = resolve(account.session, resources.aws, "g5.xlarge", place=account.place)
     ec2 = account.session.client("ec2")
     for market in ("on_demand", "spot"):
-        choice = Choice(
+        choice = Purchase(
             instance_type="g5.xlarge",
             zone=account.place.zone,
             market=market,  # type: ignore[arg-type]
@@ -213,7 +213,7 @@ def test_the_driver_cannot_launch_without_its_tag_or_with_the_old_metadata_servi
     account = held_to(policy("driver"))
     resources = account.resources()
     machines = resolve(account.session, resources.aws, "g5.xlarge", place=account.place)
-    choice = Choice(
+    choice = Purchase(
         instance_type="g5.xlarge",
         zone=account.place.zone,
         market="on_demand",

@@ -17,7 +17,7 @@ import pytest
 
 from rubberband.cloud.aws.fleet import VISIBILITY_S
 from rubberband.cloud.aws.provider import AwsProvider
-from rubberband.cloud.provider import InstanceStatus
+from rubberband.cloud.provider import InstanceDescription
 from rubberband.errors import ProviderError
 from tests.ec2 import FakeCall, Fault
 from tests.fake_ec2 import World
@@ -39,7 +39,7 @@ class Chaos:
     random: random.Random
     trouble: float
     provider: AwsProvider = field(init=False)
-    seen: dict[str, InstanceStatus] = field(default_factory=dict)
+    seen: dict[str, InstanceDescription] = field(default_factory=dict)
     launched: int = 0
     pausing: bool = False
 

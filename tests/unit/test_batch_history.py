@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.executor.core.state import Report
+from rubberband.executor.core.state import TrialReport
 from rubberband.executor.result import batch_history
 from rubberband.values.adaptive import BatchUse
 
@@ -35,8 +35,8 @@ def a_use(
     )
 
 
-def a_report(reported_at: float, iterations: int, *batches: BatchUse) -> Report:
-    return Report(reported_at=reported_at, iterations=iterations, metrics={}, stage=0, batches=batches)
+def a_report(reported_at: float, iterations: int, *batches: BatchUse) -> TrialReport:
+    return TrialReport(reported_at=reported_at, iterations=iterations, metrics={}, stage=0, batches=batches)
 
 
 def test_stretches_follow_each_other_up_to_the_report() -> None:

@@ -11,7 +11,7 @@ from rubberband.planner.estimate import Case, estimate, estimate_plan
 from rubberband.planner.model import predict
 from rubberband.values.chance import Spread
 from rubberband.values.offer import Offer, Spot
-from rubberband.values.plan import Constraints, Plan, Stage, StagePlan
+from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile
 
 STAGES = [Stage(trials=8, iterations=20), Stage(trials=2, iterations=80)]
@@ -24,7 +24,7 @@ PLAN = Plan(stages=(StagePlan(instances=2, gpus_per_trial=1), StagePlan(instance
 
 
 def estimated(profile=PROFILE, offer=OFFER, plan=PLAN, **limits):
-    constraints = Constraints(max_gpus_per_trial=8, **limits)
+    constraints = PlanningConstraints(max_gpus_per_trial=8, **limits)
     return estimate_plan(STAGES, plan, Case(offer=offer, profile=profile, constraints=constraints), compare=False)
 
 
@@ -106,7 +106,7 @@ def test_spot_prices_and_interruptions_count_where_the_plan_is_on_spot():
 
 def test_brackets_share_the_head_node():
     brackets = [STAGES, [Stage(trials=2, iterations=50)]]
-    case = Case(offer=OFFER, profile=PROFILE, constraints=Constraints(max_gpus_per_trial=4, deadline_s=4000.0))
+    case = Case(offer=OFFER, profile=PROFILE, constraints=PlanningConstraints(max_gpus_per_trial=4, deadline_s=4000.0))
     answer = estimate(brackets, [case], clock=lambda: 0.0, compare=False)
     found = effects(answer)
     assert found["head node"].effect_usd == pytest.approx(0.1 * OFFER.head_cost_usd(answer.prediction.jct_s))
@@ -114,5 +114,5 @@ def test_brackets_share_the_head_node():
 
 
 def test_without_a_plan_there_is_nothing_to_assume():
-    case = Case(offer=OFFER, profile=PROFILE, constraints=Constraints(deadline_s=1.0))
+    case = Case(offer=OFFER, profile=PROFILE, constraints=PlanningConstraints(deadline_s=1.0))
     assert assumptions(estimate([STAGES], [case], clock=lambda: 0.0), {}) == ()

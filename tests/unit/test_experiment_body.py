@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rubberband.api.experiments.body import allows_code, read_experiment, require_allowed
 from rubberband.api.problems import INVALID, MALFORMED, MEDIA, REFUSED, TOO_LARGE, Kind, Problem
-from rubberband.api.settings import Limits, Settings
+from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import MAX_BYTES, dump_experiment, parse_experiment
 from tests.builders.budget import examples
@@ -235,7 +235,10 @@ def test_what_the_operator_allows_is_run(changes: dict[str, Any]) -> None:
 
 def test_spending_is_limited_by_true_prices() -> None:
     limited = Settings(
-        home=Path("/nowhere"), entrypoints=("mine:*",), providers=("aws", "virtual"), limits=Limits(max_cost_usd=10.0)
+        home=Path("/nowhere"),
+        entrypoints=("mine:*",),
+        providers=("aws", "virtual"),
+        limits=ServiceLimits(max_cost_usd=10.0),
     )
 
     def key(**changes: Any) -> str | None:

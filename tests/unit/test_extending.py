@@ -19,7 +19,7 @@ from rubberband.executor.journal.journal import Header, MemoryJournal
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.search import plan
 from rubberband.values.offer import Offer
-from rubberband.values.plan import Constraints
+from rubberband.values.plan import PlanningConstraints
 from rubberband.values.profile import Profile
 from tests.builders.jobs import JOB, STAGES
 from tests.builders.stories import Story, begun
@@ -39,7 +39,7 @@ OFFER = Offer(
 
 def planned(**limits: float) -> Job:
     """A job whose plan is the best one within `limits`."""
-    constraints = Constraints(max_gpus_per_trial=2, **limits)  # type: ignore[arg-type]
+    constraints = PlanningConstraints(max_gpus_per_trial=2, **limits)  # type: ignore[arg-type]
     found = plan(STAGES, PROFILE, OFFER, constraints)
     return dataclasses.replace(
         JOB, plan=found.plan, prediction=found.prediction, offer=OFFER, profile=PROFILE, replan=True,

@@ -12,13 +12,21 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Slot
 from rubberband.executor.core.measured import measured
 from rubberband.executor.core.rules import promoted
-from rubberband.executor.core.state import Allocation, InstanceRecord, InstanceStatus, Job, Report, StageRecord, State
+from rubberband.executor.core.state import (
+    Allocation,
+    InstanceRecord,
+    InstanceStatus,
+    Job,
+    StageRecord,
+    State,
+    TrialReport,
+)
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.goodput import planning
 from rubberband.planner.search import plan
 from rubberband.values.adaptive import BatchLimits, BatchUse, GoodputProfile, Throughput
 from rubberband.values.offer import Offer, Spot
-from rubberband.values.plan import Constraints, Stage
+from rubberband.values.plan import PlanningConstraints, Stage
 from rubberband.values.profile import Profile
 from tests.builders.jobs import JOB
 from tests.builders.virtual_runs import run_virtual
@@ -48,7 +56,7 @@ def seen(
             )
             for number, step in enumerate(steps, start=1):
                 at += step
-                trial.reports.append(Report(reported_at=at, iterations=number, metrics={}, stage=0))
+                trial.reports.append(TrialReport(reported_at=at, iterations=number, metrics={}, stage=0))
             state.allocations[-1].ended_at = at
     return job, state
 
@@ -234,7 +242,7 @@ def test_noise_scale_and_speed_are_told_apart(phi: float, pace: float, gpus: int
         assert found.profile.iteration_s(size) == pytest.approx(pace * time_s, rel=0.22 if near else 0.03)
 
 
-def planned_job(stages: tuple[Stage, ...], profile: Profile, limits: Constraints) -> Job:
+def planned_job(stages: tuple[Stage, ...], profile: Profile, limits: PlanningConstraints) -> Job:
     """A job with its plan, which is planned again at every SYNC."""
     planned = plan(stages, profile, OFFER, limits)
     return dataclasses.replace(
@@ -262,7 +270,7 @@ def planned_job(stages: tuple[Stage, ...], profile: Profile, limits: Constraints
 def test_a_run_is_planned_again_with_the_noise_scale_it_has_come_to(phi: float, pace: float, expected: str) -> None:
     profile = adaptive()
     stages = (Stage(trials=8, iterations=4), Stage(trials=2, iterations=12))
-    job = planned_job(stages, profile, Constraints(deadline_s=3600.0, max_gpus_per_trial=4))
+    job = planned_job(stages, profile, PlanningConstraints(deadline_s=3600.0, max_gpus_per_trial=4))
     truth = dataclasses.replace(profile, seconds_per_iteration=at(phi, profile))
     backend = VirtualBackend(job.name, OFFER, truth, metric=job.metric, slowdown=pace, batches_of=lambda *_: told(phi))
     controller, _, finish = run_virtual(job, backend=backend)
@@ -299,7 +307,7 @@ def own_paces(trial: int) -> float:
 def test_where_larger_models_win_the_rest_is_foretold_for_the_survivors() -> None:
     profile = dataclasses.replace(PROFILE, trial_cv=0.2)
     stages = (Stage(trials=16, iterations=2), Stage(trials=4, iterations=6))
-    job = planned_job(stages, profile, Constraints(deadline_s=600.0, max_gpus_per_trial=4))
+    job = planned_job(stages, profile, PlanningConstraints(deadline_s=600.0, max_gpus_per_trial=4))
     backend = VirtualBackend(
         job.name, OFFER, profile, metric=job.metric, metric_of=lambda trial, _: own_paces(trial), pace_of=own_paces
     )

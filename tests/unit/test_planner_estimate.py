@@ -13,7 +13,7 @@ from rubberband.errors import InputError
 from rubberband.planner.estimate import Case, estimate, estimate_plan
 from rubberband.planner.model import predict
 from rubberband.values.offer import Offer
-from rubberband.values.plan import Constraints, Plan, Stage, StagePlan
+from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile
 
 STAGES = [Stage(trials=8, iterations=2), Stage(trials=2, iterations=8)]
@@ -23,7 +23,7 @@ PLAN = Plan(stages=(StagePlan(instances=2, gpus_per_trial=1), StagePlan(instance
 
 
 def limits(deadline_s=None, max_cost_usd=None):
-    return Constraints(deadline_s=deadline_s, max_cost_usd=max_cost_usd, max_gpus_per_trial=4)
+    return PlanningConstraints(deadline_s=deadline_s, max_cost_usd=max_cost_usd, max_gpus_per_trial=4)
 
 
 def case(constraints, **changes):
@@ -93,7 +93,7 @@ def test_a_greedy_plan_that_is_too_seldom_in_time_is_told_as_such():
     stages = [Stage(trials=64 >> at, iterations=4 << at) for at in range(7)]
     offer = Offer(instance_type="test", gpus=4, price_usd_per_hour=12.0, max_instances=32)
     profile = Profile(seconds_per_iteration={1: 110.0, 2: 57.0, 4: 30.0}, trial_startup_s=2.0, trial_cv=0.3)
-    limits = Constraints(deadline_s=36000.0, confidence=0.999, max_gpus_per_trial=4)
+    limits = PlanningConstraints(deadline_s=36000.0, confidence=0.999, max_gpus_per_trial=4)
     answer = estimate(
         [stages], [Case(offer=offer, profile=profile, constraints=limits)], "greedy", clock=count().__next__
     )

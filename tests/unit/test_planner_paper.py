@@ -14,7 +14,7 @@ from rubberband.planner.model import predict
 from rubberband.planner.paper import build_dag, greedy, literal_plan, simulate
 from rubberband.values.chance import Spread, measured
 from rubberband.values.offer import Offer, Spot
-from rubberband.values.plan import Constraints, Plan, Stage, StagePlan
+from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile
 
 STAGES = [Stage(trials=4, iterations=1), Stage(trials=2, iterations=2), Stage(trials=1, iterations=4)]
@@ -121,7 +121,7 @@ def choices(found):
 def test_greedy_lowers_what_saves_and_keeps_the_deadline_from_every_warm_start():
     """Static 4 takes 360 s for 1.44 USD and nothing can be lowered in time; from 8 instances 350 s cost 1.20 USD."""
     instant = offer(provision_delay_s=0.0, init_delay_s=0.0)
-    limits = Constraints(deadline_s=360.0, max_gpus_per_trial=4)
+    limits = PlanningConstraints(deadline_s=360.0, max_gpus_per_trial=4)
     predicted = evaluate(STAGES, PROFILE, instant)
     once = greedy(STAGES, PROFILE, instant, limits, evaluate=predicted, warm_starts=(1,))
     often = greedy(STAGES, PROFILE, instant, limits, evaluate=predicted)
@@ -141,7 +141,7 @@ def test_allocations_step_by_factors_and_multiples_of_the_number_of_trials():
 
     stages = [Stage(trials=4, iterations=1), Stage(trials=1, iterations=1)]
     profile = Profile(seconds_per_iteration={1: 3.0, 2: 2.0, 3: 1.0})
-    limits = Constraints(max_gpus_per_trial=3)
+    limits = PlanningConstraints(max_gpus_per_trial=3)
     greedy(stages, profile, offer(max_instances=12), limits, evaluate=first_stage_is_paid)
     assert steps == [12, 8, 4, 2, 1]
 
@@ -153,16 +153,16 @@ def test_equal_plans_are_evaluated_once():
         asked.append(candidate)
         return evaluate(STAGES, PROFILE, offer())(candidate)
 
-    greedy(STAGES, PROFILE, offer(), Constraints(max_gpus_per_trial=4), evaluate=counted)
+    greedy(STAGES, PROFILE, offer(), PlanningConstraints(max_gpus_per_trial=4), evaluate=counted)
     assert len(asked) == len(set(asked))
 
 
 @pytest.mark.parametrize(
     "limits",
     [
-        Constraints(deadline_s=10.0, max_gpus_per_trial=4),
-        Constraints(max_cost_usd=0.01, max_gpus_per_trial=4),
-        Constraints(min_gpus_per_trial=2, max_gpus_per_trial=4, deadline_s=10.0),
+        PlanningConstraints(deadline_s=10.0, max_gpus_per_trial=4),
+        PlanningConstraints(max_cost_usd=0.01, max_gpus_per_trial=4),
+        PlanningConstraints(min_gpus_per_trial=2, max_gpus_per_trial=4, deadline_s=10.0),
     ],
 )
 def test_greedy_finds_nothing_that_breaks_a_limit(limits):
@@ -171,7 +171,7 @@ def test_greedy_finds_nothing_that_breaks_a_limit(limits):
 
 def test_the_paper_s_planner_plans_with_noise():
     noisy = Profile(seconds_per_iteration=PROFILE.seconds_per_iteration, trial_cv=0.1)
-    limits = Constraints(deadline_s=500.0, max_gpus_per_trial=4)
+    limits = PlanningConstraints(deadline_s=500.0, max_gpus_per_trial=4)
     found = literal_plan(STAGES, noisy, offer(), limits, seed=3)
     assert simulate(STAGES, found, noisy, offer(), seed=3).jct_s.mean() <= 500.0
     assert literal_plan(STAGES, noisy, offer(), limits, seed=3) == found

@@ -12,7 +12,7 @@ from rubberband.planner.search import plan
 from rubberband.planner.solver import Box
 from rubberband.values.chance import Law, Spread
 from rubberband.values.offer import Offer, Spot
-from rubberband.values.plan import Constraints, Plan, Stage, StagePlan
+from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile
 
 
@@ -82,7 +82,7 @@ def test_a_plan_that_is_hardly_faster_is_not_worth_three_times_the_money():
     spot = Spot(price_usd_per_hour=1.0, interruptions_per_hour=0.05, restart_s=30.0)
     offer = Offer(instance_type="test", gpus=1, price_usd_per_hour=3.0, max_instances=2, init_delay_s=200.0, spot=spot)
     stages = [Stage(trials=4, iterations=3), Stage(trials=2, iterations=4)]
-    limits = Constraints(deadline_s=300.0)
+    limits = PlanningConstraints(deadline_s=300.0)
     found = plan(stages, Profile(seconds_per_iteration={1: 2.0}), offer, limits, objective="min_time")
     assert {choice.market for choice in found.plan.stages} == {"spot"}
 

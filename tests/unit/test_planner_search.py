@@ -7,7 +7,7 @@ import pytest
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.planner.search import frontier, meets, plan
 from rubberband.values.offer import Offer
-from rubberband.values.plan import Constraints, Stage
+from rubberband.values.plan import PlanningConstraints, Stage
 from rubberband.values.profile import Profile
 
 STAGES = [
@@ -30,7 +30,7 @@ def offer(**overrides):
 
 
 def limits(deadline_s=None, max_cost_usd=None, least=1, most=8):
-    return Constraints(
+    return PlanningConstraints(
         deadline_s=deadline_s, max_cost_usd=max_cost_usd, min_gpus_per_trial=least, max_gpus_per_trial=most
     )
 

@@ -11,7 +11,7 @@ import pytest
 from rubberband.api.plans import pool as planner_pool
 from rubberband.api.plans.pool import Turns
 from rubberband.api.plans.previews import PlanAnswer, Plans, Preview
-from rubberband.api.settings import Limits
+from rubberband.api.settings import ServiceLimits
 from tests.builders.plan_services import of, preview, served
 
 
@@ -53,7 +53,7 @@ def test_who_asks_hard_questions_without_pause_keeps_nobody_waiting(
         assert len(plans.pids) <= 3
         await leave(*asked)
 
-    served(tmp_path, ask, limits=Limits(planning_s=600.0))
+    served(tmp_path, ask, limits=ServiceLimits(planning_s=600.0))
 
 
 def taken(turns: Turns[str], busy: tuple[str, ...] = ()) -> list[str]:

@@ -14,7 +14,7 @@ from rubberband.api.experiments.body import read_experiment
 from rubberband.api.plans import pool as planner_pool
 from rubberband.api.plans.previews import Plans, Preview
 from rubberband.api.problems import INVALID, MALFORMED, MEDIA, TOO_LONG, UNAVAILABLE, Kind, Problem
-from rubberband.api.settings import Limits
+from rubberband.api.settings import ServiceLimits
 from rubberband.spec.experiment import Experiment
 from tests.builders.experiment_words import words
 from tests.builders.plan_services import of, preview, served
@@ -98,7 +98,7 @@ def test_a_plan_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
             assert caught.value.kind is TOO_LONG
 
     # A process does not even start within so little.
-    served(tmp_path, ask, limits=Limits(planning_s=0.001))
+    served(tmp_path, ask, limits=ServiceLimits(planning_s=0.001))
 
 
 def test_who_leaves_before_it_is_begun_is_not_planned_for(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from rubberband.executor.core.state import Report, TrialState, TrialStatus
+from rubberband.executor.core.state import TrialReport, TrialState, TrialStatus
 from rubberband.executor.core.trials import best_trial, rank
 from tests.builders.jobs import JOB
 from tests.builders.stories import begun
@@ -15,7 +15,7 @@ from tests.builders.stories import begun
 
 def reported(trial: int, value: float | None) -> TrialState:
     metrics = {} if value is None else {"score": value}
-    return TrialState(trial=trial, reports=[Report(reported_at=0.0, iterations=1, metrics=metrics, stage=0)])
+    return TrialState(trial=trial, reports=[TrialReport(reported_at=0.0, iterations=1, metrics=metrics, stage=0)])
 
 
 @pytest.mark.parametrize(("mode", "order"), [("max", (5, 1, 0, 2, 3, 4)), ("min", (0, 1, 5, 2, 3, 4))])

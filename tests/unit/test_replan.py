@@ -11,7 +11,7 @@ from rubberband.errors import InputError
 from rubberband.planner.replan import Replanned, replan
 from rubberband.planner.solver import Objective
 from rubberband.values.offer import Offer
-from rubberband.values.plan import Cohort, Constraints, Plan, Speeds, Stage, StagePlan
+from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Speeds, Stage, StagePlan
 from rubberband.values.profile import Profile
 
 STAGES = (Stage(trials=8, iterations=2), Stage(trials=4, iterations=4), Stage(trials=1, iterations=8))
@@ -40,7 +40,7 @@ def from_first_sync(
         STAGES,
         profile,
         offer,
-        Constraints(**limits),  # type: ignore[arg-type]
+        PlanningConstraints(**limits),  # type: ignore[arg-type]
         done=1,
         held=held,
         spent_s=120.0,
@@ -195,7 +195,7 @@ def test_the_trials_that_go_on_are_planned_for_by_their_own_speed() -> None:
 
 def test_many_changes_are_counted() -> None:
     stages = tuple(Stage(trials=8, iterations=2) for _ in range(7))
-    limits = Constraints(deadline_s=500.0)
+    limits = PlanningConstraints(deadline_s=500.0)
     found = replan(
         stages, PROFILE, OFFER, limits, done=1, held=(), spent_s=60.0, spent_usd=0.5, current=instances(*[1] * 7)
     )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rubberband.api.problems import MALFORMED, RATE, TOO_LARGE, TOO_SLOW, Problem
 from rubberband.api.security.checks import Buckets, Turnstile, address_key
 from rubberband.api.security.middleware import Body, Message
-from rubberband.api.settings import Limits
+from rubberband.api.settings import ServiceLimits
 
 
 class Clock:
@@ -52,7 +52,7 @@ def test_no_rate_is_no_limit() -> None:
 
 
 def test_few_are_served_at_the_same_time_and_streams_are_counted_apart() -> None:
-    turnstile = Turnstile(Limits(concurrent=2, streams=1))
+    turnstile = Turnstile(ServiceLimits(concurrent=2, streams=1))
     with ExitStack() as inside:
         for stream in (False, False, True):
             inside.enter_context(turnstile.passing("a", stream=stream))
@@ -67,7 +67,7 @@ def test_few_are_served_at_the_same_time_and_streams_are_counted_apart() -> None
 
 
 def test_a_caller_that_asks_too_often_is_told_when_to_come_back() -> None:
-    turnstile = Turnstile(Limits(requests_per_s=0.1, burst=1), clock=Clock())
+    turnstile = Turnstile(ServiceLimits(requests_per_s=0.1, burst=1), clock=Clock())
     with turnstile.passing("a", stream=False):
         pass
     with pytest.raises(Problem, match="ask again in 10 s") as caught, turnstile.passing("a", stream=False):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rubberband.api.problems import Problem
-from rubberband.api.settings import Limits, Settings
+from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.errors import JournalError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import read_order
@@ -127,7 +127,7 @@ def test_what_was_run_by_hand_is_taken_in_with_its_events(house: House) -> None:
 
 def test_a_server_that_restarts_finds_all_as_it_is_and_repeats_nothing(house: House) -> None:
     house.tell(held="hold", ended="hold", waiting="hold")
-    house.settings = Settings(home=house.home, limits=Limits(max_running=2))
+    house.settings = Settings(home=house.home, limits=ServiceLimits(max_running=2))
     with house.open() as runs:
         for name in ("held", "ended", "waiting"):
             runs.submit(experiment(name))
@@ -197,7 +197,7 @@ def test_the_limits_of_what_waits_are_changed_in_its_words(tmp_path: Path, done_
 
 
 def test_what_is_over_has_no_limits_to_change_and_the_operator_has_the_last_word(house: House) -> None:
-    house.settings = Settings(home=house.home, limits=Limits(max_cost_usd=10.0))
+    house.settings = Settings(home=house.home, limits=ServiceLimits(max_cost_usd=10.0))
     with house.open() as runs:
         runs.submit(experiment(max_cost=5.0))
         house.wait("one", DONE)

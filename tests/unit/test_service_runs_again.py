@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from rubberband.api.experiments.watcher import Processes
 from rubberband.api.problems import Problem
-from rubberband.api.settings import Limits, Settings
+from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.app.run import run_experiment
 from rubberband.cli import app
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.hosting import Order
+from rubberband.executor.journal.hosting import HostedRun
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
@@ -44,7 +44,7 @@ def test_what_was_run_by_hand_and_cut_off_is_resumed(house: House) -> None:
 
 def test_what_was_run_by_hand_waits_in_the_queue_as_what_was_submitted_and_had_begun(house: House) -> None:
     cut_off(template(house.home), at=3)
-    house.settings = Settings(home=house.home, limits=Limits(max_running=0))
+    house.settings = Settings(home=house.home, limits=ServiceLimits(max_running=0))
     with house.open() as runs:
         house.wait("template", INTERRUPTED)
         assert runs.resume("template").state is QUEUED
@@ -59,7 +59,7 @@ def test_what_was_run_by_hand_waits_in_the_queue_as_what_was_submitted_and_had_b
 def test_a_resume_takes_back_what_was_asked_to_end_before(house: House) -> None:
     """As by who cancelled it at the moment at which it was cut off; what was granted stays."""
     cut_off(template(house.home), at=3)
-    house.settings = Settings(home=house.home, limits=Limits(max_running=0))
+    house.settings = Settings(home=house.home, limits=ServiceLimits(max_running=0))
     inbox = Inbox(ExperimentFolder(home=house.home, name="template").inbox)
     inbox.put(DriverRequest(id="c-1", kind="cancel", asked_at=1.0))
     inbox.put(DriverRequest(id="r-1", kind="extend", asked_at=2.0, max_cost_usd=100.0))
@@ -74,7 +74,7 @@ def test_what_has_a_name_that_none_gets_any_more_is_shown_extended_cancelled_and
     house: House, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = experiment().model_copy(update={"name": name})
-    house.settings = Settings(home=house.home, limits=Limits(max_running=0))
+    house.settings = Settings(home=house.home, limits=ServiceLimits(max_running=0))
     with house.open() as runs:
         assert runs.submit(old).state is QUEUED
         assert extend(runs, house.home, name, deadline="2h", request="r1").applied
@@ -92,7 +92,7 @@ def test_a_budget_that_is_more_than_may_be_spent_here_is_not_gone_on_with(house:
     run_experiment(experiment("dear", max_cost=6.0), dear)
     cut_off(dear.journal, at=3)
     cut_off(template(house.home), at=3)
-    house.settings = Settings(home=house.home, limits=Limits(max_cost_usd=5.0))
+    house.settings = Settings(home=house.home, limits=ServiceLimits(max_cost_usd=5.0))
     with house.open() as runs:
         for name, told in (("template", "it has none"), ("dear", "it has 6.00 USD")):
             house.wait(name, INTERRUPTED)
@@ -104,7 +104,7 @@ def test_a_budget_that_is_more_than_may_be_spent_here_is_not_gone_on_with(house:
 def test_who_only_looks_keeps_no_process_from_being_started(tmp_path: Path) -> None:
     folder = ExperimentFolder(home=tmp_path, name="one")
     processes = Processes((sys.executable, "-S", "-c", ""))
-    order = Order(attempt=1, resume=False, words={})
+    order = HostedRun(attempt=1, resume=False, words={})
     folder.path.mkdir(parents=True)
     with open(folder.process_lock, "a") as looking:
         fcntl.flock(looking, fcntl.LOCK_SH)

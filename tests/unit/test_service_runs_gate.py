@@ -12,7 +12,7 @@ import pytest
 from rubberband.api.experiments import watcher as watching
 from rubberband.api.experiments.watcher import Stamp, stamp_of
 from rubberband.api.problems import Problem
-from rubberband.api.settings import Limits, Settings
+from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.states import ExperimentState
@@ -22,13 +22,13 @@ QUEUED, RUNNING, INTERRUPTED = ExperimentState.QUEUED, ExperimentState.RUNNING, 
 STARTING, REFUSED = ExperimentState.STARTING, ExperimentState.REFUSED
 NARROW = {
     "provider": {"providers": ("local",)},
-    "cost": {"limits": Limits(max_cost_usd=3.0)},
+    "cost": {"limits": ServiceLimits(max_cost_usd=3.0)},
 }
 
 
 @pytest.mark.parametrize(("narrow", "told"), [("provider", "virtual is not allowed"), ("cost", "5.00 USD is more")])
 def test_what_waits_is_refused_by_a_server_that_allows_less(house: House, narrow: str, told: str) -> None:
-    house.settings = Settings(home=house.home, limits=Limits(max_running=0))
+    house.settings = Settings(home=house.home, limits=ServiceLimits(max_running=0))
     with house.open() as runs:
         runs.submit(experiment("waits", max_cost=5.0))
         runs.submit(experiment("ordered", max_cost=5.0))
@@ -47,10 +47,10 @@ def test_what_had_begun_and_is_not_allowed_any_more_is_as_it_was_before_it_waite
     with house.open() as runs:
         runs.submit(experiment(max_cost=5.0))
         house.wait("one", INTERRUPTED)
-    house.settings = Settings(home=house.home, limits=Limits(max_running=0))
+    house.settings = Settings(home=house.home, limits=ServiceLimits(max_running=0))
     with house.open() as runs:
         assert runs.resume("one").state is QUEUED
-    house.settings = Settings(home=house.home, limits=Limits(max_cost_usd=3.0))
+    house.settings = Settings(home=house.home, limits=ServiceLimits(max_cost_usd=3.0))
     with house.open() as runs:
         assert "constraints.max_cost" in house.wait("one", INTERRUPTED).reason
         with pytest.raises(Problem, match="max_cost"):

@@ -14,7 +14,7 @@ from rubberband.executor.log_pages import (
     MAX_FILES,
     PAGE_BYTES,
     TAIL,
-    Place,
+    LogPlace,
     PrintedLine,
     page,
     read_cursor,
@@ -118,12 +118,12 @@ def test_what_is_no_cursor_is_refused(cursor: str) -> None:
 
 @given(
     st.builds(
-        lambda offsets, told: Place(offsets=offsets, told=told),
+        lambda offsets, told: LogPlace(offsets=offsets, told=told),
         st.dictionaries(st.integers(0, 10**6), st.integers(0, 2**50), max_size=20),
         st.integers(-1, 2**40),
     )
 )
-def test_a_place_survives_its_cursor(place: Place) -> None:
+def test_a_place_survives_its_cursor(place: LogPlace) -> None:
     assert read_cursor(write_cursor(place)) == place
 
 

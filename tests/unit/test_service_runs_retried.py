@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rubberband.api.problems import Problem
-from rubberband.api.settings import Limits, Settings
+from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.states import ExperimentState
@@ -34,7 +34,7 @@ def test_resuming(house: House) -> None:
 
 
 def test_cancelling_what_waits(house: House) -> None:
-    house.settings = Settings(home=house.home, limits=Limits(max_running=0))
+    house.settings = Settings(home=house.home, limits=ServiceLimits(max_running=0))
     with house.open() as runs:
         runs.submit(experiment())
         assert runs.cancel("one", request="c1").state is CANCELLED
@@ -59,7 +59,7 @@ def test_cancelling_what_runs(house: House) -> None:
 
 
 def test_extending_what_waits_and_has_begun_since(house: House) -> None:
-    house.settings = Settings(home=house.home, limits=Limits(max_running=0))
+    house.settings = Settings(home=house.home, limits=ServiceLimits(max_running=0))
     with house.open() as runs:
         runs.submit(experiment(max_cost=5.0))
         for _ in range(2):

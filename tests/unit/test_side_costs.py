@@ -21,7 +21,7 @@ from rubberband.planner import assumptions as bill
 from rubberband.planner.estimate import Case, estimate_plan
 from rubberband.spec.resources import Resources
 from rubberband.values.offer import BillLine, SideCost
-from rubberband.values.plan import Constraints
+from rubberband.values.plan import PlanningConstraints
 from rubberband.views.estimate_stages import covers
 from rubberband.views.spending import spending
 from tests.builders.aws_account import Account
@@ -61,7 +61,7 @@ def test_the_estimate_the_ledger_and_ec2_agree_line_by_line(tmp_path: Path, mark
     story.world.sleep(120.0)
     billed = story.world.fake.bill()
     ledger = usd(bill_lines(job, state, story.world.clock.now()))
-    case = Case(offer=job.offer, profile=job.profile, constraints=Constraints())
+    case = Case(offer=job.offer, profile=job.profile, constraints=PlanningConstraints())
     predicted = usd(bill.bill_lines(estimate_plan(STAGES, job.plan, case, "digits")))
 
     assert sum(ledger.values()) == pytest.approx(bill_usd(job, state, story.world.clock.now()))
@@ -79,7 +79,7 @@ def test_the_lines_of_an_estimate_add_up_to_its_cost_and_are_the_prices_times_ho
     job = job_of("spot", "roomy")
     free = replace(job.offer, side_costs=())
     dear = replace(free, side_costs=(SideCost(line="a", usd_per_hour=2.0), SideCost(line="b", usd_once=0.5)))
-    case = Case(offer=dear, profile=job.profile, constraints=Constraints())
+    case = Case(offer=dear, profile=job.profile, constraints=PlanningConstraints())
     found = estimate_plan(STAGES, job.plan, case, "digits")
     lines = usd(bill.bill_lines(found))
     assert found.prediction is not None

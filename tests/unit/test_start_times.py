@@ -18,10 +18,19 @@ from rubberband.app.terms import answer, local_terms
 from rubberband.cli import app
 from rubberband.spec.experiment import Experiment
 from rubberband.values.chance import FIXED
-from rubberband.values.start_times import FILE, LATEST, MOST_BYTES, Start, record, start_of, start_times, starts_of
+from rubberband.values.start_times import (
+    FILE,
+    LATEST,
+    MOST_BYTES,
+    StartRecord,
+    record,
+    start_of,
+    start_times,
+    starts_of,
+)
 
 CODE = "code:train"
-START = Start(entrypoint=CODE, instances=4, provision_s=2.0, init_s=19.0)
+START = StartRecord(entrypoint=CODE, instances=4, provision_s=2.0, init_s=19.0)
 
 
 def experiment(**resources: object) -> Experiment:

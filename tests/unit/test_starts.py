@@ -8,7 +8,7 @@ import pytest
 
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Slot
-from rubberband.executor.core.measured import Starts, measured, starts
+from rubberband.executor.core.measured import TrialStarts, measured, starts
 from rubberband.executor.core.state import Allocation, InstanceRecord, InstanceStatus, Job, State
 from rubberband.values.offer import Offer
 from rubberband.values.profile import Profile
@@ -48,16 +48,16 @@ def test_later_starts_are_measured_apart() -> None:
 
 
 def test_starts_that_take_as_long_every_time_have_no_surplus() -> None:
-    assert starts(*started([1.0] * 4, [1.0] * 4)) == Starts(warm_s=1.0, cold_surplus_s=0.0)
-    assert starts(*started([0.2] * 4)) == Starts(warm_s=0.2, cold_surplus_s=0.0)
+    assert starts(*started([1.0] * 4, [1.0] * 4)) == TrialStarts(warm_s=1.0, cold_surplus_s=0.0)
+    assert starts(*started([0.2] * 4)) == TrialStarts(warm_s=0.2, cold_surplus_s=0.0)
 
 
 def test_even_the_first_starts_may_be_faster_than_profiled() -> None:
-    assert starts(*started([1.0] * 4, startup_s=5.0)) == Starts(warm_s=pytest.approx(1.0), cold_surplus_s=0.0)
+    assert starts(*started([1.0] * 4, startup_s=5.0)) == TrialStarts(warm_s=pytest.approx(1.0), cold_surplus_s=0.0)
 
 
 def test_few_starts_tell_nothing() -> None:
-    assert starts(*started([2.9] * 2, [9.0] * 2)) == Starts(warm_s=0.2, cold_surplus_s=0.0)
+    assert starts(*started([2.9] * 2, [9.0] * 2)) == TrialStarts(warm_s=0.2, cold_surplus_s=0.0)
 
 
 def test_a_new_instance_takes_the_surplus_longer_and_later_stages_do_not() -> None:

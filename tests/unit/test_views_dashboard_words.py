@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.api.dashboard.experiment_trials import PAGE_SIZE, Asked, TrialPage, trial_page
+from rubberband.api.dashboard.experiment_trials import PAGE_SIZE, Asked, TrialTable, trial_page
 from rubberband.api.dashboard.experiment_words import badge, cards, happenings, sentence, stage_rows
 from rubberband.executor.result import ExtensionResult, Result
 from rubberband.states import ExperimentState
@@ -129,7 +129,7 @@ def test_after_a_gap_everything_is_told_when_it_was() -> None:
     assert [happening.at_s for happening in happenings(late) if happening.kind == "resumed"] == list(resumed_s)
 
 
-def numbers(page: TrialPage) -> list[int]:
+def numbers(page: TrialTable) -> list[int]:
     return [row.trial for row in page.rows]
 
 
