@@ -114,7 +114,7 @@ async function busy(button, work) {
   }
 }
 
-// A problem stands after the field that it begins with (`max_cost: …`, `'max_cost': …`) or the only one that is filled in, or else
+// A problem stands after the field that it begins with (`max_cost: …`), or the only one that is filled in, or else
 // above the buttons.
 function complain(element, problem) {
   const line = element.querySelector("[data-problem]");
