@@ -28,7 +28,7 @@ from rubberband.api.routes import (
     problems,
     tokens,
 )
-from rubberband.api.security import authentication as signing_in
+from rubberband.api.security import authentication
 from rubberband.api.security.middleware import secure
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
@@ -45,7 +45,7 @@ _ROUTERS = (
     metrics.router,
     problems.router,
     pages.router,
-    signing_in.router,
+    authentication.router,
 )
 
 

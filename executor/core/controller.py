@@ -11,10 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rubberband.executor.core import budget as accounting
-from rubberband.executor.core import instances as fallback
-from rubberband.executor.core import instances as rented
-from rubberband.executor.core import rules
+from rubberband.executor.core import budget, instances, rules
 from rubberband.executor.core import trials as attempts
 from rubberband.executor.core.events import (
     CancelRequested,
@@ -173,7 +170,7 @@ class Controller:
                 pass
             case _:
                 assert isinstance(event, INSTANCE_EVENTS), f"no such event: {event!r}"
-                self._commands += rented.note(self.job, self.state, event)
+                self._commands += instances.note(self.job, self.state, event)
 
     def _note_trial(
         self, trial: TrialState, event: TrialStarted | TrialRepeated | TrialReported | TrialFailed | CheckpointLost
@@ -197,11 +194,11 @@ class Controller:
         for trial in state.running():
             attempts.free(self.job, state, trial, at=max(last_progress, state.allocation(trial).started_at))
             state.put(trial, TrialStatus.QUEUED)
-        rented.let_go(self.job, state, state.current())
+        instances.let_go(self.job, state, state.current())
         commands, lost = sort_out(state, event)
         self._commands += commands
         for record, ended_at, reason, preempted in lost:
-            rented.lose(self.job, state, record, ended_at, reason, preempted=preempted)
+            instances.lose(self.job, state, record, ended_at, reason, preempted=preempted)
         state.resumed_at.append(event.occurred_at)
         state.stopped = ""
         self._reopen()
@@ -271,9 +268,9 @@ class Controller:
         phase = None
         while phase is not self.state.phase:
             phase = self.state.phase
-            self._commands += rented.release_left(self.job, self.state)
+            self._commands += instances.release_left(self.job, self.state)
             if phase in (Phase.SCALING, Phase.TRAINING):
-                self._commands += rented.launch_missing(self.job, self.state)
+                self._commands += instances.launch_missing(self.job, self.state)
             if phase is Phase.SCALING and not rules.awaited(self.job, self.state):
                 self._begin_training()
             elif phase is Phase.TRAINING:
@@ -291,7 +288,7 @@ class Controller:
         state.launches_left = self.job.launch_attempts
         if not rules.buys_none(self.job, state):
             state.relaunch_at = 0.0
-        self._commands += rented.release_surplus(self.job, state)
+        self._commands += instances.release_surplus(self.job, state)
 
     def _begin_training(self) -> None:
         self.state.phase = Phase.TRAINING
@@ -364,7 +361,7 @@ class Controller:
             self._end_unstarted()
             return
         told = f"no instance to train on: {'max_cost leaves room for none' if last is None else last.reason}"
-        if (enough_usd := fallback.needed_usd(self.job, state)) is not None:
+        if (enough_usd := instances.needed_usd(self.job, state)) is not None:
             told += f"; max_cost of {format_usd(enough_usd)} would buy one on demand instead of spot"
         if last is not None and cut_short:
             told += f"; max_cost paid for {last.first_lease_s:.0f} s of {last.instance}, which was not ready by then"
@@ -377,7 +374,7 @@ class Controller:
     def _end_unstarted(self) -> None:
         """No instance gets ready: the cause comes first, and a resume tries again."""
         job, state = self.job, self.state
-        told = f"{rules.fails_to_start(state)}; {format_usd(accounting.bill_usd(job, state, state.now))} spent"
+        told = f"{rules.fails_to_start(state)}; {format_usd(budget.bill_usd(job, state, state.now))} spent"
         if rules.affordable(job, state):
             state.stranded = True
             self._end("failed", f"{told}; fix it, then rubberband resume {job.name}")
@@ -387,7 +384,7 @@ class Controller:
     def _wind_up(self) -> None:
         """Release what is held; when nothing is left, finish."""
         state = self.state
-        self._commands += rented.release(self.job, state, [*state.live(), *state.leaving()])
+        self._commands += instances.release(self.job, state, [*state.live(), *state.leaving()])
         if any(record.status is InstanceStatus.RELEASING for record in state.current()):
             return
         state.phase, state.ended_at = Phase.FINISHED, state.now

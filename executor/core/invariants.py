@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rubberband.executor.core import budget as accounting
+from rubberband.executor.core import budget
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Slot
 from rubberband.executor.core.state import GONE, InstanceStatus, Job, Phase, State, TrialStatus
@@ -40,7 +40,7 @@ def validate(controller: Controller, *, is_told: bool = True) -> None:
             f"trial {trial.trial} trained an acknowledged iteration again, or skipped one"
         )
     if is_told and job.max_cost_usd is not None:
-        spent_usd = accounting.bill_usd(job, state, state.now)
+        spent_usd = budget.bill_usd(job, state, state.now)
         assert spent_usd <= job.max_cost_usd + 1e-6, f"{spent_usd} USD spent of {job.max_cost_usd}"
     if state.phase is Phase.FINISHED:
         held_still = [r.instance for r in state.instances.values() if r.status not in GONE]

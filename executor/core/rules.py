@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rubberband.executor.core import budget as accounting
+from rubberband.executor.core import budget
 from rubberband.executor.core.events import FailureKind, Gang, LimitsChanged
 from rubberband.executor.core.placement import place
 from rubberband.executor.core.purse import MONEY_SLACK_USD, Purse
@@ -87,7 +87,7 @@ def stop_at(job: Job, state: State) -> float:
     """When everything must be given back for the bill to stay within max_cost; infinite without a cap."""
     if job.max_cost_usd is None:
         return math.inf
-    return accounting.purse(job, state).stops_at(state.now, job.release_margin_s)
+    return budget.purse(job, state).stops_at(state.now, job.release_margin_s)
 
 
 def look_ahead(job: Job, state: State) -> tuple[float, float | None]:
@@ -98,7 +98,7 @@ def look_ahead(job: Job, state: State) -> tuple[float, float | None]:
     due for a hang, a retry, a longer lease, or the end of the budget.
     """
     now, ends_at = state.now, math.inf
-    purse = None if job.max_cost_usd is None else accounting.purse(job, state)
+    purse = None if job.max_cost_usd is None else budget.purse(job, state)
     if purse is not None:
         ends_at = max(now, purse.reaches_about(now) - job.release_margin_s / 2.0)
     if state.phase in _IDLE:
@@ -119,7 +119,7 @@ def over_budget(job: Job, state: State, ticked: bool) -> str | None:
     """
     if job.max_cost_usd is None or state.now + SMALLEST_WAIT_S < stop_at(job, state):
         return None
-    spent_usd = accounting.purse(job, state).spent_usd(state.now)
+    spent_usd = budget.purse(job, state).spent_usd(state.now)
     if spent_usd <= job.max_cost_usd + MONEY_SLACK_USD and not ticked:
         return None
     told = f"max_cost={format_usd(job.max_cost_usd)} is reached ({format_usd(spent_usd)} spent)"
@@ -151,7 +151,7 @@ def leased_until(job: Job, state: State, *, booting: bool = False) -> float | No
     if job.lease_s is None or job.max_cost_usd is None:
         return None
     length_s = job.longest_lease_s if booting else job.lease_s
-    reached_at = accounting.purse(job, state).reaches(state.now) - job.release_margin_s / 2.0
+    reached_at = budget.purse(job, state).reaches(state.now) - job.release_margin_s / 2.0
     return max(state.now, min(state.now + length_s, reached_at))
 
 
@@ -163,7 +163,7 @@ def affordable(job: Job, state: State, wanted: int = 1) -> int:
     """
     if job.max_cost_usd is None:
         return wanted
-    count, reached_at = _affordable(job, state, accounting.purse(job, state), wanted)
+    count, reached_at = _affordable(job, state, budget.purse(job, state), wanted)
     if count and job.lease_s is not None and reached_at < state.now + job.longest_lease_s + job.release_margin_s:
         rest = _if_given_back(job, state)
         if rest is not None and reached_at < _affordable(job, state, rest, count)[1]:
@@ -193,13 +193,13 @@ def _if_given_back(job: Job, state: State) -> Purse | None:
     """The purse if all were given back that is released; None if nothing is."""
     if not any(record.status is InstanceStatus.RELEASING for record in state.current()):
         return None
-    return accounting.purse_without_released(job, state)
+    return budget.purse_without_released(job, state)
 
 
 def _affordable(job: Job, state: State, purse: Purse, wanted: int) -> tuple[int, float]:
     """How many more the purse allows, and until when all may be held then."""
     least_until = state.now + job.release_margin_s + max(SHORTEST_HOLD_S, job.offer.init_delay_s)
-    another = accounting.coming(job, 0.0)
+    another = budget.coming(job, 0.0)
     for count in range(wanted, 0, -1):
         reached_at = purse.with_more(another, count).reaches(state.now)
         if reached_at >= least_until:

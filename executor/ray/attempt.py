@@ -23,7 +23,7 @@ from rubberband.executor.core.events import (
     TrialReported,
     TrialStarted,
 )
-from rubberband.executor.ray import connection as threads
+from rubberband.executor.ray import connection
 from rubberband.executor.ray.slot_worker import SegmentItem
 from rubberband.executor.ray.workers import Crew, Worker, last_line
 from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentRepeated, SegmentReport, SegmentStarted
@@ -114,7 +114,7 @@ class Attempt:
 
     def begin(self) -> None:
         """Start to carry it out."""
-        self._thread = threads.start(self._run, f"trial-{self._start.trial}-{self._start.attempt}")
+        self._thread = connection.start(self._run, f"trial-{self._start.trial}-{self._start.attempt}")
 
     def stop(self, *, replace_workers: bool = True) -> None:
         """No event comes of this attempt any more; workers that have not returned are killed and replaced."""

@@ -25,7 +25,7 @@ from rubberband.executor.core.events import (
     InstanceRefused,
     LiveInstance,
 )
-from rubberband.executor.ray import connection as threads
+from rubberband.executor.ray import connection
 from rubberband.executor.ray.connection import Connection
 from rubberband.executor.ray.remote_agent import Warden
 from rubberband.executor.ray.workers import Crew, CrewError
@@ -219,7 +219,7 @@ class RayFleet:
         self._holds: dict[str, _Hold] = {}
         self._closing = threading.Event()
         for work in (self._watch, self._watch_nodes):
-            threads.start(work, work.__name__)
+            connection.start(work, work.__name__)
 
     def crew(self, instance: str) -> Crew | None:
         """The crew of an instance that is held, or None."""
@@ -232,7 +232,7 @@ class RayFleet:
         with self._mutex:
             if instance not in self._holds:
                 hold = self._holds[instance] = self._hold(instance)
-                threads.start(lambda: self._launch(instance, market, first_lease_s, hold), f"launch-{instance}")
+                connection.start(lambda: self._launch(instance, market, first_lease_s, hold), f"launch-{instance}")
 
     def _hold(self, instance: str) -> _Hold:
         crew, warden = self._make_crew(instance, self._give_up), None
@@ -302,7 +302,7 @@ class RayFleet:
         with self._mutex:
             hold = self._holds.get(instance)
         if hold is None or self._end(instance, hold):
-            threads.start(lambda: self._release(instance, hold), f"release-{instance}")
+            connection.start(lambda: self._release(instance, hold), f"release-{instance}")
 
     def _release(self, instance: str, hold: _Hold | None) -> None:
         if hold is not None:
@@ -444,7 +444,7 @@ class RayFleet:
             hold.running, hold.hour_prices_usd = True, status.hour_prices_usd
             self._mailbox.put(lambda at: running(status, running_at, at))
             if ended_at is None:
-                threads.start(lambda: self._assemble(instance, hold), f"assemble-{instance}")
+                connection.start(lambda: self._assemble(instance, hold), f"assemble-{instance}")
         if status.interrupted_at is not None and ended_at is None:
             self._interrupted(instance)
         if ended_at is not None:
@@ -468,7 +468,7 @@ class RayFleet:
                         preempted=status.preempted,
                     )
                 )
-            threads.start(hold.crew.dismiss, f"dismiss-{instance}")
+            connection.start(hold.crew.dismiss, f"dismiss-{instance}")
 
     def _priced(self, hold: _Hold, status: InstanceDescription | None) -> None:
         """Pass on what the hours of an instance cost, where that is news."""
@@ -515,7 +515,7 @@ class RayFleet:
         if hold.running:
             if hold.warden is not None:
                 hold.warden.reaches = self._leases.former_until
-            threads.start(lambda: self._assemble(instance, hold), f"assemble-{instance}")
+            connection.start(lambda: self._assemble(instance, hold), f"assemble-{instance}")
 
     def close(self) -> None:
         """Leave the cluster and give everything back."""
@@ -524,7 +524,7 @@ class RayFleet:
         for hold in self._holds.values():
             if hold.warden is not None:
                 hold.warden.dismiss()
-        threads.settle(_SETTLED_S)
+        connection.settle(_SETTLED_S)
         try:
             self._connection.close()
         finally:

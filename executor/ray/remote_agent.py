@@ -20,7 +20,7 @@ from ray.exceptions import RayActorError
 
 from rubberband.cloud.node import extend_lease, interruption
 from rubberband.cloud.provider import INSTANCE_LABEL
-from rubberband.executor.ray import connection as threads
+from rubberband.executor.ray import connection
 from rubberband.executor.ray.connection import ray_nodes
 from rubberband.executor.ray.logs import LogPart, append, logs_folder, read_new
 
@@ -94,7 +94,7 @@ class Warden:
 
     def begin(self) -> None:
         """Post the actor once the instance has joined, and go on asking it until dismissed."""
-        threads.start(self._run, f"warden-{self.instance}")
+        connection.start(self._run, f"warden-{self.instance}")
 
     def dismiss(self) -> None:
         """The lease is not put off any more."""

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rubberband.cloud.provider import INSTANCE_LABEL
 from rubberband.executor.checkpoints import CheckpointStore
-from rubberband.executor.ray import connection as threads
+from rubberband.executor.ray import connection
 from rubberband.executor.ray.code import Code
 from rubberband.executor.ray.connection import ray_nodes
 from rubberband.executor.ray.slot_worker import Device, SlotWorker
@@ -145,7 +145,7 @@ class Crew:
             if self.dismissed or not current.done() or current.result() is not worker:
                 return
             self._slots[gpu] = Future()
-        threads.start(lambda: self._replace(gpu, worker), f"replace-{gpu}")
+        connection.start(lambda: self._replace(gpu, worker), f"replace-{gpu}")
 
     def dismiss(self) -> None:
         """Give the slots up: their workers go with the placement group."""

@@ -14,7 +14,7 @@ from rubberband.app.hosted import main
 from rubberband.executor import session
 from rubberband.executor.checkpoints import reopen_store
 from rubberband.executor.core.events import ReleaseInstance, StopTrial
-from rubberband.executor.journal import inbox as desk
+from rubberband.executor.journal import inbox
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.reading import JournalReader
 from rubberband.executor.result import Result
@@ -64,6 +64,6 @@ def run_with_its_store(folder: ExperimentFolder, **how: Any) -> Result:
 
 if __name__ == "__main__":
     session.run = run_with_its_store
-    desk.POLL_S = 0.0  # on the clock that stands still
+    inbox.POLL_S = 0.0  # on the clock that stands still
     session.VirtualBackend = SlowBackend  # type: ignore[misc]
     sys.exit(main(sys.argv[1:]))

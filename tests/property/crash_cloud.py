@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.provider import InstanceDescription
 from rubberband.errors import NoCapacityError, ProviderError
-from rubberband.executor import backend as statuses
+from rubberband.executor import backend
 from rubberband.executor.backend import living, released, running
 from rubberband.executor.core.events import (
     DriverResumed,
@@ -217,7 +217,7 @@ class CloudFleet:
         return DriverResumed(
             occurred_at=resumed_at,
             live=tuple(map(living, live)),
-            ended=tuple(map(statuses.ended, ended)),
+            ended=tuple(map(backend.ended, ended)),
         )
 
     def _adopt(self, status: InstanceDescription) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from rubberband.executor.core import budget as accounting
+from rubberband.executor.core import budget
 from rubberband.executor.core.events import (
     CancelRequested,
     Command,
@@ -270,7 +270,7 @@ def test_what_ran_after_it_was_given_up_is_on_the_bill() -> None:
     story.tell(CancelRequested)
     story.tell(InstanceReleased, instance="i-001", running_at=story.at, ended_at=story.at + 1.0)
     story.tell(InstanceReleased, instance="i-002", ended_at=story.at)
-    assert accounting.bill_usd(JOB, story.state, story.at) == JOB.offer.instance_cost_usd(1.0)
+    assert budget.bill_usd(JOB, story.state, story.at) == JOB.offer.instance_cost_usd(1.0)
 
 
 def test_an_experiment_that_found_no_instance_goes_on_once_it_is_resumed() -> None:

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from rubberband.executor.core import budget as accounting
+from rubberband.executor.core import budget
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import (
     DriverResumed,
@@ -75,7 +75,7 @@ def test_the_bill_is_at_the_prices_of_purchase() -> None:
     at = story.at
     story.tell(InstanceRunning, instance="i-001", running_at=at, price_usd_per_hour=7.2, zone="us-east-1a")
     story.tell(InstanceRunning, instance="i-002", running_at=at)
-    assert accounting.bill_usd(SPOT, story.state, at + 100.0) == pytest.approx((7.2 + 1.2) / 36.0)
+    assert budget.bill_usd(SPOT, story.state, at + 100.0) == pytest.approx((7.2 + 1.2) / 36.0)
     first = result(story).instances[0]
     assert (first.market, first.zone, first.price_usd_per_hour) == ("spot", "us-east-1a", 7.2)
 
@@ -110,7 +110,7 @@ def test_a_notice_asks_for_a_replacement_at_once_and_trials_go_on_until_there_is
     story = begun(SPOT)
     assert story.tell(InstanceInterrupted, instance="i-001") == [LaunchInstance(instance="i-003", market="spot")]
     assert [trial.status for trial in story.state.trials] == ["running"] * 4
-    assert accounting.bill_usd(SPOT, story.state, story.at + 600) > accounting.bill_usd(SPOT, story.state, story.at)
+    assert budget.bill_usd(SPOT, story.state, story.at + 600) > budget.bill_usd(SPOT, story.state, story.at)
 
 
 def longer() -> Story:
@@ -240,12 +240,12 @@ def test_the_stop_comes_before_the_leases_end_and_both_before_the_cap(market: st
         wake_at, hold_until = story.controller.wake_at(), story.controller.hold_until()
         assert wake_at is not None
         assert wake_at > story.at
-        assert accounting.bill_usd(job, story.state, hold_until) <= 2.0
+        assert budget.bill_usd(job, story.state, hold_until) <= 2.0
         story.at = wake_at - 1.0
         if "ReleaseInstance" in kinds(story.tell(Tick)):
             break
     assert story.state.outcome == "budget"
-    assert accounting.bill_usd(job, story.state, story.at + 30.0) <= 2.0
+    assert budget.bill_usd(job, story.state, story.at + 30.0) <= 2.0
     assert story.controller.hold_until() >= story.at
 
 
@@ -270,7 +270,7 @@ def test_a_first_lease_that_the_driver_cannot_cut_is_paid_for_in_advance() -> No
     story.ready("i-001")
     story.at += 900.0
     story.tell(Tick)
-    first_usd = accounting.bill_usd(story.controller.job, story.state, story.controller.hold_until())
+    first_usd = budget.bill_usd(story.controller.job, story.state, story.controller.hold_until())
     assert first_usd + 600.0 * 0.001 == pytest.approx(2.0)
 
 
@@ -319,7 +319,7 @@ def test_a_journal_of_a_version_without_markets_goes_on() -> None:
     records = controller.state.instances
     assert {record.market for record in records.values()} == {"on_demand"}
     assert [record.status.value for record in records.values()][:3] == ["ended", "running", "ended"]
-    assert accounting.bill_usd(controller.job, controller.state, 9.0) == pytest.approx(3 * 60 * 0.001)
+    assert budget.bill_usd(controller.job, controller.state, 9.0) == pytest.approx(3 * 60 * 0.001)
     assert isinstance(controller.handle(decode_event("Tick", '{"occurred_at":10.0}')), list)
 
 

@@ -15,7 +15,7 @@ from rubberband.api.dashboard.experiment_words import sentence
 from rubberband.api.dashboard.listing import row
 from rubberband.cli import app
 from rubberband.cloud.virtual import Fate
-from rubberband.executor.core import budget as accounting
+from rubberband.executor.core import budget
 from rubberband.executor.core.events import (
     DriverResumed,
     InstanceLost,
@@ -66,7 +66,7 @@ def test_after_three_in_a_row_none_is_bought_and_a_resume_tries_again() -> None:
     assert lose(story, "i-001", "i-002") == [], "the next one waits"
     assert next_tick(story) == ["i-003"], "one attempt is left, though two are missing"
     assert lose(story, "i-003") == ["Finish"]
-    spent = f"{accounting.bill_usd(CAREFUL, story.state, story.at):.2f}"
+    spent = f"{budget.bill_usd(CAREFUL, story.state, story.at):.2f}"
     assert story.state.reason == (
         f"instances fail to start: raylet: no disk (3 of 3 in a row); {spent} USD spent; fix it, then rubberband "
         "resume test"

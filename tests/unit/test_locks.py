@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.executor.journal import folder as locks
+from rubberband.executor.journal import folder
 from rubberband.executor.journal.folder import EXCLUSIVE, SHARED, locked
 
 
@@ -25,7 +25,7 @@ def test_who_only_looks_is_waited_for_and_who_has_it_to_himself_is_not(tmp_path:
 
 
 def test_who_looks_for_ever_is_not_waited_for_as_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "_GLANCE_S", 0.02)
+    monkeypatch.setattr(folder, "_GLANCE_S", 0.02)
     with open(tmp_path / "lock", "a") as ours, open(tmp_path / "lock") as other:
         assert locked(other, SHARED)
         assert not locked(ours, EXCLUSIVE)

@@ -10,8 +10,7 @@ from botocore.exceptions import ClientError
 from typer.testing import CliRunner
 
 from rubberband.cli import app
-from rubberband.cloud.aws import calls as extra
-from rubberband.cloud.aws import images, own_images, resolving
+from rubberband.cloud.aws import calls, images, own_images, resolving
 from rubberband.cloud.aws.calls import NodeStart
 from rubberband.cloud.aws.images import type_facts
 from rubberband.cloud.aws.own_images import builder_type, built_image, delete_image, image_key
@@ -135,7 +134,7 @@ def test_with_a_built_image_nothing_is_installed_through_a_nat_gateway(world: Bu
 
 def test_down_names_the_images_that_stay(world: BuildWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     built = world.build()
-    monkeypatch.setattr(extra, "open_aws", lambda region: world.session)
+    monkeypatch.setattr(calls, "open_aws", lambda region: world.session)
     command = ["down", "--region", "us-east-1"]
     said = CliRunner().invoke(app, command)
     assert said.exit_code == 0, said.output
@@ -161,7 +160,7 @@ def test_the_builder_is_the_cheapest_type_with_the_same_gpus() -> None:
 
 def test_images_from_the_command_line(world: BuildWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     built = world.build()
-    monkeypatch.setattr(extra, "open_aws", lambda region: world.session)
+    monkeypatch.setattr(calls, "open_aws", lambda region: world.session)
     listed = CliRunner().invoke(app, ["image", "list", "--region", "us-east-1"])
     assert listed.exit_code == 0, listed.output
     assert built.key in listed.output
@@ -176,7 +175,7 @@ def test_a_snapshot_that_a_deletion_left_is_listed_with_its_cost(
 ) -> None:
     built = world.build()
     (snapshot,) = built.snapshots
-    monkeypatch.setattr(extra, "open_aws", lambda region: world.session)
+    monkeypatch.setattr(calls, "open_aws", lambda region: world.session)
     world.session.client("ec2").deregister_image(ImageId=built.image_id)
     listed = CliRunner().invoke(app, ["image", "list", "--region", "us-east-1"])
     assert f"{built.key}  {snapshot}  deleted" in listed.output

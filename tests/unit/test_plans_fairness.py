@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.api.plans import pool as planner_pool
+from rubberband.api.plans import pool
 from rubberband.api.plans.pool import Turns
 from rubberband.api.plans.previews import PlanAnswer, Plans, Preview
 from rubberband.api.settings import ServiceLimits
@@ -42,8 +42,8 @@ def test_who_asks_hard_questions_without_pause_keeps_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one planner, and more hard questions than are planned at once; even if all come from one address."""
-    monkeypatch.setattr(planner_pool, "EASY_S", 1.5)  # an easy one takes less on any machine
-    monkeypatch.setattr(planner_pool, "OWN_S", 1.6)
+    monkeypatch.setattr(pool, "EASY_S", 1.5)  # an easy one takes less on any machine
+    monkeypatch.setattr(pool, "OWN_S", 1.6)
 
     async def ask(plans: Plans) -> None:
         asked = [asking(plans, hard(f"hard-{number}"), "one") for number in range(2)]

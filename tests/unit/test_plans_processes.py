@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rubberband.api.experiments.body import read_experiment
-from rubberband.api.plans import pool as planner_pool
+from rubberband.api.plans import pool
 from rubberband.api.plans.previews import Plans, Preview
 from rubberband.api.problems import INVALID, MALFORMED, MEDIA, TOO_LONG, UNAVAILABLE, Kind, Problem
 from rubberband.api.settings import ServiceLimits
@@ -161,7 +161,7 @@ def test_a_process_that_never_says_that_it_is_ready_is_replaced(
 
     async def ask(plans: Plans) -> None:
         with monkeypatch.context() as stuck:
-            stuck.setattr(planner_pool, "_START_S", 0.1)
+            stuck.setattr(pool, "_START_S", 0.1)
             stuck.setattr(asyncio, "create_subprocess_exec", silent)
             with pytest.raises(Problem) as caught:
                 await plans.answer(asked, of(asked))

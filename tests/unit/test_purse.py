@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from rubberband.cloud.virtual import Fate
-from rubberband.executor.core import budget as accounting
+from rubberband.executor.core import budget
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import (
     CancelRequested,
@@ -36,7 +36,7 @@ def test_what_is_kept_of_the_bill_is_the_bill_whatever_comes_and_goes(billing: B
         nonlocal seen
         job, state = controller.job, controller.state
         if state.purse is not None and state.ended_at is None:
-            billed_usd = accounting.bill_usd(job, state, state.now)
+            billed_usd = budget.bill_usd(job, state, state.now)
             assert state.purse.spent_usd(state.now) == pytest.approx(billed_usd, abs=1e-9)
             seen += 1
 
@@ -52,8 +52,8 @@ def test_what_is_being_given_back_has_been_paid_for_when_it_is_given_back() -> N
     story, _ = at_its_sync(1.22)
     job, state = story.controller.job, story.state
     assert any(record.status is InstanceStatus.RELEASING for record in state.current())
-    rest = accounting.purse_without_released(job, state)
-    assert rest.spent_usd(state.now) == pytest.approx(accounting.bill_usd(job, state, state.now))
+    rest = budget.purse_without_released(job, state)
+    assert rest.spent_usd(state.now) == pytest.approx(budget.bill_usd(job, state, state.now))
 
 
 def test_an_instance_that_was_asked_for_and_never_comes_does_not_bring_the_stop_nearer() -> None:
@@ -62,7 +62,7 @@ def test_an_instance_that_was_asked_for_and_never_comes_does_not_bring_the_stop_
     story = Story(job)
     story.tell(Started)
     story.tell(InstanceRunning, instance="i-001", running_at=story.at)
-    running_at, purse = story.at - 1.0, accounting.purse(job, story.state)
+    running_at, purse = story.at - 1.0, budget.purse(job, story.state)
     first = purse.stops_at(story.at, 0.0)
     assert first == pytest.approx(running_at + 150.0, abs=3.0), "two of them from about now on"
     later = purse.stops_at(first - 1.0, 0.0)
@@ -78,10 +78,10 @@ def test_an_instance_that_starts_up_is_reserved_up_to_its_first_lease() -> None:
     assert first_s is not None
     story.tell(InstanceRunning, instance="i-001", running_at=story.at)
     running_at = story.at - 1.0
-    purse = accounting.purse(story.controller.job, story.state)
+    purse = budget.purse(story.controller.job, story.state)
     assert purse.lines[0].bound_until >= running_at + first_s
     story.ready("i-001")
-    purse = accounting.purse(story.controller.job, story.state)
+    purse = budget.purse(story.controller.job, story.state)
     assert purse.lines[0].bound_until <= story.at
 
 
@@ -99,8 +99,8 @@ def test_the_head_costs_nothing_between_an_end_and_a_resume() -> None:
     for instance in ("i-001", "i-002"):
         story.tell(InstanceReleased, instance=instance, ended_at=story.at)
     job, state = story.controller.job, story.state
-    before_usd = accounting.bill_usd(job, state, state.now)
+    before_usd = budget.bill_usd(job, state, state.now)
     story.at += 86_400.0
     story.tell(DriverResumed, live=(), ended=())
-    assert accounting.bill_usd(job, state, state.now) == pytest.approx(before_usd, abs=0.001)
-    assert accounting.purse(job, state).spent_usd(state.now) == pytest.approx(before_usd, abs=0.001)
+    assert budget.bill_usd(job, state, state.now) == pytest.approx(before_usd, abs=0.001)
+    assert budget.purse(job, state).spent_usd(state.now) == pytest.approx(before_usd, abs=0.001)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from rubberband.executor.ray import connection as threads
+from rubberband.executor.ray import connection
 
 
 def test_a_thread_that_still_works_is_waited_for() -> None:
@@ -14,15 +14,15 @@ def test_a_thread_that_still_works_is_waited_for() -> None:
         may_end.wait(30.0)
         ended.set()
 
-    threads.start(work, "works")
-    threads.settle(0.0)
+    connection.start(work, "works")
+    connection.settle(0.0)
     assert not ended.is_set()
     may_end.set()
-    threads.settle(30.0)
+    connection.settle(30.0)
     assert ended.is_set()
 
 
 def test_a_thread_does_not_wait_for_itself() -> None:
-    thread = threads.start(lambda: threads.settle(30.0), "settles")
+    thread = connection.start(lambda: connection.settle(30.0), "settles")
     thread.join(10.0)
     assert not thread.is_alive()

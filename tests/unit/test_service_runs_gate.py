@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from rubberband.api.experiments import watcher as watching
+from rubberband.api.experiments import watcher
 from rubberband.api.experiments.watcher import Stamp, stamp_of
 from rubberband.api.problems import Problem
 from rubberband.api.settings import ServiceLimits, Settings
@@ -144,7 +144,7 @@ def test_what_is_gone_on_with_at_the_moment_at_which_it_was_looked_at_is_looked_
                 os.utime(folder.journal)
             return stamp_of(seen)
 
-        monkeypatch.setattr(watching, "stamp_of", begun_first)
+        monkeypatch.setattr(watcher, "stamp_of", begun_first)
         with house.open():
             house.wait("one", RUNNING)
 

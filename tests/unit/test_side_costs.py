@@ -17,7 +17,7 @@ from rubberband.executor.core.budget import bill_lines, bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.driver import replay
 from rubberband.executor.result import summarise
-from rubberband.planner import assumptions as bill
+from rubberband.planner import assumptions
 from rubberband.planner.estimate import Case, estimate_plan
 from rubberband.spec.resources import Resources
 from rubberband.values.offer import BillLine, SideCost
@@ -62,7 +62,7 @@ def test_the_estimate_the_ledger_and_ec2_agree_line_by_line(tmp_path: Path, mark
     billed = story.world.fake.bill()
     ledger = usd(bill_lines(job, state, story.world.clock.now()))
     case = Case(offer=job.offer, profile=job.profile, constraints=PlanningConstraints())
-    predicted = usd(bill.bill_lines(estimate_plan(STAGES, job.plan, case, "digits")))
+    predicted = usd(assumptions.bill_lines(estimate_plan(STAGES, job.plan, case, "digits")))
 
     assert sum(ledger.values()) == pytest.approx(bill_usd(job, state, story.world.clock.now()))
     assert ledger.keys() == predicted.keys() == {"instances", *LINES}
@@ -81,7 +81,7 @@ def test_the_lines_of_an_estimate_add_up_to_its_cost_and_are_the_prices_times_ho
     dear = replace(free, side_costs=(SideCost(line="a", usd_per_hour=2.0), SideCost(line="b", usd_once=0.5)))
     case = Case(offer=dear, profile=job.profile, constraints=PlanningConstraints())
     found = estimate_plan(STAGES, job.plan, case, "digits")
-    lines = usd(bill.bill_lines(found))
+    lines = usd(assumptions.bill_lines(found))
     assert found.prediction is not None
     alone = estimate_plan(STAGES, job.plan, replace(case, offer=free), "digits").prediction
     assert alone is not None
