@@ -195,3 +195,11 @@ def test_the_states_of_an_experiment_are_all_told() -> None:
 )
 def test_output_is_compared_line_by_line(expected: str, printed: str, same: bool) -> None:
     assert agrees(expected, printed) is same
+
+
+def test_files_that_contributing_names_are_there() -> None:
+    named = re.findall(
+        r"`((?:rubberband|planner|executor|cloud|api|tests)/[\w/]+\.py)`", (ROOT / "CONTRIBUTING.md").read_text()
+    )
+    assert named
+    assert [name for name in named if not (ROOT / name).exists()] == []
