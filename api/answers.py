@@ -115,10 +115,10 @@ def _of_framework(request: Request, error: HTTPException, headers: dict[str, str
     method, path = request.method, shown(request.url.path)
     match error.status_code:
         case 404:
-            return Problem(NOT_FOUND, f"there is nothing at {path}; /openapi.json lists what there is")
+            return Problem(NOT_FOUND, f"there is no page at {path}; /openapi.json lists all paths")
         case 405:
             allowed = headers.get("Allow", "")
-            return Problem(METHOD, f"{shown(method)} cannot be done with {path}; allowed: {allowed}", headers=headers)
+            return Problem(METHOD, f"{shown(method)} is not allowed for {path}; allowed: {allowed}", headers=headers)
     kind = _KINDS.get(error.status_code, MALFORMED if error.status_code < 500 else INTERNAL)
     return Problem(kind, str(error.detail), headers=headers)
 
@@ -128,7 +128,7 @@ def unforeseen(error: BaseException) -> Problem:
     reference = secrets.token_hex(6)
     log.error("failure %s", reference, exc_info=error)
     return Problem(
-        INTERNAL, f"something failed inside the service; its log tells more under {reference}", reference=reference
+        INTERNAL, f"an internal error occurred; the service's log has details under {reference}", reference=reference
     )
 
 

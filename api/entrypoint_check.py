@@ -58,7 +58,7 @@ class EntrypointCheck:
             if self._closed:
                 return
             if fault:
-                tell(f"note: --allow {name}: {fault}; until that is mended (see --code), submissions of it fail")
+                tell(f"note: --allow {name}: {fault}; submissions of it fail until this is fixed (see --code)")
 
     def _fault(self, name: str) -> str:
         child = self._begin(name)
@@ -69,9 +69,13 @@ class EntrypointCheck:
                 _, told = child.communicate(timeout=_ASKED_S)
             except subprocess.TimeoutExpired:
                 child.kill()
-                return f"its import took more than {_ASKED_S:g} s"
+                return f"its import timed out after {_ASKED_S:g} s"
         lines = told.strip().splitlines()
-        return "" if child.returncode == 0 else (lines[-1] if lines else f"its import ended with {child.returncode}")
+        return (
+            ""
+            if child.returncode == 0
+            else (lines[-1] if lines else f"its import exited with status {child.returncode}")
+        )
 
     def _begin(self, name: str) -> subprocess.Popen[str] | None:
         with self._lock:

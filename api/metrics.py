@@ -46,12 +46,12 @@ class ExperimentMeasures(Collector):
         yield _family("rubberband_max_cost_usd", "The cap.", [*open_, *ended], lambda one: one.summary.max_cost_usd)
         yield _family(
             "rubberband_deadline_slack_seconds",
-            "From the (expected) end to the deadline; negative where it is late.",
+            "Seconds from the (expected) end to the deadline; negative if late.",
             [*open_, *ended],
             slack_s,
         )
         yield _plan_errors([*open_, *ended])
-        yield _family("rubberband_instances", "Instances that are held.", open_, lambda one: one.summary.instances)
+        yield _family("rubberband_instances", "Instances held.", open_, lambda one: one.summary.instances)
         yield self._trials(open_)
 
     def _labelled(self) -> tuple[Sequence[Submission], Sequence[Submission]]:
@@ -67,7 +67,7 @@ class ExperimentMeasures(Collector):
         return family
 
     def _trials(self, running: Sequence[Submission]) -> GaugeMetricFamily:
-        family = GaugeMetricFamily("rubberband_trials", "Trials by how they stand.", labels=["experiment", "status"])
+        family = GaugeMetricFamily("rubberband_trials", "Trials by status.", labels=["experiment", "status"])
         for one in running:
             if one.state is not ExperimentState.RUNNING:
                 continue
@@ -95,7 +95,7 @@ def _family(
 def _plan_errors(experiments: Sequence[Submission]) -> GaugeMetricFamily:
     family = GaugeMetricFamily(
         "rubberband_plan_error_ratio",
-        "How far what came (or is forecast) is from the first plan: 0.1 is a tenth more.",
+        "Deviation of the actual (or forecast) value from the first plan: 0.1 is a tenth more.",
         labels=["experiment", "what"],
     )
     for one in experiments:
@@ -127,15 +127,15 @@ class RequestMeasures:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         labels = ("method", "route", "status")
-        self._requests = Counter("rubberband_requests", "Requests that were answered.", labels, registry=registry)
+        self._requests = Counter("rubberband_requests", "Requests answered.", labels, registry=registry)
         self._latency = Histogram(
             "rubberband_request_seconds",
-            "Seconds until a request was answered whole.",
+            "Seconds until a request was answered completely.",
             ("method", "route"),
             buckets=_BUCKETS_S,
             registry=registry,
         )
-        self._streams = Gauge("rubberband_event_streams", "Streams of events that are open.", registry=registry)
+        self._streams = Gauge("rubberband_event_streams", "Open event streams.", registry=registry)
 
     def counting(self, app: ASGIApp) -> ASGIApp:
         """`app`, with its requests counted here."""

@@ -21,10 +21,10 @@ class Answer(BaseModel):
 class ProblemAnswer(Answer):
     """An error (RFC 9457)."""
 
-    type: str = Field(description="What kind of problem it is: a path of this service that explains it.")
+    type: str = Field(description="Kind of problem: a path of this service that explains it.")
     title: str
     status: int = Field(ge=400, le=599)
-    detail: str = Field(description="One line: what, which value, which limit, the remedy.")
+    detail: str = Field(description="One line: the problem, the value, the limit and the remedy.")
 
 
 class KindView(Answer):
@@ -33,11 +33,11 @@ class KindView(Answer):
     type: str
     title: str
     status: int
-    explanation: str = Field(description="When it happens, and what to do.")
+    explanation: str = Field(description="The cause, and what to do.")
 
 
 class SummaryView(Answer):
-    """How an experiment stands. All zero or null before it began."""
+    """How an experiment stands. All zero or null before it started."""
 
     trials: int
     stages: int
@@ -69,10 +69,10 @@ class ExperimentView(Answer):
     owner: str = Field(description="Name of the token that submitted it; empty without one.")
     created_at: float
     changed_at: float
-    reason: str = Field(description="Why it is where it is, in one line.")
+    reason: str = Field(description="Reason for its state, in one line.")
     policy: str
-    plan: str | None = Field(description="Id of the plan that it was submitted with.")
-    attempt: int = Field(description="How often a process was started for it.")
+    plan: str | None = Field(description="Id of the plan with which it was submitted.")
+    attempt: int = Field(description="Number of processes that were started for it.")
     entrypoint: str | None
     provider: str | None
     slack_s: float | None = Field(description="Seconds between its (expected) end and its deadline; null without one.")
@@ -133,7 +133,7 @@ class GrantedLimits(Answer):
 class ExperimentDetail(ExperimentView):
     """An experiment with its words and stages."""
 
-    words: dict[str, Any] = Field(description="The experiment in the file's words.")
+    words: dict[str, Any] = Field(description="The experiment as its file describes it.")
     stages: list[StageView]
     planned: Expectation
     forecast: Expectation
@@ -148,7 +148,9 @@ class TrialView(Answer):
     status: str
     configuration: dict[str, Any]
     iterations: int
-    metrics: dict[str, float | None] = Field(description="Of its latest report; null for what is no finite number.")
+    metrics: dict[str, float | None] = Field(
+        description="Metrics of its latest report; null for values that are not finite."
+    )
     failures: int
     failure: str | None
     checkpoint: dict[str, Any] | None
@@ -190,7 +192,7 @@ class StageCost(Answer):
 class BillLineView(Answer):
     """An amount of a bill."""
 
-    line: str = Field(description="What it is for, such as `instances` or `root volumes`.")
+    line: str = Field(description="Purpose of the charge, such as `instances` or `root volumes`.")
     usd: float
 
 
@@ -254,10 +256,10 @@ class ExtensionView(Answer):
 
     before: OutlookView
     after: OutlookView
-    stage: int = Field(description="The first stage that the plans are about.")
+    stage: int = Field(description="The first stage that the plans cover.")
     added_s: float | None
     added_usd: float | None
-    applied: bool = Field(description="Whether the limits were changed, and not only looked at.")
+    applied: bool = Field(description="Whether the limits were changed, not only previewed.")
 
 
 class PriceList(Answer):
@@ -398,7 +400,7 @@ _INSTANCE: dict[str, Any] = {
     "ready_s": 11.0,
     "ended_s": 48.0,
     "cost_usd": 0.06,
-    "reason": "the stage needs it no more",
+    "reason": "the stage no longer needs it",
     "market": "spot",
     "instance_type": "local",
     "zone": "",

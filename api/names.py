@@ -42,7 +42,7 @@ def known_experiment(name: Annotated[str, Depends(checked_name)], service: Servi
 
 def unknown(name: str) -> Problem:
     """That there is no experiment of the name."""
-    return Problem(NOT_FOUND, f"there is no experiment {shown(name)}; `rubberband ps` (GET /v1/experiments) lists all")
+    return Problem(NOT_FOUND, f"experiment {shown(name)} not found; `rubberband ps` (GET /v1/experiments) lists all")
 
 
 Name = Annotated[str, Depends(checked_name)]

@@ -27,18 +27,18 @@ _WITH_BODY = (problems.MALFORMED, problems.TOO_SLOW, problems.TOO_LARGE)
 TOKEN = "bearer"
 """Name of the security scheme."""
 _DESCRIPTION = """\
-Tunes hyperparameters in the cloud, by a deadline and within a budget: previews plans, runs experiments, and tells how
-they stand. Times end in `_s` (seconds) or `_at` (Unix time in seconds), money in `_usd`. Errors are
+Tunes hyperparameters in the cloud, by a deadline and within a budget: previews plans, runs experiments, and reports
+their status. Times end in `_s` (seconds) or `_at` (Unix time in seconds), money in `_usd`. Errors are
 `application/problem+json`. Where a token is needed, it has a scope: `read`, `submit` or `admin`; each includes those
 before it.
 """
 _TAGS = [
-    {"name": "plans", "description": "What an experiment would take and cost. Nothing is started or spent."},
+    {"name": "plans", "description": "Preview an experiment's time and cost. Nothing is started or spent."},
     {"name": "experiments", "description": "Start, watch, extend, resume and cancel experiments."},
-    {"name": "events", "description": "What happens, as it happens."},
-    {"name": "prices", "description": "What instance types have and cost."},
-    {"name": "tokens", "description": "Who may use the service."},
-    {"name": "service", "description": "How the service itself does."},
+    {"name": "events", "description": "Events of experiments, as they happen."},
+    {"name": "prices", "description": "Resources and prices of instance types."},
+    {"name": "tokens", "description": "Tokens that give access to the service."},
+    {"name": "service", "description": "Health and metrics of the service."},
 ]
 
 
@@ -47,10 +47,10 @@ _DETAILS: Mapping[str, str] = {
     "unauthenticated": "a token is needed; send it as Authorization: Bearer rb_…",
     "forbidden": "this needs the scope submit; the token 'ci' has read",
     "foreign-host": "this service does not answer for the host 'example.org'",
-    "not-found": "there is no experiment 'digits-sha'",
-    "too-slow": "the body was not there within 30 s; send it faster",
+    "not-found": "experiment 'digits-sha' not found",
+    "too-slow": "the body did not arrive within 30 s; send it faster",
     "too-large": "the body has more than 1,048,576 bytes",
-    "unsupported-media-type": "Content-Type 'text/csv' is not read here; send application/json",
+    "unsupported-media-type": "Content-Type 'text/csv' is not supported; send application/json",
     "invalid": "constraints.deadline: '20 bananas' is not a duration; write 90s, 20m, 1h30m or seconds",
     "not-allowed-here": "entrypoint: 'os:system' is not allowed here",
     "profile-missing": "planning needs a profile",
@@ -63,7 +63,7 @@ _DETAILS: Mapping[str, str] = {
     "provider": "EC2 refused: RequestLimitExceeded; try again later",
     "unavailable": "the store does not answer; try again soon",
     "planning-too-long": "planning took more than 30s; allow fewer instances or types",
-    "internal": "something failed inside the service; its log tells more under 5f0c1d2e3a4b",
+    "internal": "an internal error occurred; the service's log has details under 5f0c1d2e3a4b",
 }
 """A line of each kind of problem, as it may read."""
 
@@ -168,9 +168,11 @@ def require_documented(request: Request) -> None:
     known = _queries(request.app, route.path_format, request.method.lower())
     for name in request.query_params:
         if name not in known:
-            hint = nearest(name, known) if known else "there are none here"
-            fault = {"loc": ["query", name], "message": "not known here"}
-            raise problems.Problem(problems.INVALID, f"query {shown(name)} is not known here; {hint}", errors=[fault])
+            hint = nearest(name, known) if known else "this path takes no parameters"
+            fault = {"loc": ["query", name], "message": "unknown parameter"}
+            raise problems.Problem(
+                problems.INVALID, f"query parameter {shown(name)} is unknown; {hint}", errors=[fault]
+            )
 
 
 def _queries(app: FastAPI, path: str, method: str) -> list[str]:

@@ -56,7 +56,7 @@ def require_auth(host: str, auth: bool | None, proxies: Sequence[str] = ()) -> b
     if auth is False:
         way = f"by the proxy {proxies[0]}" if proxies else f"at {host}"
         raise InputError(
-            f"--no-auth: {way} other machines reach the service, where everybody could then spend your money; leave "
+            f"--no-auth: {way} other machines reach the service, and all of them could spend your money; leave "
             "--no-auth out, or listen on 127.0.0.1 without a proxy"
         )
     return True
@@ -72,8 +72,8 @@ def served_names(host: str, names: Sequence[str]) -> tuple[str, ...]:
     if address is not None and address.is_unspecified:
         if not given:
             raise InputError(
-                f"--host {host} listens on every address; say by which names the service is asked for: "
-                f"--host-name tuning.example.org (or --host-name '{ANY_NAME}', which lets any page on the web try)"
+                f"--host {host} listens on every address; give the host names that it answers for: --host-name "
+                f"tuning.example.org (or --host-name '{ANY_NAME}', which lets any page on the web try)"
             )
         own: tuple[str, ...] = ()
     else:
@@ -93,7 +93,9 @@ def url_of(host: str, port: int, *, https: bool) -> str:
 def _checked(name: str) -> str:
     lowered = name.strip().lower().removesuffix(".")
     if lowered != ANY_NAME and not _NAME.fullmatch(lowered):
-        raise InputError(f"--host-name {shown(name)} is no host; write it without scheme and port: tuning.example.org")
+        raise InputError(
+            f"--host-name {shown(name)} is not a host name; write it without scheme and port: tuning.example.org"
+        )
     return lowered
 
 
@@ -274,8 +276,8 @@ def require_token(settings: Settings, store: Store) -> None:
     now = time.time()
     if settings.auth and not any(is_live(record, at=now) for record in store.tokens()):
         raise InputError(
-            "the service needs tokens (--auth, or a bind beyond loopback) and there is none; make one: "
-            "rubberband token create NAME --scope admin"
+            "the service needs tokens (--auth, or a bind beyond loopback) and none exists; make one: rubberband "
+            "token create NAME --scope admin"
         )
 
 
@@ -353,7 +355,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
     except (OSError, UnicodeError) as error:
         told = getattr(error, "strerror", None) or str(error)
         raise InputError(
-            f"{host}:{port} cannot be listened on ({told}); choose another by --host and --port (0: any free port)"
+            f"{host}:{port} is not available ({told}); choose another by --host and --port (0: any free port)"
         ) from None
     # What it accepts inherits this; asyncio sets it only where a socket was made with a protocol. Without it an event
     # of a stream waits until the one before was acknowledged, up to 40 ms.
@@ -412,7 +414,7 @@ def _file_lock(path: Path, what: str, otherwise: str) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InputError(f"another server is at work on {what}; stop that one, or {otherwise}") from None
+            raise InputError(f"another server uses {what}; stop that one, or {otherwise}") from None
         yield
     finally:
         os.close(descriptor)
@@ -421,14 +423,14 @@ def _file_lock(path: Path, what: str, otherwise: str) -> Iterator[None]:
 @contextmanager
 def _server_lock(url: sql.URL) -> Iterator[None]:
     """A lock that the database server lets go when the connection is gone."""
-    database = Database(url, what="the service's store", remedy="see that the database server runs")
+    database = Database(url, what="the service's store", remedy="check that the database server runs")
     try:
         with database.reading() as connection:
             taken = connection.execute(sql.select(sql.func.pg_try_advisory_lock(_SERVING))).scalar_one()
             connection.commit()
             if not taken:
                 raise InputError(
-                    f"another server is at work on the store {database.shown}; stop that one, or give another --store"
+                    f"another server uses the store {database.shown}; stop that one, or give another --store"
                 )
             yield
     finally:

@@ -45,7 +45,7 @@ def machine_folder() -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if found.st_uid != os.getuid() or not folder.is_dir() or folder.is_symlink():
-        raise PermissionError(f"{folder} belongs to somebody else; remove it")
+        raise PermissionError(f"{folder} belongs to another user; remove it")
     return folder
 
 

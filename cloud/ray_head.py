@@ -57,8 +57,8 @@ class RayHead:
         if not self._exclusive.enter_context(guard.lock(self._directory / "driver")):
             self._exclusive.close()
             raise ProviderError(
-                f"another driver is at work on experiment {self._experiment} ({self._directory}); wait for it, or "
-                f"cancel it"
+                f"another driver is running experiment {self._experiment} ({self._directory}); wait for it, or cancel "
+                "it"
             )
         self.token_path = ray_node.ensure_token(token_path or ray_node.default_token_path())
         self.clock = steady_clock(self._directory, not_before=not_before)

@@ -146,7 +146,7 @@ def probe(store: CheckpointStore, trial: int = 0, size_bytes: int = 0) -> None:
     except CheckpointError as error:
         why = error.__cause__.strerror if isinstance(error.__cause__, OSError) else None
         raise StoreAwayError(
-            f"the checkpoint store {store.url} takes no checkpoints ({why or error}); make room or give access"
+            f"the checkpoint store {store.url} does not accept checkpoints ({why or error}); make room or give access"
         ) from error
 
 
@@ -156,8 +156,7 @@ def _other(url: str, mark: str, found: str, lacking: str) -> StoreAwayError:
     seen = f"{seen} and {lacking}" if lacking else seen
     wanted = f"the mark {mark[:8]}…" if mark else "its checkpoints"
     return StoreAwayError(
-        f"the checkpoint store {url} is not the one that it was: expected {wanted}, found {seen}; "
-        f"mount it or put it back"
+        f"the checkpoint store {url} is not the original one: expected {wanted}, found {seen}; mount or restore it"
     )
 
 
@@ -219,7 +218,7 @@ class LocalCheckpointStore:
             payload = path.read_bytes()
         except FileNotFoundError as error:
             self._require_mark()
-            raise CheckpointLostError(f"the checkpoint {path} is gone") from error
+            raise CheckpointLostError(f"the checkpoint {path} is missing") from error
         except OSError as error:
             kind = CheckpointLostError if error.errno == errno.EIO else CheckpointError
             raise kind(f"the checkpoint {path} could not be read: {error.strerror or error}") from error
@@ -239,7 +238,7 @@ class LocalCheckpointStore:
         try:
             return path.exists()
         except OSError as error:
-            raise CheckpointError(f"the checkpoint {path} cannot be looked at: {error.strerror or error}") from error
+            raise CheckpointError(f"the checkpoint {path} cannot be checked: {error.strerror or error}") from error
 
     def read_mark(self) -> str:
         """Read the file of the mark."""
@@ -250,8 +249,7 @@ class LocalCheckpointStore:
             if isinstance(error, FileNotFoundError) and self.directory.is_dir():
                 return ""
             raise StoreAwayError(
-                f"the checkpoint store {self.directory} cannot be read ({error.strerror or error}); "
-                f"mount it or put it back"
+                f"the checkpoint store {self.directory} cannot be read ({error.strerror or error}); mount or restore it"
             ) from error
 
     def write_mark(self, mark: str) -> None:
@@ -290,7 +288,7 @@ class LocalCheckpointStore:
         parts = urlsplit(ref.url)
         path = Path(os.path.abspath(unquote(parts.path)))
         if parts.scheme != "file" or path.parent != self.directory:
-            raise CheckpointError(f"the checkpoint {ref.url} does not lie in the store {self.directory}")
+            raise CheckpointError(f"the checkpoint {ref.url} is not in the store {self.directory}")
         return path
 
 
@@ -319,7 +317,7 @@ class S3CheckpointStore:
         except S3Gone as error:
             if self.mark and (found := self.read_mark()) != self.mark:
                 raise _other(self.url, self.mark, found, "") from error
-            raise CheckpointLostError(f"the checkpoint {ref.url} is gone") from error
+            raise CheckpointLostError(f"the checkpoint {ref.url} is missing") from error
         return _checked(payload, ref, ref.url)
 
     def discard(self, ref: CheckpointRef) -> None:
@@ -354,7 +352,7 @@ class S3CheckpointStore:
     def _name(self, ref: CheckpointRef) -> str:
         folder, _, name = ref.url.rpartition("/")
         if folder != self.folder.url or not name:
-            raise CheckpointError(f"the checkpoint {ref.url} does not lie in the store {self.folder.url}")
+            raise CheckpointError(f"the checkpoint {ref.url} is not in the store {self.folder.url}")
         return name
 
 
@@ -371,12 +369,11 @@ def _checked(payload: bytes, ref: CheckpointRef, place: str) -> bytes:
     """The payload, if it is what was written. Raises CheckpointLostError."""
     if len(payload) != ref.size_bytes:
         raise CheckpointLostError(
-            f"the checkpoint {place} has {len(payload)} bytes instead of {ref.size_bytes}: it is not what was written"
+            f"the checkpoint {place} has {len(payload)} bytes instead of {ref.size_bytes}: its content has changed"
         )
     digest = hashlib.sha256(payload).hexdigest()
     if digest != ref.digest:
         raise CheckpointLostError(
-            f"the checkpoint {place} has SHA-256 {digest[:12]}… instead of {ref.digest[:12]}…: "
-            f"it is not what was written"
+            f"the checkpoint {place} has SHA-256 {digest[:12]}… instead of {ref.digest[:12]}…: its content has changed"
         )
     return payload

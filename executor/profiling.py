@@ -387,8 +387,8 @@ def _refuse(event: Event) -> None:
 
 
 NO_NOISE_SCALE = (
-    "no trial told its noise scale, so that the initial batch size stands in for it (larger batches look worse than "
-    "they may be); measure with more --iterations"
+    "no trial measured its noise scale; the initial batch size is used instead (larger batches may be better than "
+    "they look); measure with more --iterations"
 )
 
 

@@ -151,12 +151,12 @@ class StageResult:
     planned_s: float
     """Provisioning included."""
     actual_s: float | None
-    """None before it began."""
+    """None before it started."""
     planned_cost_usd: float
     actual_cost_usd: float | None
     promoted: tuple[int, ...]
     start_s: float | None = None
-    """From the start of the run; None before it began."""
+    """From the start of the run; None before it started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,7 +69,7 @@ class Setup:
     profiling_s: float = 0.0
     profiling_cost_usd: float = 0.0
     experiment: Mapping[str, Any]
-    """The experiment in the file's words."""
+    """The experiment as its file describes it."""
 
     @property
     def kind(self) -> ProviderKind:
@@ -144,7 +144,7 @@ def run(
             folder, [trial.checkpoint for trial in settled.trials if trial.checkpoint is not None], view, cancelled
         )
     except StoreAwayError as error:
-        raise StoreAwayError(f"{error}, then go on by `rubberband resume {folder.name}`") from error
+        raise StoreAwayError(f"{error}, then continue with `rubberband resume {folder.name}`") from error
 
 
 def _run(folder: ExperimentFolder, known: Sequence[CheckpointRef], view: View, cancelled: Callable[[], bool]) -> Result:

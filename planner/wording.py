@@ -51,7 +51,7 @@ def advice(remedy: Remedy) -> str:
 
 def none_within(most_usd: float | None) -> str:
     """There is no remedy of what may be spent."""
-    return f"no remedy was found within {format_usd(most_usd or 0.0)}, the most here"
+    return f"no remedy was found within {format_usd(most_usd or 0.0)}, the limit here"
 
 
 def line(remedy: Remedy) -> str:

@@ -88,26 +88,26 @@ def _never(remedy: str) -> tuple[Condition]:
 
 
 _OVER = _never("it is over; submit it under another name to run it again")
-_REFUSED = _never("it never began; submit it again under another name")
+_REFUSED = _never("it never started; submit it again under another name")
 _UNREADABLE = _never("its journal cannot be read")
-_UNDER_WAY = _never("it is under way")
-_HERE = Condition("here", "it was begun in another home; resume it where it is")
+_UNDER_WAY = _never("it is already running")
+_HERE = Condition("here", "it was started in another home; resume it there")
 _MEASURED = Condition("measured", "it ended while its profile was measured; submit it again")
-_BEGUN = Condition("begun", "it has not begun, so that its rest cannot be planned; ask again once it runs")
+_BEGUN = Condition("begun", "it has not started, so its rest cannot be planned; try again once it runs")
 _LIMITED = Condition("limited", "it has neither a deadline nor a max_cost; there is nothing to extend")
 _RAISED = Condition("open", "raise max_cost first (extend), then resume it")
-_BLAMELESS = Condition("open", "its trials failed by their own code; correct that, and submit it under another name")
+_BLAMELESS = Condition("open", "its trials failed in their own code; fix it, and submit it under another name")
 
 _CONDITIONS: Mapping[ExperimentState, Mapping[Action, tuple[Condition, ...]]] = {
     ExperimentState.QUEUED: {
         "cancel": (),
-        "resume": _never("it starts automatically as soon as fewer run than may"),
+        "resume": _never("it starts automatically as soon as a slot is free"),
         "extend": (_BEGUN, _LIMITED),
     },
     ExperimentState.STARTING: {"cancel": (), "resume": _UNDER_WAY, "extend": (_BEGUN, _LIMITED)},
     ExperimentState.RUNNING: {"cancel": (), "resume": _UNDER_WAY, "extend": (_BEGUN, _LIMITED)},
     ExperimentState.INTERRUPTED: {
-        "cancel": _never("nothing of it runs; resume it and cancel it then, to have what is left ended at once"),
+        "cancel": _never("it is not running; to end what is left at once, resume it and then cancel it"),
         "resume": (_HERE, _MEASURED),
         "extend": (_BEGUN, _LIMITED),
     },

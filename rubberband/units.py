@@ -83,7 +83,7 @@ def format_duration(seconds: float) -> str:
     if seconds < 0:
         return f"-{format_duration(-seconds)}"
     if not math.isfinite(seconds):
-        return "for ever" if seconds > 0 else "unknown"
+        return "unlimited" if seconds > 0 else "unknown"
     if seconds < 59.95:
         return f"{seconds:.3g}s" if seconds >= 1e-4 or seconds == 0 else f"{seconds:.6f}s"
     left, text = round(seconds), ""
@@ -139,7 +139,7 @@ def parse_deadline(value: object) -> float | datetime:
         return _zoned(value, value.isoformat())
     duration_s = parse_duration(value)
     if duration_s == 0.0:
-        raise InputError("a deadline of 0s is over before it began; give the time that you have, such as 20m")
+        raise InputError("a deadline of 0s is over before it started; give the time that you have, such as 20m")
     return duration_s
 
 

@@ -170,7 +170,7 @@ def experiment_report(service: Serving, _reader: Reader, experiment: Known) -> R
     """The report as one page, which may be kept as a file. Raises Problem if nothing is journalled yet."""
     result = _result(service, experiment)
     if result is None:
-        raise Problem(NOT_FOUND, f"there is no report of {experiment.name!r} yet: it has not begun")
+        raise Problem(NOT_FOUND, f"{experiment.name!r} has no report yet: it has not started")
     policy = f"{CONTENT_POLICY}; form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
     headers = {"Content-Security-Policy": policy, "Cache-Control": "no-store"}
     return HTMLResponse(render_html(result), headers=headers)

@@ -33,11 +33,11 @@ from rubberband.views.words import (
 )
 
 _NOT_BEGUN = {
-    ExperimentState.QUEUED: "It waits for its turn.",
-    ExperimentState.STARTING: "Its process measures a profile, or plans.",
-    ExperimentState.REFUSED: "It never began.",
-    ExperimentState.CANCELLED: "It was cancelled before it began.",
-    ExperimentState.INTERRUPTED: "Its process ended before it began.",
+    ExperimentState.QUEUED: "It waits for a free slot.",
+    ExperimentState.STARTING: "Its process is measuring a profile or planning.",
+    ExperimentState.REFUSED: "It never started.",
+    ExperimentState.CANCELLED: "It was cancelled before it started.",
+    ExperimentState.INTERRUPTED: "Its process ended before it started.",
 }
 
 
@@ -109,7 +109,7 @@ def sentence(submission: Submission, result: Result | None) -> str:
         return " ".join(part for part in (told, reason) if part) if submission.state in ACTIVE else told or reason
     if submission.state in ACTIVE:
         runs = submission.state is ExperimentState.RUNNING
-        course = _ends(submission.summary, result) if runs else "goes on from its checkpoints"
+        course = _ends(submission.summary, result) if runs else "resumes from its checkpoints"
         parts = [_where(result), course, _money(submission.summary, result)]
         sentences = [_capitalised("; ".join(parts)), _capitalised(reason) if reason and not runs else ""]
         sentences.append(printable(result.start_failures) if tells_start_failures(result) else "")
@@ -123,7 +123,7 @@ def sentence(submission: Submission, result: Result | None) -> str:
 def turn(standing: Mapping[str, int]) -> str:
     """What an experiment that is queued waits for; `standing`: state -> how many experiments are in it."""
     at_work = standing.get("running", 0) + standing.get("starting", 0)
-    return f"{counted(at_work, 'experiment')} at work, {standing.get('queued', 0)} waiting."
+    return f"{counted(at_work, 'experiment')} running, {standing.get('queued', 0)} queued."
 
 
 def _capitalised(text: str) -> str:
@@ -258,7 +258,7 @@ def _stage_row(result: Result, stage: StageResult, before: int, decimals: int) -
         stage=stage.stage,
         standing=standing if begun else "planned",
         trials=str(stage.trials),
-        promoted=f"{len(stage.promoted)} went on" if over and stage.stage + 1 < len(result.stages) else "",
+        promoted=f"{len(stage.promoted)} promoted" if over and stage.stage + 1 < len(result.stages) else "",
         share=min(done / target, 1.0) if target else 0.0,
         iterations=f"{done} of {target}",
         instances=f"{stage.instances if begun else '-'} / {stage.planned_instances}",
@@ -284,7 +284,7 @@ def _syncs(result: Result) -> Iterator[Happening]:
         if not stage.promoted:
             return
         last = stage.stage + 1 == len(result.stages)
-        went = "finished" if last else "went on"
+        went = "finished" if last else "promoted"
         told = f"{len(stage.promoted)} of {counted(stage.trials, 'trial')} {went}: {listed(stage.promoted)}"
         yield Happening(at_s=at_s, what=f"SYNC of stage {stage.stage}", told=told, kind="sync")
 
@@ -299,7 +299,7 @@ def _decided(decision: DecisionResult) -> Happening:
 
 
 def _extended(granted: ExtensionResult) -> Happening:
-    return Happening(at_s=granted.at_s, what="extended", told=extended(granted) or "as it was", kind="extended")
+    return Happening(at_s=granted.at_s, what="extended", told=extended(granted) or "unchanged", kind="extended")
 
 
 def _went_back(setback: SetbackResult) -> Happening:
@@ -313,4 +313,4 @@ def _stood_still(pause: PauseResult) -> Happening:
 def _resumed(result: Result) -> Iterator[Happening]:
     """The time before it is a gap in which nobody drove the run."""
     for at_s in result.resumed_s:
-        yield Happening(at_s=at_s, what="resumed", told="its process began anew, from its journal", kind="resumed")
+        yield Happening(at_s=at_s, what="resumed", told="its process restarted from its journal", kind="resumed")

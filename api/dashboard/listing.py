@@ -114,9 +114,9 @@ def _share(state: ExperimentState, summary: Summary) -> float:
 
 def _progress(state: ExperimentState, summary: Summary) -> str:
     if state is ExperimentState.QUEUED:
-        return "waits for its turn"
+        return "waits for a free slot"
     if state is ExperimentState.STARTING:
-        return "measures or plans"
+        return "is measuring or planning"
     if not summary.stages:
         return ""
     if state is ExperimentState.DONE:

@@ -204,7 +204,7 @@ def login(request: Request, next: Annotated[str, Query(max_length=2000)] = "/", 
     wanted = safe_next(next)
     if principal_of(request) is not STRANGER and not problem:
         return RedirectResponse(wanted, 303)
-    told = "The token is not known here, has expired or was revoked; check it, or ask for another." if problem else ""
+    told = "The token is unknown, expired or revoked; check it, or ask for another." if problem else ""
     return render(request, "login.html", next=wanted, problem=told)
 
 

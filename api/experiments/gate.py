@@ -24,7 +24,7 @@ from rubberband.states import ExperimentState
 from rubberband.units import format_usd, parse_deadline
 from rubberband.values.submission import Submission
 
-GOES_ON = "its process was gone without a word (killed, or the machine was restarted); it goes on by itself"
+GOES_ON = "its process ended unexpectedly (killed, or the machine restarted); it restarts automatically"
 _ONCE_IN_S = 30 * 24 * 3600.0
 """For so long it is known that an experiment went on by itself, and got no further."""
 
@@ -76,7 +76,7 @@ class Gate:
             if row.words:
                 require_allowed(Experiment.kept(row.words), self._settings, to_run=True)
         except Problem as problem:
-            return f"what may be run here was changed meanwhile: {problem.detail}"
+            return f"the operator changed what may be run: {problem.detail}"
         except (InputError, ValidationError) as error:
             return f"this version of rubberband cannot read it: {' '.join(str(error).split())}"
         return ""
@@ -88,12 +88,12 @@ def require_going_on(observed: Observed, settings: Settings) -> None:
     most_usd, reason = settings.limits.max_cost_usd, ""
     if provider not in settings.providers:
         allowed = ", ".join(settings.providers)
-        reason = f"resources.provider: {provider} is not among those that may be used here ({allowed})"
+        reason = f"resources.provider: {provider} is not allowed here; allowed: {allowed}"
     elif most_usd is not None and (max_cost_usd is None or max_cost_usd > most_usd + MONEY_SLACK_USD):
         has = "none" if max_cost_usd is None else format_usd(max_cost_usd)
-        reason = f"constraints.max_cost: it has {has}, and at most {format_usd(most_usd)} may be spent here"
+        reason = f"constraints.max_cost: {has} is not allowed here; at most {format_usd(most_usd)}"
     if reason:
-        by_hand = f"go on with it by `rubberband resume {observed.folder.name}` on the machine where it was run"
+        by_hand = f"continue it with `rubberband resume {observed.folder.name}` on the machine where it was run"
         raise Problem(REFUSED, f"{reason}; {by_hand}")
 
 

@@ -118,7 +118,7 @@ def with_limits(words: Mapping[str, Any], deadline: datetime | None, max_cost_us
 def _require_later(constraints: Mapping[str, Any], deadline: datetime) -> None:
     has = constraints.get("deadline")
     if has is None:
-        raise InputError("deadline: it has none, so that there is none to be extended; leave it out")
+        raise InputError("deadline: the experiment has none to extend; leave it out")
     if isinstance(before := parse_deadline(has), datetime) and deadline <= before:
         raise InputError(f"deadline: {format_instant(deadline)} is not later than {has}; give a later one")
 
@@ -126,7 +126,7 @@ def _require_later(constraints: Mapping[str, Any], deadline: datetime) -> None:
 def _require_more(constraints: Mapping[str, Any], max_cost_usd: float) -> None:
     has = constraints.get("max_cost")
     if has is None:
-        raise InputError("max_cost: it has none, so that there is none to be raised; leave it out")
+        raise InputError("max_cost: the experiment has none to raise; leave it out")
     if max_cost_usd <= has:
         raise InputError(f"max_cost={max_cost_usd:g} USD is not more than it has ({has:g} USD); give more")
 
@@ -170,5 +170,5 @@ def _outlook(found: Estimate, stand_in: Estimate) -> Outlook:
         max_cost_usd=found.constraints.max_cost_usd,
         plan=job.plan,
         feasible=found.feasible,
-        reason=found.reason or "it waits; nothing has begun",
+        reason=found.reason or "it is queued; nothing has started",
     )

@@ -47,7 +47,7 @@ class Journals:
         """What is kept of an experiment. Raises Problem NOT_FOUND."""
         row = self._store.submission(name)
         if row is None:
-            raise Problem(NOT_FOUND, f"there is no experiment {shown(name)}")
+            raise Problem(NOT_FOUND, f"experiment {shown(name)} not found")
         return row
 
     def settled(self, row: Submission) -> Settled | None:

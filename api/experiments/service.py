@@ -254,7 +254,7 @@ class Runs:
 
     def _withdraw(self, row: Submission, request: str) -> Submission:
         """Take it from the queue: what had begun is then as its journal has it."""
-        state, reason = ExperimentState.CANCELLED, "cancelled before it began"
+        state, reason = ExperimentState.CANCELLED, "cancelled before it started"
         if row.attempt or not row.words:
             state, reason = self._before_queueing(row)
         queued = {ExperimentState.QUEUED}
@@ -265,7 +265,7 @@ class Runs:
     def _before_queueing(self, row: Submission) -> tuple[ExperimentState, str]:
         settled = self._journals.settled(row)
         if settled is None or settled.result.outcome == "unfinished":
-            return ExperimentState.INTERRUPTED, "it waited to go on, and was withdrawn; resume it to go on"
+            return ExperimentState.INTERRUPTED, "its resumption was cancelled while queued; resume it to continue"
         return ExperimentState(settled.result.outcome), settled.result.reason
 
     def resume(self, name: str, *, request: str = "") -> Submission:
@@ -287,7 +287,7 @@ class Runs:
             if not self._store.change(
                 name, at=time.time(), state=queued, reason="", expected={row.state}, request=request
             ):
-                raise conflict(self._row(name), "it changed meanwhile; look again")
+                raise conflict(self._row(name), "it has just changed; reload and try again")
         self._watcher.kick(name)
         return self._row(name)
 

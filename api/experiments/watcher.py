@@ -311,11 +311,11 @@ class Watcher:
             except JournalError as error:
                 if not self._is_lost:
                     log.error(
-                        "the store does not answer; experiments go on, and are watched again once it does: %s", error
+                        "the store does not answer; experiments continue, and are watched again once it does: %s", error
                     )
                 self._is_lost = True
             except Exception:
-                log.exception("watching the experiments failed; it is tried again")
+                log.exception("watching the experiments failed; retrying")
             self._kicked.wait(wait_s)
             self._kicked.clear()
 
@@ -364,7 +364,7 @@ class Watcher:
         except Exception:
             if name not in self._told:
                 self._told.add(name)
-                log.exception("experiment %s cannot be looked after; it is tried again", name)
+                log.exception("experiment %s cannot be watched; retrying", name)
             return None
 
     # What is known
@@ -441,7 +441,8 @@ class Watcher:
         act = self._gate.resumption(found, self.folder(name), follower.observed) if may_go_on else None
         self._take(found)
         if was_cut_off:
-            why = GOES_ON if act is not None else printable(found.reason) or "its process is gone; resume it to go on"
+            ended = "its process has ended; resume it to continue"
+            why = GOES_ON if act is not None else printable(found.reason) or ended
             log.warning("experiment %s: %s", name, why)
         if act is not None:
             self._change(found, ExperimentState.QUEUED, GOES_ON, request=act)
@@ -461,7 +462,7 @@ class Watcher:
         if at_work(folder):  # an earlier process of it has not quite ended
             return False
         if row.words and row.attempt == 0 and folder.exists:
-            self._change(row, ExperimentState.REFUSED, "the name was taken meanwhile by an experiment run by hand")
+            self._change(row, ExperimentState.REFUSED, "an experiment run by hand has taken the name")
             return False
         if self._is_refused(name):
             return False
@@ -484,7 +485,7 @@ class Watcher:
         order = self._order(row, folder)
         try:
             if (row.name, row.attempt) in self._spawned:
-                raise NotStartedError(f"its process ended before it began; {folder.process_log} may tell why")
+                raise NotStartedError(f"its process ended before the experiment started; see {folder.process_log}")
             self._spawned.add((row.name, row.attempt))
             self._by_hand.discard(row.name)
             self._processes.start(folder, order)

@@ -89,7 +89,7 @@ OWN_S = 5.0
 _LINE_BYTES = 8 << 20
 """Longest line that a planner may answer with."""
 _WAIT_S = 30.0
-"""So long a question waits for its turn at least."""
+"""So long a question waits for a free slot at least."""
 _START_S = 60.0
 """What has not started by then never will."""
 _MOST_WAITING = 128
@@ -335,13 +335,13 @@ class Pool:
         except TimeoutError:
             raise Problem(
                 TOO_LONG,
-                f"no plan was found within {self._planning_s:g} s, the most here; ask without frontier=true, give "
+                f"no plan was found within {self._planning_s:g} s, the limit here; ask without frontier=true, give "
                 "fewer instance_types or stages, or lower max_instances or the number of trials",
             ) from None
         except _ProcessEnded:
             if turn.is_given_up:
                 raise HardError from None
-            raise _busy("the process that planned has ended") from None
+            raise _busy("the planning process has ended") from None
         finally:
             if turn.is_given_up or not whole:
                 turn.planner = None
@@ -359,12 +359,12 @@ class Pool:
             async with asyncio.timeout(max(self._planning_s, _WAIT_S)):
                 return await turn.granted
         except TimeoutError:
-            raise _busy("every planner is at work on previews that take long") from None
+            raise _busy("all planning processes are busy with long previews") from None
 
     def _make_room(self, caller: str) -> None:
         """Whoever asks most is refused first."""
         displaced = self._easy.waiting.displace(caller)
-        reason = f"{self._most_waiting} previews wait already"
+        reason = f"{self._most_waiting} previews are queued already"
         if displaced is None:
             raise _busy(reason)
         displaced.refuse(reason)
@@ -435,7 +435,7 @@ class Pool:
             self._cold.append(planner)
             for lane in (self._easy, self._hard):
                 while lane.startable:
-                    lane.waiting.take().refuse("no process that plans could be started")
+                    lane.waiting.take().refuse("no planning process could be started")
         else:
             self._ready.append(planner)
 

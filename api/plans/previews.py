@@ -193,7 +193,8 @@ class Plans:
                     raise
                 by_hand = f"`rubberband extend {question.name}` on the machine where it runs may take longer"
                 raise Problem(
-                    TOO_LONG, f"what these limits bring was not known within {planning_s:g} s, the most here; {by_hand}"
+                    TOO_LONG,
+                    f"the outlook for these limits was not known within {planning_s:g} s, the limit here; {by_hand}",
                 ) from None
 
     def recall(self, fingerprint: bytes) -> PlanAnswer | None:
@@ -248,7 +249,7 @@ class Plans:
             except HardError:
                 is_hard, request.begun = True, False
                 if not request.waiting:
-                    raise Problem(UNAVAILABLE, "nobody waits for this plan any more; ask again") from None
+                    raise Problem(UNAVAILABLE, "the preview was cancelled because its caller left; ask again") from None
 
     async def _ask_once(
         self, preview: Preview, fingerprint: bytes, request: _Asked, caller: str, *, is_hard: bool

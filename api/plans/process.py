@@ -39,8 +39,8 @@ _LIVE_GOOD_S = 60.0
 _MOST_BYTES = 4 << 30
 """Of memory: what needs more would take the server's, and too long anyway."""
 _TOO_MUCH = (
-    f"planning needs more than {_MOST_BYTES >> 30} GiB of memory, the most here; give fewer instance_types or stages, "
-    "or lower max_instances or the number of trials"
+    f"planning needs more than {_MOST_BYTES >> 30} GiB of memory, the limit here; give fewer instance_types or "
+    "stages, or lower max_instances or the number of trials"
 )
 _GARBAGE = (50_000, 20, 20)
 """New objects, collections and collections of these after which garbage is collected, younger and older."""
@@ -141,7 +141,7 @@ def infeasible(found: EstimateAnswer, identity: str) -> Problem:
         jct_s, cost_usd = estimate.nearest.jct_s, estimate.nearest.cost_usd
         detail = estimate.reason or "no plan meets the constraints"
     else:
-        assert estimate.prediction is not None, "what has no plan has a nearest one"
+        assert estimate.prediction is not None, "an infeasible answer has a nearest plan"
         jct_s, cost_usd = estimate.prediction.jct_s, estimate.prediction.cost_usd
         detail = "the plan of this policy does not keep the limits; change the policy, or raise the limits"
     words = {"deadline": format_duration(math.ceil(jct_s)), "max_cost": math.ceil(cost_usd * 100.0) / 100.0}
@@ -176,9 +176,7 @@ def serve(questions: BinaryIO, answers: BinaryIO, home: Path, *, live: bool) -> 
             _tell_problem(answers, Problem(TOO_LONG, _TOO_MUCH))
         except Exception:
             traceback.print_exc()
-            _tell_problem(
-                answers, Problem(INTERNAL, "planning failed by a fault of the service; its log has the trace")
-            )
+            _tell_problem(answers, Problem(INTERNAL, "planning failed through an error of the service; see its log"))
         signal.alarm(0)
 
 

@@ -42,7 +42,7 @@ data: {"id":42,"experiment":"digits-sha","seq":17,"kind":"TrialReported","occurr
 
 @router.get(
     "/events",
-    summary="Follow what happens",
+    summary="Follow events",
     operation_id="streamEvents",
     response_class=StreamingResponse,
     response_model=None,
@@ -59,20 +59,20 @@ async def stream_events(
     service: Serving,
     _reader: Reader,
     experiment: Annotated[
-        str | None, Query(pattern=NAME_PATTERN, description="Only of this experiment.", examples=["digits-sha"])
+        str | None, Query(pattern=NAME_PATTERN, description="Only events of this experiment.", examples=["digits-sha"])
     ] = None,
     after: Annotated[
         Annotated[int, Field(ge=0, le=MAX_ID)] | Literal["latest"] | SkipJsonSchema[None],
         Query(
-            description="Only events past this id, all of which must be kept still; `latest` for none of those that "
-            "there are. Without it, all that is kept.",
+            description="Only events after this id, all of which must still be kept; `latest` for new events only. "
+            "Default: all kept events.",
         ),
     ] = None,
     last_event_id: Annotated[
         str | None,
         Header(
             alias="Last-Event-ID",
-            description="As `after`, and before it: browsers send it when they reconnect.",
+            description="Same as `after`, and takes precedence over it. Browsers send it when they reconnect.",
             json_schema_extra={"pattern": "^[0-9]{1,19}$"},
         ),
     ] = None,
@@ -118,8 +118,8 @@ def _start(store: Store, begin: int | Literal["latest"] | None, experiment: str 
     if isinstance(begin, int) and begin < (gone := store.last_pruned_id(experiment)):
         raise Problem(
             EVENTS_GONE,
-            f"of the events past {begin} those up to {gone} are kept no longer; leave out `after` and Last-Event-ID "
-            "for all that is kept, or give after=latest, and read what was before from the experiments themselves",
+            f"the events after {begin} up to {gone} were deleted; leave out `after` and Last-Event-ID for all kept "
+            "events, or give after=latest, and read earlier events from the experiments",
             oldest=gone,
         )
     last = store.last_feed_id()
@@ -128,7 +128,5 @@ def _start(store: Store, begin: int | Literal["latest"] | None, experiment: str 
 
 def _id(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(MAX_ID))):
-        raise Problem(
-            MALFORMED, f"Last-Event-ID {shown(text)} is no id of an event; send the last id that came, or none"
-        )
+        raise Problem(MALFORMED, f"Last-Event-ID {shown(text)} is not an event id; send the last id received, or none")
     return min(int(text), MAX_ID)

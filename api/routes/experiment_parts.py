@@ -47,9 +47,9 @@ def list_trials(
     service: Serving,
     _reader: Reader,
     experiment: Known,
-    status: Annotated[list[TrialStatus] | None, Query(description="Only those that stand so; repeats.")] = None,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="At most so many.")] = 1000,
-    cursor: Annotated[str | None, Query(max_length=20, description="`next` of the page before.")] = None,
+    status: Annotated[list[TrialStatus] | None, Query(description="Only trials with this status; repeats.")] = None,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="The largest number to return.")] = 1000,
+    cursor: Annotated[str | None, Query(max_length=20, description="`next` of the previous page.")] = None,
     curves: Annotated[bool, Query(description="With learning curves and batch sizes.")] = False,
 ) -> Response:
     """Empty until it began."""
@@ -65,14 +65,14 @@ def _place(cursor: str) -> int:
     """The number of the trial that a page begins with."""
     if not (cursor.isascii() and cursor.isdigit()):
         raise Problem(
-            INVALID, f"cursor {shown(cursor)} is none that this service gave; leave it out for the first page"
+            INVALID, f"cursor {shown(cursor)} was not issued by this service; leave it out for the first page"
         )
     return int(cursor)
 
 
 @router.get(
     "/allocations",
-    summary="See what instances were held and what they did",
+    summary="Get an experiment's instances and their use",
     operation_id="getAllocations",
     response_model=Allocations,
     responses={200: example("Instances, busy GPUs, and the plan.", ALLOCATIONS), **refusals(NOT_FOUND)},
@@ -84,7 +84,7 @@ def get_allocations(service: Serving, _reader: Reader, experiment: Known) -> Res
 
 @router.get(
     "/costs",
-    summary="See an experiment's bill",
+    summary="Get an experiment's bill",
     operation_id="getCosts",
     response_model=Costs,
     responses={200: example("The bill so far, against plan and cap.", COSTS), **refusals(NOT_FOUND)},
@@ -96,7 +96,7 @@ def get_costs(service: Serving, _reader: Reader, experiment: Known) -> Response:
 
 @router.get(
     "/decisions",
-    summary="See what was decided",
+    summary="Get an experiment's decisions",
     operation_id="listDecisions",
     response_model=Decisions,
     responses={200: example("Decisions and extensions, in order.", DECISIONS), **refusals(NOT_FOUND)},
@@ -118,11 +118,11 @@ def read_logs(
     _reader: Reader,
     experiment: Known,
     source: Annotated[
-        Literal["trials", "process"], Query(description="What trials printed, or what the experiment's process did.")
+        Literal["trials", "process"], Query(description="Output of the trials, or of the experiment's process.")
     ] = "trials",
-    trial: Annotated[int | None, Query(ge=0, le=MAX_TRIAL, description="Of this trial only.")] = None,
-    cursor: Annotated[str | None, Query(max_length=4000, description="`next` of the answer before.")] = None,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="At most so many lines.")] = 1000,
+    trial: Annotated[int | None, Query(ge=0, le=MAX_TRIAL, description="Only lines of this trial.")] = None,
+    cursor: Annotated[str | None, Query(max_length=4000, description="`next` of the previous answer.")] = None,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="The largest number of lines to return.")] = 1000,
 ) -> Response:
     """Ask again with `next` for what was printed since."""
     lines, following = service.runs.lines(experiment.name, source=source, trial=trial, cursor=cursor, limit=limit)

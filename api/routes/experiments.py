@@ -177,7 +177,7 @@ async def granted(service: Service, name: str, limits: ExtendBody, caller: str, 
         if found is not None:
             return found
         await asyncio.sleep(_PAUSE_S)
-    raise Problem(UNAVAILABLE, f"the limits of {name!r} are changed by others; ask again", headers={"Retry-After": "2"})
+    raise Problem(UNAVAILABLE, f"the limits of {name!r} are being changed; try again", headers={"Retry-After": "2"})
 
 
 # Other limits for an experiment, as a request carries them: read as strictly as an experiment.
@@ -186,7 +186,7 @@ async def granted(service: Service, name: str, limits: ExtendBody, caller: str, 
 def read_limits(body: bytes, media_type: str) -> ExtendBody:
     """The limits of a request's body. Raises Problem: MEDIA, MALFORMED, or INVALID."""
     if media_type.partition(";")[0].strip().lower() != JSON_TYPE:
-        raise Problem(MEDIA, f"Content-Type {shown(media_type)} is not read here; send {JSON_TYPE}")
+        raise Problem(MEDIA, f"Content-Type {shown(media_type)} is not supported; send {JSON_TYPE}")
     words = json_object(body, "what extends an experiment; send an object: deadline, max_cost or both, and dry_run")
     try:
         limits = ExtendBody.model_validate(words)
@@ -194,7 +194,7 @@ def read_limits(body: bytes, media_type: str) -> ExtendBody:
         faults = [{"loc": ["body", *map(str, fault["loc"])], "message": fault["msg"]} for fault in error.errors()]
         raise invalid(faults) from None
     if limits.deadline is None and limits.max_cost is None:
-        raise Problem(INVALID, "neither deadline nor max_cost is there; give the one that is to be raised, or both")
+        raise Problem(INVALID, "neither deadline nor max_cost is given; give one or both")
     return limits
 
 
@@ -204,7 +204,7 @@ _KEYED = (KEY_BUSY, KEY_REUSED)
 _LOCATION = {"Location": {"description": "The experiment's address.", "schema": {"type": "string"}}}
 _REPLAYED = {
     "Idempotency-Replayed": {
-        "description": "`true` where an earlier answer is sent again.",
+        "description": "`true` if an earlier answer is repeated.",
         "schema": {"type": "string", "enum": ["true"]},
     }
 }
@@ -229,8 +229,8 @@ def list_experiments(
     service: Serving,
     _reader: Reader,
     state: Annotated[list[ExperimentState] | None, Query(description="Only those in this state; repeats.")] = None,
-    limit: Annotated[int, Query(ge=1, le=500, description="At most so many.")] = 50,
-    cursor: Annotated[str | None, Query(max_length=400, description="`next` of the page before.")] = None,
+    limit: Annotated[int, Query(ge=1, le=500, description="The largest number to return.")] = 50,
+    cursor: Annotated[str | None, Query(max_length=400, description="`next` of the previous page.")] = None,
 ) -> Response:
     """Newest first."""
     page = service.store.submissions(states=state or None, limit=limit, after=cursor)
@@ -246,8 +246,7 @@ def list_experiments(
     response_model=ExperimentView,
     openapi_extra={"requestBody": EXPERIMENT_BODY},
     responses={
-        201: example("It is accepted, and starts as soon as fewer run than may.", VIEW)
-        | {"headers": _LOCATION | _REPLAYED},
+        201: example("Accepted; it starts as soon as a slot is free.", VIEW) | {"headers": _LOCATION | _REPLAYED},
         **refusals(
             NAME_TAKEN, KEY_BUSY, MEDIA, INVALID, REFUSED, PROFILE_MISSING, INFEASIBLE, TOO_LONG, KEY_REUSED, PROVIDER
         ),
@@ -261,7 +260,7 @@ async def submit(
     key: IdempotencyKey = None,
     policy: Annotated[Policy, Query(description="How to search for a plan.")] = "optimal",
     plan: Annotated[
-        str | None, Query(max_length=200, description="Id of the preview that was looked at; it is noted.")
+        str | None, Query(max_length=200, description="Id of the preview that the caller saw; it is recorded.")
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -300,7 +299,7 @@ async def _submitted(
     caller: str,
 ) -> Response:
     if plan is not None and await service.plans.find(plan) is None:
-        raise Problem(INVALID, f"plan: there is no plan {shown(plan)}; preview it again, or leave plan out")
+        raise Problem(INVALID, f"plan: {shown(plan)} not found; preview it again, or leave plan out")
     if experiment.profile is not None:
         preview = await service.plans.preview(experiment, policy=policy, caller=caller)
         if preview.status != 200:
@@ -317,10 +316,10 @@ def _accepted(submission: Submission) -> Response:
 
 @router.get(
     "/{name}",
-    summary="See an experiment",
+    summary="Get an experiment",
     operation_id="getExperiment",
     response_model=ExperimentDetail,
-    responses={200: example("The experiment, with its words and stages.", DETAIL), **refusals(NOT_FOUND)},
+    responses={200: example("The experiment, with its settings and stages.", DETAIL), **refusals(NOT_FOUND)},
 )
 def get_experiment(service: Serving, _reader: Reader, experiment: Known) -> Response:
     """How it stands, stage by stage."""
@@ -335,7 +334,7 @@ def get_experiment(service: Serving, _reader: Reader, experiment: Known) -> Resp
     operation_id="cancelExperiment",
     response_model=ExperimentView,
     responses={
-        202: example("It is asked to end; its state tells when it has.", VIEW) | {"headers": _REPLAYED},
+        202: example("Cancellation is requested; its state shows when it has ended.", VIEW) | {"headers": _REPLAYED},
         **refusals(NOT_FOUND, CONFLICT, *_KEYED),
     },
 )
@@ -353,7 +352,7 @@ async def cancel(
     operation_id="resumeExperiment",
     response_model=ExperimentView,
     responses={
-        202: example("It goes on as soon as fewer run than may.", VIEW) | {"headers": _REPLAYED},
+        202: example("Accepted; it resumes as soon as a slot is free.", VIEW) | {"headers": _REPLAYED},
         **refusals(NOT_FOUND, CONFLICT, *_KEYED),
     },
 )
@@ -388,7 +387,7 @@ async def _acted(
                 "application/json": {
                     "schema": ExtendBody.model_json_schema(),
                     "examples": {
-                        "look": {"summary": "What half an hour more would change", "value": {"deadline": "50m"}},
+                        "look": {"summary": "Effect of half an hour more", "value": {"deadline": "50m"}},
                         "do": {"summary": "Do it", "value": {"deadline": "50m", "max_cost": 12.5, "dry_run": False}},
                     },
                 }
@@ -396,7 +395,7 @@ async def _acted(
         }
     },
     responses={
-        200: example("What is expected before and after.", EXTENSION) | {"headers": _REPLAYED},
+        200: example("Expected time and cost, before and after.", EXTENSION) | {"headers": _REPLAYED},
         **refusals(NOT_FOUND, CONFLICT, MEDIA, INVALID, TOO_LONG, UNAVAILABLE, *_KEYED),
     },
 )

@@ -1,4 +1,4 @@
-"""Whether the service lives, and whether it can do its work. They need no token and tell nothing of experiments."""
+"""Checks that the service is alive and ready. They need no token and show nothing of experiments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOT_READY = {"status": "unavailable", "checks": {"store": "does not answer", "w
 
 @router.get(
     "/healthz",
-    summary="Whether the service lives",
+    summary="Check that the service is alive",
     operation_id="getHealth",
     response_model=Health,
     responses={200: {"description": "It lives.", "content": {"application/json": {"example": _OK}}}},
@@ -31,7 +31,7 @@ async def healthz() -> Response:
 
 @router.get(
     "/readyz",
-    summary="Whether the service can do its work",
+    summary="Check that the service is ready",
     operation_id="getReadiness",
     response_model=Health,
     responses={

@@ -141,9 +141,9 @@ class PlanQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
-    policy: Policy = Field("optimal", description="Which plans are searched: all of them, or those of a baseline.")
-    frontier: bool = Field(False, description="Tell all of cost against deadline; it takes longer.")
-    seed: int = Field(0, ge=0, le=2**63 - 1, description="Of the samples, where times vary.")
+    policy: Policy = Field("optimal", description="The plans to search: all of them, or those of a baseline.")
+    frontier: bool = Field(False, description="Include the whole frontier of cost against deadline; this takes longer.")
+    seed: int = Field(0, ge=0, le=2**63 - 1, description="Seed of the samples, where times vary.")
     overrides: list[str] = Field(
         [],
         alias="set",
@@ -163,7 +163,7 @@ def _parameters() -> list[dict[str, Any]]:
 
 
 _HEADERS = {
-    "Content-Location": {"description": "Where the same answer is.", "schema": {"type": "string"}},
+    "Content-Location": {"description": "URL of the same answer.", "schema": {"type": "string"}},
     "ETag": {"description": "The id, quoted.", "schema": {"type": "string"}},
 }
 _RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -213,10 +213,10 @@ async def preview_plan(request: Request, service: Serving, _reader: Reader) -> R
 
 @router.get(
     "/{id}",
-    summary="A plan that was previewed",
+    summary="Get a previewed plan",
     operation_id="getPlan",
     response_model=PlanView,
-    responses=_RESPONSES | {304: {"description": "It is what If-None-Match names."}} | _refusals(NOT_FOUND),
+    responses=_RESPONSES | {304: {"description": "The plan is unchanged (If-None-Match)."}} | _refusals(NOT_FOUND),
 )
 async def get_plan(
     request: Request,
@@ -228,7 +228,7 @@ async def get_plan(
     require_documented(request)
     answer = await service.plans.find(id)
     if answer is None:
-        raise Problem(NOT_FOUND, f"there is no plan {shown(id)} (any more); POST /v1/plans makes one")
+        raise Problem(NOT_FOUND, f"plan {shown(id)} not found, or expired; POST /v1/plans makes one")
     if f'"{id}"' in request.headers.get("if-none-match", "") and answer.status == 200:
         return Response(status_code=304, headers=_headers(answer))
     return _response(answer)

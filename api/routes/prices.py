@@ -40,7 +40,7 @@ def list_prices(
     type: Annotated[
         list[str] | None,
         Query(
-            description="Only these, GPUs or not; all with GPUs otherwise. Repeats.",
+            description="Only these types, with or without GPUs; default: all with GPUs. Repeats.",
             max_length=_MAX_TYPES,
             examples=[["g4dn.xlarge"]],
         ),
@@ -53,7 +53,7 @@ def list_prices(
     types = type or []
     for name in types:
         if _TYPE.fullmatch(name) is None:
-            raise Problem(INVALID, f"type: {shown(name)} is no instance type; write one such as g4dn.xlarge")
+            raise Problem(INVALID, f"type: {shown(name)} is not an instance type; write one such as g4dn.xlarge")
     table = _table(service.settings, types, region)
     rows = chosen(table, types, region, option="region")
     return json_answer(prices_json(rows, region, price_notes(table)))

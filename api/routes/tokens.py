@@ -35,7 +35,7 @@ class NewToken(BaseModel):
     )
 
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.@+-]([\w .@+-]*[\w.@+-])?$")]
-    """Whose it is, or what for."""
+    """The token's owner or purpose."""
     scope: Scope
     expires: Annotated[str | None, Field(max_length=64, description="After this duration, such as 90d.")] = None
 

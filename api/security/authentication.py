@@ -157,7 +157,7 @@ class Looks:
         try:
             await asyncio.to_thread(self._tokens.note_use, found)
         except JournalError as error:
-            log.debug("when tokens were used is not noted: %s", error)
+            log.debug("the last use of tokens could not be saved: %s", error)
 
 
 COOKIE = "rubberband_session"
@@ -235,7 +235,7 @@ class Doorkeeper:
     def _note_wrong(self, address: str) -> None:
         wait_s = self._failures.take(address_key(address))
         if wait_s:
-            raise self._failures.refuse(wait_s, "the token is wrong, as were too many from this address")
+            raise self._failures.refuse(wait_s, "the token is wrong; too many wrong tokens came from this address")
 
 
 def cookie_of(header: str) -> str | None:

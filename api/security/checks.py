@@ -128,7 +128,8 @@ def require_host(values: Collection[str], served: Collection[str]) -> None:
     if host not in served:
         asked = shown(host) if host else "no single host"
         raise Problem(
-            FOREIGN_HOST, f"this service is not {asked}; ask for one of its names, or start it with --host-name"
+            FOREIGN_HOST,
+            f"this service does not answer for the host {asked}; use one of its names, or start it with --host-name",
         )
 
 
@@ -145,7 +146,8 @@ def require_own_page(method: str, *, fetch_site: str | None, origin: str | None,
         own = origin is None or _netloc(origin) == host.lower()
     if not own:
         raise Problem(
-            FOREIGN_ORIGIN, "a page of another site asked for this; send it from this service's pages, or with a token"
+            FOREIGN_ORIGIN,
+            "a page of another site sent this request; send it from this service's pages, or with a token",
         )
 
 

@@ -100,12 +100,13 @@ class Body:
             async with asyncio.timeout_at(self._deadline):
                 return await self._receive()
         except TimeoutError:
-            detail = f"the body was not there within {self._within_s:g} s; send it faster"
+            detail = f"the body did not arrive within {self._within_s:g} s; send it faster"
             self.problem = Problem(TOO_SLOW, detail, headers=_CLOSE)
             raise self.problem from None
 
     def _too_large(self) -> Problem:
-        detail = f"the body has more than {self._limit_bytes} bytes; send less, or let the operator raise --body-limit"
+        more = "send less, or ask the operator to raise --body-limit"
+        detail = f"the body has more than {self._limit_bytes} bytes; {more}"
         return Problem(TOO_LARGE, detail, headers=_CLOSE, limit_bytes=self._limit_bytes)
 
 
@@ -258,10 +259,12 @@ class _Secured:
             # By uvicorn, of what is being served when the time to end is over, such as a body that does not come.
             if exchange.started:
                 raise
-            await _refuse(exchange, Problem(UNAVAILABLE, "the service ends; ask again when it is back"), body, headers)
+            await _refuse(
+                exchange, Problem(UNAVAILABLE, "the service is shutting down; try again later"), body, headers
+            )
         except Exception:
             log.exception("request %s failed", exchange.id)
-            await _refuse(exchange, Problem(INTERNAL, f"this is in the log as {exchange.id}"), body, headers)
+            await _refuse(exchange, Problem(INTERNAL, f"the log has details under {exchange.id}"), body, headers)
         finally:
             exchange.tell(scope["state"]["principal"].name, address)
 

@@ -319,7 +319,7 @@ def read_cursor(cursor: str) -> tuple[float, str]:
         if not (type(created_at) is float and math.isfinite(created_at) and type(name) is str):
             raise ValueError("another shape")
     except (ValueError, TypeError, RecursionError):
-        raise InputError("the cursor is none that this service gave; leave it out for the first page") from None
+        raise InputError("the cursor was not issued by this service; leave it out for the first page") from None
     return created_at, name
 
 
@@ -504,8 +504,8 @@ class SqlStore(SubmissionRows, TokenRows, RequestRows):
             version = connection.execute(sql.select(NUMBERS.c.value).where(NUMBERS.c.name == "version")).scalar_one()
         if version > VERSION:
             raise InputError(
-                f"the store {self._database.shown} was made by a newer version of rubberband (its tables are of "
-                f"version {version}, known are those up to {VERSION}); install that version, or use another store"
+                f"the store {self._database.shown} was made by a newer version of rubberband (its tables have version "
+                f"{version}; this version reads up to {VERSION}); install that version, or use another store"
             )
 
     def check(self) -> None:
@@ -533,7 +533,7 @@ def open_store(url: str | None, home: Path, keeping: Keeping = KEEPING) -> SqlSt
 def _make_private(url: sql.URL) -> None:
     """Make the file before SQLite does, for its user alone; what SQLite keeps beside it takes after it."""
     if url.database in (None, "", ":memory:"):
-        raise InputError("a store in memory forgets; name a file: sqlite:////folder/file.db")
+        raise InputError("a store in memory is lost when the service ends; name a file: sqlite:////folder/file.db")
     path = Path(url.database)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

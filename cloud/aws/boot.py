@@ -84,7 +84,7 @@ def installation(install: str, *, python: str, ray: str, index_url: str | None =
     words = words_of(install)
     for word in words:
         if word.startswith("s3://") and not _S3_WHEEL.fullmatch(word):
-            raise InputError(f"resources.aws.install: {shown(word)} is no wheel; write s3://bucket/….whl")
+            raise InputError(f"resources.aws.install: {shown(word)} is not a wheel; write s3://bucket/….whl")
         if _OTHERS.fullmatch(word):
             raise InputError(
                 f"resources.aws.install: {shown(word)} is another project on the package index; this one is "
@@ -92,7 +92,7 @@ def installation(install: str, *, python: str, ray: str, index_url: str | None =
             )
         if index_url is None and _OURS.fullmatch(word) and "@" not in word:
             raise InputError(
-                f"resources.aws.install: {shown(word)} does not say from where; give the index that has it "
+                f"resources.aws.install: {shown(word)} does not say where to install from; give the index that has it "
                 "(resources.aws.index_url), write the URL of a wheel, or leave it out for the driver's own"
             )
     return Installation(
@@ -109,7 +109,7 @@ def words_of(install: str) -> tuple[str, ...]:
         return tuple(shlex.split(install))
     except ValueError as error:
         raise InputError(
-            f"resources.aws.install: {shown(install)} has an open quotation ({error}); write requirements as on pip's "
+            f"resources.aws.install: {shown(install)} has an unclosed quote ({error}); write requirements as on pip's "
             "command line"
         ) from None
 

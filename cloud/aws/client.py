@@ -125,7 +125,7 @@ def described(session: AwsSession, wanted: list[dict[str, Any]]) -> list[dict[st
         reservations = pages(session.client("ec2").describe_instances, "Reservations", Filters=wanted)
         return [machine for reservation in reservations for machine in reservation["Instances"]]
     except FAILURES as error:
-        raise ProviderError(f"EC2 does not say what there is: {explain(error)}") from error
+        raise ProviderError(f"EC2 does not list the instances: {explain(error)}") from error
 
 
 # The regions of EC2, as far as the installed boto3 knows them; nothing is asked of AWS.
@@ -136,7 +136,7 @@ def check_region(region: str) -> None:
     known = _known()
     if region not in known:
         raise InputError(
-            f"resources.region: {shown(region)} is no region of EC2 (a new one needs a newer boto3); "
+            f"resources.region: {shown(region)} is not a region of EC2 (a new one needs a newer boto3); "
             f"{nearest(region, known)}"
         )
 

@@ -129,7 +129,7 @@ def explain(error: BaseException) -> str:
             "instance with a role (`rubberband up FILE`)"
         )
     if isinstance(error, _LOGINS):
-        return f"the login to AWS has ended ({_line(error)}); run `aws sso login` with the same AWS_PROFILE"
+        return f"the login to AWS has expired ({_line(error)}); run `aws sso login` with the same AWS_PROFILE"
     if isinstance(error, boto.ProfileNotFound):
         return f"{_line(error)}; correct AWS_PROFILE, or add the profile to ~/.aws/config"
     if isinstance(error, boto.EndpointConnectionError | boto.ConnectTimeoutError | boto.ReadTimeoutError):

@@ -213,7 +213,7 @@ class Ec2Fleet:
             return
         last = intent.last
         if last is None or last.outcome == "refused":
-            self._finish(name, at, "the driver was cut off while it was asked for")
+            self._finish(name, at, "the driver was interrupted while requesting it")
             return
         count, first_at = self._missed.get(name, (0, at))
         self._missed[name] = (count + 1, first_at)
@@ -221,7 +221,7 @@ class Ec2Fleet:
         if not believed or at - last.asked_at < VISIBILITY_S:
             return
         if last.outcome != "accepted" and not self._take_for_forgotten(name, at):
-            self._finish(name, at, "the request was cut off, and no instance came of it")
+            self._finish(name, at, "the request was interrupted, and launched no instance")
         elif shown := self._by_id(last.instance_id):  # EC2 takes the tags of what has ended away after a while
             self._follow(name, shown[0], at)
         else:
@@ -230,7 +230,7 @@ class Ec2Fleet:
     def _vanished(self, name: str, at: float) -> None:
         """It was accepted, or even seen, and EC2 forgot it: it ended, at the latest when its lease did."""
         self._runs(name, {}, at)
-        self._finish(name, min(at, self.latest_end(name)), "EC2 does not show it any more")
+        self._finish(name, min(at, self.latest_end(name)), "EC2 no longer lists it")
 
     def _take_for_forgotten(self, name: str, at: float) -> bool:
         """Whether an unanswered request is so old that its instance may have run, ended and been forgotten.
@@ -250,7 +250,7 @@ class Ec2Fleet:
         if machine["State"]["Name"] not in states.ALIVE:
             return
         if identity not in self._told_to_end:  # else EC2 shows a state that is out of date
-            _log.warning("ending %s, which was given up and runs all the same", identity)
+            _log.warning("terminating %s, which was abandoned but still runs", identity)
             self.strays[identity] = machine
         with suppress(*FAILURES):  # it is ended at the next look
             self.ec2.terminate_instances(InstanceIds=[identity])
@@ -296,7 +296,7 @@ class Ec2Fleet:
                 patient = meaning == "absent" or self._deaf_for_s() < PATIENCE_S
                 if meaning not in ("absent", "unknown", "throttled") or not patient:
                     raise ProviderError(
-                        f"instance {name} ({intent.last.instance_id}) is not given back yet: {explain(error)}"
+                        f"instance {name} ({intent.last.instance_id}) is not released yet: {explain(error)}"
                     ) from error
             self.sleep(next(pauses))
 
@@ -353,7 +353,7 @@ class Ec2Fleet:
         if machine is not None:
             self.accept(name, machine)
         elif not self._take_for_forgotten(name, self.clock()):
-            self.intents.change_last(name, outcome="refused", reason="no instance came of it")
+            self.intents.change_last(name, outcome="refused", reason="no instance was launched")
         return machine
 
     def _find(self, name: str) -> dict[str, Any] | None:
@@ -392,7 +392,8 @@ class Ec2Fleet:
             self._end_strays(troubles)
         if troubles:
             raise ProviderError(
-                f"{'; '.join(troubles)}. What still runs ends itself with its lease; `rubberband sweep` ends it now"
+                f"{'; '.join(troubles)}. Instances that still run end when their lease expires; `rubberband sweep` "
+                "ends them now"
             )
         return [ended for intent in before if (ended := self.intents.get(intent.instance)) and not ended.lives]
 

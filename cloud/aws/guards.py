@@ -81,7 +81,7 @@ class Schedules:
             self._not_before = self._clock() + _RETRY_S
             if verdict(error) not in ("unknown", "throttled"):
                 self._refused = True
-                _log.warning("instances have no guard of AWS's: %s", explain(error))
+                _log.warning("AWS does not guard the instances: %s", explain(error))
         finally:
             self._working.release()
 
@@ -120,7 +120,7 @@ def _request(session: AwsSession, role: str, instance_id: str, at: float) -> dic
     _, partition, _, _, account, _ = session.client("sts").get_caller_identity()["Arn"].split(":", 5)
     return {
         "Name": _name(instance_id),
-        "Description": "Ends an instance of rubberband that has outlived its lease",
+        "Description": "Ends an instance of rubberband whose lease has expired",
         "ScheduleExpression": f"at({datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%S})",
         "FlexibleTimeWindow": {"Mode": "OFF"},
         "ActionAfterCompletion": "DELETE",

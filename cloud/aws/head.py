@@ -33,7 +33,7 @@ from rubberband.spec.resources import Resources
 
 _LOOK_S = 3.0
 _RUNNING_S = 600.0
-"""A machine that does not run after so long never will."""
+"""A machine that is not running after this time never will be."""
 _MOST_HEADS = 100
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0)
 _LIVING = ("pending", "running")
@@ -120,9 +120,8 @@ def _oldest(session: AwsSession, owner: str) -> Any | None:
         itself = found[0].get("StateReason", {}).get("Code") == "Client.InstanceInitiatedShutdown"
         why = "stopped itself: nothing had run on it for resources.aws.head_idle" if itself else "is stopped"
         raise InputError(
-            f"the head {stopped} {why}; only its disk is paid for, and keeps your experiments; "
-            f"start it (aws ec2 start-instances --instance-ids {stopped} --region "
-            f"{session.region}), or end it with `rubberband down`"
+            f"the head {stopped} {why}; you pay only for its disk, which keeps your experiments; start it (aws ec2 "
+            f"start-instances --instance-ids {stopped} --region {session.region}), or end it with `rubberband down`"
         )
     return found[0] if found else None
 
@@ -247,9 +246,7 @@ def _the_only_one(session: AwsSession, owner: str, started: str, waiting: _Waiti
                 session.client("ec2").terminate_instances(InstanceIds=[started])
             return found[0]
         waiting.sleep(_LOOK_S)
-    raise ProviderError(
-        f"the head {started} was launched and EC2 does not show it; see it in the console, and try again"
-    )
+    raise ProviderError(f"the head {started} was launched, but EC2 does not list it; check the console, and try again")
 
 
 def _until_running(session: AwsSession, instance_id: str, waiting: _Waiting) -> Any:
@@ -263,7 +260,7 @@ def _until_running(session: AwsSession, instance_id: str, waiting: _Waiting) -> 
             why = (shown or {}).get("StateReason", {}).get("Message", state)
             raise ProviderError(f"the head {instance_id} ended before it ran ({why}); try again")
         waiting.sleep(_LOOK_S)
-    raise ProviderError(f"the head {instance_id} does not run after {_RUNNING_S:g} s; end it with `rubberband down`")
+    raise ProviderError(f"the head {instance_id} is not running after {_RUNNING_S:g} s; end it with `rubberband down`")
 
 
 def _described(session: AwsSession, instance_id: str) -> Any | None:

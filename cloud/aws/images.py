@@ -77,8 +77,9 @@ def find_image(session: AwsSession, word: str | None, facts: TypeFacts, *, insta
     if word is None:
         if installs and facts.gpu_model in _FOREIGN_GPUS:
             raise InputError(
-                f"resources.aws.image: the driver of the latest Deep Learning AMI does not know the {facts.gpu_model} "
-                f"of {facts.instance_type}; give an image that does, or another instance_type, such as g5.xlarge"
+                "resources.aws.image: the driver of the latest Deep Learning AMI does not support the "
+                f"{facts.gpu_model} of {facts.instance_type}; give an image that does, or another instance_type, such "
+                "as g5.xlarge"
             )
         image_id = _parameter(session, _default_parameter(facts))
     else:

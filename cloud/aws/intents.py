@@ -183,7 +183,7 @@ class Intents:
         for name, intent in self._known.items():
             last = intent.last
             if last is not None and last.outcome == "unknown" and written[last.token] < len(last.names):
-                last = replace(last, outcome="refused", reason="the driver was cut off before it asked")
+                last = replace(last, outcome="refused", reason="the driver was interrupted before the request")
                 self._known[name] = replace(intent, attempts=(*intent.attempts[:-1], last))
 
     def get(self, instance: str) -> Intent | None:
@@ -240,7 +240,7 @@ class Intents:
                     intent = self._known[name]
                     self.write(replace(intent, attempts=(*intent.attempts, attempt)))
             except ProviderError:
-                self.change_unanswered(attempt, outcome="refused", reason="it could not be written down")
+                self.change_unanswered(attempt, outcome="refused", reason="it could not be recorded")
                 raise
             return True
 
@@ -310,7 +310,7 @@ def _read(path: Path, made_of: Callable[[dict[str, Any]], T]) -> T:
         return made_of(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ProviderError(
-            f"{path} cannot be read ({error}); it says which EC2 instances were asked for: restore it, or end them by "
+            f"{path} cannot be read ({error}); it lists the requested EC2 instances: restore it, or end them by "
             "`rubberband down` and delete it"
         ) from error
 
@@ -322,8 +322,8 @@ def _write(path: Path, plain: dict[str, Any]) -> None:
 
 def _unwritable(path: Path, error: OSError) -> str:
     return (
-        f"{error.filename or path} cannot be written ({error.strerror or error}), and nothing is rented that is not "
-        "written down first; make room or give access"
+        f"{error.filename or path} cannot be written ({error.strerror or error}), and nothing is rented before it is "
+        "recorded; make room or give access"
     )
 
 

@@ -340,7 +340,7 @@ class Launcher:
         for order in orders:
             reason = order.given_up()
             if not reason and not self._intents.wanted(order.instance):
-                reason = f"instance {order.instance} was released while it was asked for"
+                reason = f"instance {order.instance} was released while it was requested"
             if reason:
                 order.refuse(reason)
         return [order for order in orders if not order.answer.done()]
@@ -390,7 +390,7 @@ class Launcher:
         told = "; ".join(f"{' and '.join(where)}{market}: {reason}" for reason, where in places.items())
         if self._choices.together and (home := self._choices.home()) is not None:
             told += f"; the others are in {home}, and trials that span instances need all of them in one zone"
-        return told or "there is no zone to try"
+        return told or "no zone is left to try"
 
     def _write(self, choice: Purchase, orders: Sequence[LaunchOrder], at_least: int) -> LaunchAttempt | None:
         """Write the next request down, for as many of `orders` as one may be for; None if that has changed.
@@ -402,7 +402,7 @@ class Launcher:
             if _boot_s(choice, [order]) < self._least_lease_s:
                 reason = (
                     f"the budget, or its lease, reaches {max(0.0, order.reach_s()):.0f} s from now, and an instance "
-                    f"needs {least_s:.0f} s to be of use; raise max_cost, or resources.lease"
+                    f"needs {least_s:.0f} s to be useful; raise max_cost, or resources.lease"
                 )
                 order.refuse(self._refuse(order.instance, reason))
         left = self._left(orders)
@@ -549,8 +549,8 @@ class Launcher:
             self._fleet.end_soon(name, intent.ending)
         if wrong and order is not None:
             order.refuse(
-                f"instance {name} was ended at once: {wrong}, in {choice.zone}; it is not EC2 as it should be: see "
-                "AWS_ENDPOINT_URL, and the account's policies"
+                f"instance {name} was ended at once: {wrong}, in {choice.zone}; the endpoint does not behave like "
+                "EC2: see AWS_ENDPOINT_URL, and the account's policies"
             )
 
     def _token(self, token: str) -> threading.RLock:

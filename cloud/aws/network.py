@@ -47,8 +47,9 @@ def choose_subnets(
     if not chosen:
         here = ", ".join(sorted({subnet["AvailabilityZone"] for subnet in subnets}))
         raise InputError(
-            f"resources.aws.subnets: {instance_type} is had in {', '.join(offered) or f'no zone of {session.region}'}, "
-            f"and the subnets are in {here}; add a subnet there, or choose another instance_type"
+            f"resources.aws.subnets: {instance_type} is available in "
+            f"{', '.join(offered) or f'no zone of {session.region}'}, and the subnets are in {here}; add a subnet "
+            "there, or choose another instance_type"
         )
     return str(subnets[0]["VpcId"]), chosen
 
@@ -227,7 +228,7 @@ def _let_itself_in(ec2: Any, group: str, sleep: Callable[[float], None]) -> None
             sleep(_PAUSE_S)
         else:
             return
-    raise ProviderError(f"security group {group} was made and EC2 does not show it; start again")
+    raise ProviderError(f"security group {group} was created, but EC2 does not list it; try again")
 
 
 def ensure_cluster(session: AwsSession, owner: str, zone: str, instance_type: str, *, only_try: bool = False) -> str:

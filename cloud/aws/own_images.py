@@ -201,7 +201,7 @@ class Build:
         """
         if checkpoints is None or not is_bucket(checkpoints):
             raise InputError(
-                "resources.checkpoints: a builder says through the bucket that its environment is installed; give "
+                "resources.checkpoints: a builder reports through the bucket that its environment is installed; give "
                 "s3://bucket/prefix"
             )
         self._session, self._machines, self._type = session, machines, instance_type
@@ -290,7 +290,7 @@ class Build:
                     raise ProviderError(f"the builder {builder} ended before the image was made: {self._why(builder)}")
                 seen = seen or lives
             self._now.sleep(_LOOK_S)
-        raise ProviderError(f"the builder {builder} was not done after {LEASE_S + BOOT_S:.0f} s; build again")
+        raise ProviderError(f"the builder {builder} did not finish within {LEASE_S + BOOT_S:.0f} s; build again")
 
     def _why(self, builder: str) -> str:
         return last_words(output(self._session, builder)) or (

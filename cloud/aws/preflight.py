@@ -63,7 +63,7 @@ def check_clock(answer: Mapping[str, Any], now: float) -> None:
     if abs(off_s) > MOST_S:
         raise InputError(
             f"this machine's clock is {abs(off_s):.0f} s {'ahead of' if off_s > 0 else 'behind'} AWS's, by which "
-            f"instances are billed and end themselves, and may be off by {MOST_S:.0f} s; set it right (chrony, or "
+            f"instances are billed and end themselves, and may be off by {MOST_S:.0f} s; correct it (chrony, or "
             "`timedatectl set-ntp true`)"
         )
 
@@ -103,7 +103,10 @@ def check_store(session: AwsSession, resources: Resources, *, mounts: Sequence[s
             "outlive instances of the spot market; give s3://bucket/prefix or a network mount, or set market: "
             "on_demand"
         )
-    yield f"checkpoints go to {path}, which is no network mount here ({kind or 'no mount found'}): do instances see it?"
+    yield (
+        f"checkpoints go to {path}, which is not a network mount here ({kind or 'no mount found'}); "
+        "check that instances see it"
+    )
 
 
 def file_system(path: Path, mounts: Sequence[str]) -> str:
@@ -234,8 +237,8 @@ def _look_at_driver(checks: _Checks, instance_type: str) -> Iterator[str]:
         where = "is not in EC2" if place is None else f"is in {place.vpc} ({place.region})"
         raise InputError(
             f"resources.provider: instances would be in {vpc} ({region}) and this machine {where}: they cannot reach "
-            "it; start a head there with `rubberband up FILE` and run on it, or say how they reach this machine "
-            "(resources.aws.driver_address)"
+            "it; start a head there with `rubberband up FILE` and run on it, or give the address by which they reach "
+            "this machine (resources.aws.driver_address)"
         )
 
 
@@ -349,7 +352,7 @@ def _look_at_guard(checks: _Checks) -> Iterator[str]:
         delete(checks.session, _PROBE)
     except FAILURES as error:
         yield (
-            "an instance whose guest never boots lives on if the driver dies as well, as AWS does not guard it: "
+            "an instance that never boots keeps running if the driver dies too, because AWS does not guard it: "
             f"{explain(error)} (see the role {role} in rubberband/cloud/aws/policies/README.md), or silence this with "
             "resources.aws.guard_role: null"
         )
@@ -362,7 +365,7 @@ def _look_at_end(checks: _Checks) -> Iterator[str]:
     living = [*by_tags(owner=owner), {"Name": "instance-state-name", "Values": ["pending", "running"]}]
     found: list[Any] = list(pages(ec2.describe_instances, "Reservations", Filters=living))
     if not found:
-        yield f"whether instances may be ended (ec2:TerminateInstances) is seen with the first one of owner {owner}"
+        yield f"permission to end instances (ec2:TerminateInstances) is first checked with an instance of owner {owner}"
         return
     try:
         ec2.terminate_instances(InstanceIds=[found[0]["Instances"][0]["InstanceId"]], DryRun=True)

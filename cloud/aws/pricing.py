@@ -244,7 +244,7 @@ class SpotHours:
             try:
                 found = priced(self._session, unknown, now)
             except FAILURES as error:
-                _log.warning("what spot instances cost in this hour is not known yet: %s", explain(error))
+                _log.warning("this hour's spot prices are not known yet: %s", explain(error))
                 found = {}
             self._ask_at = now if len(found) == len(unknown) else now + PAUSE_S
             for name, hour_prices_usd in found.items():

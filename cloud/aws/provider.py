@@ -241,7 +241,7 @@ class AwsProvider:
 
     def _end(self, intent: Intent) -> Intent:
         began_at = self._fleet.clock()
-        unanswered = f"EC2 has not told yet whether there is an instance {intent.instance}; ask again"
+        unanswered = f"EC2 does not show yet whether instance {intent.instance} exists; try again"
 
         def impatient() -> str:
             return unanswered if self._fleet.clock() - began_at >= PATIENCE_S else ""
@@ -291,7 +291,7 @@ class AwsProvider:
 
     def _given_up(self, instance: str) -> str:
         gone = self._closed or instance in self._unwanted
-        return f"instance {instance} was released while it was asked for" if gone else ""
+        return f"instance {instance} was released while it was requested" if gone else ""
 
     def _order(
         self,

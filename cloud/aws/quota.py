@@ -129,8 +129,8 @@ def _used(quota: Quota) -> str:
 def ask_for_more(quota: Quota, vcpus: int) -> str:
     """The remedy: the command that asks AWS to raise a quota to `vcpus`."""
     return (
-        f"end what runs, or ask for more: aws service-quotas request-service-quota-increase --service-code ec2 "
-        f"--quota-code {quota.code} --desired-value {vcpus} --region {quota.region}"
+        "end running instances, or request more: aws service-quotas request-service-quota-increase --service-code "
+        f"ec2 --quota-code {quota.code} --desired-value {vcpus} --region {quota.region}"
     )
 
 

@@ -50,7 +50,7 @@ class S3Folder:
         scheme, separator, rest = url.partition("://")
         bucket, _, prefix = rest.partition("/")
         if not separator or scheme != "s3" or not bucket:
-            raise InputError(f"{url} is no folder of S3; write s3://bucket/prefix")
+            raise InputError(f"{url} is not a folder of S3; write s3://bucket/prefix")
         return cls(bucket=bucket, prefix=prefix.strip("/"))
 
     @property
@@ -93,7 +93,7 @@ class S3Folder:
         except Exception as error:
             if code_of(error) in _GONE:
                 return False
-            raise _failure(f"{self.url}/{name} could not be looked at", error) from error
+            raise _failure(f"{self.url}/{name} could not be checked", error) from error
         return True
 
     def delete(self, name: str) -> None:

@@ -72,8 +72,8 @@ def why(machine: Mapping[str, Any], *, lease_over: bool) -> str:
             f"get-console-output --latest --instance-id {machine['InstanceId']}`"
         )
     if code == _BY_A_CALL:
-        return "terminated by somebody else"
-    return f"EC2 ended it ({said or 'it does not say why'})"
+        return "terminated by another user or process"
+    return f"EC2 ended it ({said or 'no reason given'})"
 
 
 def _code(machine: Mapping[str, Any]) -> str:

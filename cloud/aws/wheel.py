@@ -36,7 +36,7 @@ def upload(session: AwsSession | None, checkpoints: str | None) -> str:
     """
     if checkpoints is None or not is_bucket(checkpoints):
         raise InputError(
-            "resources.checkpoints: instances install the very rubberband that runs here, from a bucket; give "
+            "resources.checkpoints: instances install this driver's rubberband from a bucket; give "
             f"s3://bucket/prefix, {_OTHER_WAYS}"
         )
     name, content = build()
@@ -148,9 +148,9 @@ def _needs_as_installed(root: Path, content: dict[str, bytes]) -> list[str]:
     if changed := _changed(installed, root, content):
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise InputError(
-            f"resources.aws.install: {DISTRIBUTION} {installed.version} in {root.parent} is not as it was installed "
-            f"({', '.join(changed[:3])}{more}); reinstall it (pip install --force-reinstall), run a checkout (pip "
-            f"install -e .), {_OTHER_WAYS}"
+            f"resources.aws.install: {DISTRIBUTION} {installed.version} in {root.parent} was changed after its "
+            f"installation ({', '.join(changed[:3])}{more}); reinstall it (pip install --force-reinstall), run a "
+            f"checkout (pip install -e .), {_OTHER_WAYS}"
         )
     lines = (installed.read_text("METADATA") or "").partition("\n\n")[0].splitlines()
     return [line for line in lines if line.startswith(("Requires-Python:", "Requires-Dist:", "Provides-Extra:"))]

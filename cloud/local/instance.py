@@ -327,7 +327,7 @@ class _Guard:
             if (reason := self._ends()) is not None:
                 return reason
             if node.poll() is not None:
-                told = last_words(self._log, self.record.temp_dir) or "its Ray node said nothing"
+                told = last_words(self._log, self.record.temp_dir) or "its Ray node printed nothing"
                 return f"{told} (exit status {node.returncode}; see {self._log})"
             patience_s = max(patience_s, min(_START_S * crowding(), LONGEST_START_S))
             if time.monotonic() - began_at > patience_s:

@@ -162,7 +162,7 @@ def purse_without_released(job: Job, state: State) -> Purse:
 
 
 def _purse(job: Job, state: State, held: Iterable[InstanceRecord]) -> Purse:
-    assert job.max_cost_usd is not None, "only what is spent under a cap is reckoned ahead"
+    assert job.max_cost_usd is not None, "spending is forecast only under a cap"
     offer, now = job.offer, state.now
     settled_usd = offer.head_cost_usd(_head_s(state, now))
     rate_usd_per_s = offer.head_price_usd_per_hour / SECONDS_PER_HOUR

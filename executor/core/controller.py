@@ -367,7 +367,7 @@ class Controller:
             told += f"; max_cost paid for {last.first_lease_s:.0f} s of {last.instance}, which was not ready by then"
         if rules.affordable(self.job, state) and not cut_short:
             state.stranded = True
-            self._end("failed", f"{told}; once there is one to be had, `rubberband resume {self.job.name}` goes on")
+            self._end("failed", f"{told}; run `rubberband resume {self.job.name}` once one is available")
         else:
             self._end("budget", told)
 

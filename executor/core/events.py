@@ -230,7 +230,7 @@ class LiveInstance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedInstance:
-    """An instance that ran and ended while no driver watched."""
+    """An instance that ran and ended while no driver was running."""
 
     instance: str
     running_at: float

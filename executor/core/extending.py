@@ -62,7 +62,7 @@ def decide(job: Job, state: State, now: float) -> RestPlanned:
     try:
         found = best_rest(job, state, standing)
     except RubberbandError as error:
-        return _as_before(job, state, now, f"the rest cannot be planned again: {error}")
+        return _as_before(job, state, now, f"the rest cannot be replanned: {error}")
     return RestPlanned(
         occurred_at=now,
         stage=standing.done,
@@ -260,7 +260,7 @@ def limits_of(
     if max_cost_usd is None:
         return Limits(deadline_s=deadline_s)
     if not math.isfinite(max_cost_usd):
-        raise InputError(f"max_cost: {max_cost_usd} is no amount; give USD, such as 5")
+        raise InputError(f"max_cost: {max_cost_usd} is not an amount; give USD, such as 5")
     used_usd: float = header.setup.get("profiling_cost_usd", 0.0)
     _require_larger(max_cost_usd - used_usd, job.max_cost_usd, used_usd)
     return Limits(deadline_s=deadline_s, max_cost_usd=max_cost_usd - used_usd)
@@ -330,23 +330,23 @@ def _extended(job: Job, deadline_s: float | None, max_cost_usd: float | None) ->
         _require_larger(max_cost_usd, job.max_cost_usd, 0.0)
         extended = replace(extended, max_cost_usd=max_cost_usd)
     if extended == job:
-        raise InputError("these are the limits that it has already; give a later deadline or a larger max_cost")
+        raise InputError("the experiment already has these limits; give a later deadline or a larger max_cost")
     return extended
 
 
 def _require_later(asked_s: float, has_s: float | None, told: Callable[[float], str]) -> None:
     if has_s is None:
-        raise InputError("deadline: the experiment has none, so that there is nothing to extend; leave it out")
+        raise InputError("deadline: the experiment has none to extend; leave it out")
     if asked_s < has_s - _SAME_S:
-        raise InputError(f"deadline: {told(asked_s)} is before the {told(has_s)} that it has; give a later one")
+        raise InputError(f"deadline: {told(asked_s)} is before the present one, {told(has_s)}; give a later one")
 
 
 def _require_larger(asked_usd: float, has_usd: float | None, used_usd: float) -> None:
     if has_usd is None:
-        raise InputError("max_cost: the experiment has none, so that there is nothing to raise; leave it out")
+        raise InputError("max_cost: the experiment has none to raise; leave it out")
     if asked_usd < has_usd:
         asked, has = format_usd(asked_usd + used_usd), format_usd(has_usd + used_usd)
-        raise InputError(f"max_cost: {asked} is less than the {has} that it has; give more")
+        raise InputError(f"max_cost: {asked} is less than the present {has}; give more")
 
 
 def _require_future(extended: Job, state: State) -> None:
@@ -380,7 +380,7 @@ def _planned(job: Job, state: State, standing: Remainder, now: float) -> Outlook
     try:
         found = best_rest(job, state, standing)
     except RubberbandError as error:
-        return _told(job, forecast(job, state, now), state.plan, f"the rest cannot be planned again: {error}")
+        return _told(job, forecast(job, state, now), state.plan, f"the rest cannot be replanned: {error}")
     prediction = found.prediction if job.replan else found.present
     expected = Forecast(jct_s=standing.spent_s + prediction.jct_s, cost_usd=standing.spent_usd + prediction.cost_usd)
     if job.replan:

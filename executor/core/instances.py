@@ -346,13 +346,13 @@ def sort_out(state: State, event: DriverResumed) -> tuple[list[Command], list[Lo
         elif record.instance in ended:
             gone = ended[record.instance]
             _running_again(record, gone)
-            lost.append((record, gone.ended_at, "ended while no driver watched", gone.preempted))
+            lost.append((record, gone.ended_at, "ended while no driver was running", gone.preempted))
         elif record.running_at is not None:
             lost.append((record, event.occurred_at, "unknown to the provider", False))
         elif record.status is InstanceStatus.REQUESTED:
             commands.append(launch(record))
         else:
-            record.status, record.reason = InstanceStatus.REFUSED, "given up before it ran"
+            record.status, record.reason = InstanceStatus.REFUSED, "abandoned before it ran"
     state.rent_changed()
     return commands, lost
 

@@ -373,7 +373,7 @@ def unsaved_iterations(state: State) -> int:
 def _repeated(iterations: int) -> str:
     if not iterations:
         return ""
-    return f"trials train {iterations} iteration{'s' * (iterations > 1)} again, for want of a checkpoint"
+    return f"trials train {iterations} iteration{'s' * (iterations > 1)} again, without a checkpoint"
 
 
 def _delays(offer: Offer, state: State, cold_surplus_s: float) -> tuple[Offer, list[str]]:

@@ -35,8 +35,8 @@ _POSTGRESQL = {
     "application_name": "rubberband",
 }
 """What libpq is told, unless the URL tells it; a server that is gone is noticed in half a minute."""
-_FILE_ACCESS = "its folder must be there, writable and not full"
-_SERVER_ACCESS = "see that the server runs and lets this user in"
+_FILE_ACCESS = "its folder must exist, be writable and have room"
+_SERVER_ACCESS = "check that the server runs and accepts this user"
 _MAKING = 0x52424244
 """The lock (in PostgreSQL) of whoever makes tables."""
 
@@ -205,13 +205,11 @@ def parse_url(url: str | sql.URL) -> sql.URL:
         raise InputError(f"the store's URL cannot be read; write it as {EXAMPLES}") from None
     path = parsed.database if isinstance(url, str) and parsed.get_backend_name() == "sqlite" else None
     if path not in (None, "", ":memory:") and not os.path.isabs(path):
-        raise InputError(
-            f"the store {shown_url(parsed)} would be another file in each folder; use a whole path: {EXAMPLES}"
-        )
+        raise InputError(f"the store {shown_url(parsed)} is a relative path; use an absolute one: {EXAMPLES}")
     if parsed.drivername in ("postgres", "postgresql"):
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.get_backend_name() not in ("sqlite", "postgresql"):
-        raise InputError(f"the store {shown_url(parsed)} is of a kind that is not known; use {EXAMPLES}")
+        raise InputError(f"the store {shown_url(parsed)} is of an unknown kind; use {EXAMPLES}")
     return parsed
 
 
@@ -229,8 +227,8 @@ def _require_utf8(connection: sql.Connection) -> None:
     encoding = connection.exec_driver_sql("SHOW server_encoding").scalar()
     if encoding != "UTF8":
         raise InputError(
-            f"the database {shown_url(connection.engine.url)} keeps texts as {encoding}; make one that keeps UTF8: "
-            f"createdb --encoding=UTF8 --template=template0 NAME"
+            f"the database {shown_url(connection.engine.url)} stores text as {encoding}; create one with UTF8: "
+            "createdb --encoding=UTF8 --template=template0 NAME"
         )
 
 

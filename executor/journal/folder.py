@@ -143,8 +143,8 @@ class ExperimentFolder:
             )
         if self.exists:
             raise NameTakenError(
-                f"the name {self.name!r} is taken by another experiment ({self._place}); go on with it by "
-                f"`rubberband resume {self.name}`, or run this one under another name: -s name={self.name}-2"
+                f"the name {self.name!r} is taken by another experiment ({self._place}); continue it with `rubberband "
+                f"resume {self.name}`, or run this one under another name: -s name={self.name}-2"
             )
 
     def make(self) -> None:
@@ -160,7 +160,7 @@ class ExperimentFolder:
         if not self.exists:
             known = ", ".join(folder.name for folder in folders(self.home, self.store)) or "none"
             place = self.home if self.store is None else self._place
-            raise InputError(f"there is no experiment {self.name!r} in {place}; there are: {known}")
+            raise InputError(f"experiment {self.name!r} not found in {place}; known: {known}")
 
     @property
     def driven(self) -> bool:
@@ -178,13 +178,13 @@ class ExperimentFolder:
         except OSError as error:
             if self.store is not None and not self.path.exists():
                 raise InputError(
-                    f"experiment {self.name!r} was begun in another home: {self.path} is not here; go on with it where "
-                    f"it was begun, or set RUBBERBAND_HOME to that folder"
+                    f"experiment {self.name!r} was started in another home: {self.path} is missing here; resume it "
+                    "there, or set RUBBERBAND_HOME to that folder"
                 ) from None
             raise InputError(_unwritable(self.path, error)) from None
         with open(self._lock, "a") as file:
             if not locked(file, EXCLUSIVE, wait_s=_LAST_S):
-                raise InputError(f"another driver is at work on experiment {self.name!r}; wait for it, or stop it")
+                raise InputError(f"another driver is running experiment {self.name!r}; wait for it, or stop it")
             yield
 
     @property

@@ -36,7 +36,7 @@ class HostedRun:
     resume: bool
     """Whether to go on with what is journalled; `words` are not looked at then."""
     words: dict[str, Any]
-    """The experiment in the file's words."""
+    """The experiment as its file describes it."""
     policy: Policy = "optimal"
     code: tuple[str, ...] = ()
     """Folders in which the entry point is found."""
@@ -98,7 +98,9 @@ def read_order(folder: ExperimentFolder) -> HostedRun:
     """The order. Raises InputError if there is none."""
     order = _read(folder.order, HostedRun)
     if order is None:
-        raise InputError(f"{folder.order} is no order of the service; submit the experiment again, or resume it")
+        raise InputError(
+            f"{folder.order} is not a submission of the service; submit the experiment again, or resume it"
+        )
     return order
 
 

@@ -47,7 +47,7 @@ def encode_event(event: Event) -> tuple[str, str]:
 def decode_event(kind: str, body: str) -> Event:
     """The event that `encode_event` made these of. Raises JournalError if it is none that is known, or broken."""
     if kind not in _KINDS:
-        raise JournalError(f"the journal holds an event {kind!r}, which this version does not know; use the newer one")
+        raise JournalError(f"the journal holds an event {kind!r}, unknown to this version; use the newer one")
     event: Event = _decode(_KINDS[kind], body)
     return event
 
@@ -72,7 +72,7 @@ def _decode(kind: type[Any], body: str) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the record"
-        raise DamagedJournalError(f"it holds a broken {kind.__name__}: {where}: {first['msg']}") from None
+        raise DamagedJournalError(f"it has a broken {kind.__name__}: {where}: {first['msg']}") from None
 
 
 _PATIENCE_S = 180.0
@@ -167,7 +167,8 @@ class Journal:
         self.durable = True
         """Whether what is appended outlives the machine's power, and not only its process."""
         remedy = (
-            f"make room or give access, then go on by `rubberband resume {name}`, or run it again if it had not begun"
+            f"make room or give access, then continue with `rubberband resume {name}`, or run it again if it had not "
+            "started"
         )
         self._database = Database(url, what=f"the journal of {name!r}", remedy=remedy, patience_s=_PATIENCE_S)
         try:
@@ -239,7 +240,7 @@ class Journal:
         ours = sql.select(_events).where(_events.c.experiment == self.name, _events.c.seq >= self._next_seq)
         if [dict(row) for row in connection.execute(ours.order_by(_events.c.seq)).mappings()] != rows:
             raise JournalError(
-                f"the journal of {self.name!r} has events that another process wrote; let only one go on with it"
+                f"the journal of {self.name!r} has events of another process; let only one process run it"
             )
 
     def events(self, after: int = -1) -> Iterator[tuple[int, Event]]:
@@ -258,7 +259,7 @@ class Journal:
             rows = connection.execute(query)
             for expected, (seq, kind, body) in enumerate(rows, start=after + 1):
                 if seq != expected:
-                    raise DamagedJournalError(f"event {expected} is missing, and event {seq} is there")
+                    raise DamagedJournalError(f"event {expected} is missing before event {seq}")
                 yield seq, decode_event(kind, body)
 
     def require_whole(self) -> None:

@@ -33,9 +33,7 @@ class JournalReader:
         try:
             header = self.journal.header()
             if header is None:
-                raise DamagedJournalError(
-                    f"the journal of {folder.name!r} is damaged (it does not tell what was begun)"
-                )
+                raise DamagedJournalError(f"the journal of {folder.name!r} is damaged (its first entry is missing)")
         except BaseException:
             self.journal.close()
             raise

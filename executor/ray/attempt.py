@@ -77,8 +77,8 @@ class _Gathered:
         if self.deaths and self.ran_out:
             return "died", RAN_OUT, "\n".join(self.deaths)
         if self.deaths:
-            told = "its process ended of itself (os._exit, a crash in native code, or out of memory)"
-            return "died", f"{told}; the trial's log may tell more", "\n".join(self.deaths)
+            told = "its process exited (os._exit, a crash in native code, or out of memory)"
+            return "died", f"{told}; see the trial's log", "\n".join(self.deaths)
         if self.failures:
             return self.failures[0].kind, self.failures[0].message, self.failures[0].details
         return "died", "the gang ended before its last iteration", ""

@@ -60,7 +60,7 @@ def pack(folders: Sequence[str]) -> Code:
                 archive.writestr(_entry(name, path), path.read_bytes())
             except (OSError, UnicodeError) as error:  # also of a name that is no text
                 named = os.fsencode(path).decode(errors="backslashreplace")
-                reason = getattr(error, "strerror", None) or "its name is no text"
+                reason = getattr(error, "strerror", None) or "its name is not text"
                 raise InputError(
                     f"{named} cannot be read to be sent to the instances ({reason}); give access, or list it in "
                     f"{IGNORE_FILE}"
@@ -184,8 +184,8 @@ def _too_much(sizes: dict[str, int], files: int, *, at_least: bool) -> str:
     told = ", ".join(f"{part} ({sizes[part] / 1e6:.0f} MB)" for part in largest)
     more = "more than " if at_least else ""
     return (
-        f"the code to send to the instances is {more}{sum(sizes.values()) / 1e6:.0f} MB in {files} files, and may be "
-        f"{MAX_BYTES / 1e6:.0f} MB in {MAX_FILES}; the most is in {told}: list what trials do not import in "
+        f"the code to send to the instances is {more}{sum(sizes.values()) / 1e6:.0f} MB in {files} files; the limit "
+        f"is {MAX_BYTES / 1e6:.0f} MB in {MAX_FILES}; the most is in {told}: list what trials do not import in "
         f"{IGNORE_FILE} beside it, or start from a folder of its own"
     )
 

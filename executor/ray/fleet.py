@@ -291,7 +291,7 @@ class RayFleet:
             if time.monotonic() >= deadline or self._closing.wait(_LOOK_S):
                 names = ", ".join(sorted(warden.instance for warden in late))
                 raise ProviderError(
-                    f"it is not asked for, since max_cost covers it only if the leases of {names} are cut, which "
+                    f"it is not requested: max_cost covers it only with shorter leases of {names}, which "
                     f"did not answer within {_CUT_S:.0f} s"
                 )
             for warden in late:
@@ -334,7 +334,7 @@ class RayFleet:
                     return None
                 reason = f"{type(error).__name__}: {error}"
                 if reason != told:
-                    _log.warning("instance %s is not given back yet, and is asked for again: %s", instance, reason)
+                    _log.warning("instance %s is not released yet; retrying: %s", instance, reason)
                 told = reason
                 if self._closing.wait(_RETRY_S):
                     return None
@@ -394,7 +394,7 @@ class RayFleet:
         try:
             told = self._provider.last_words(instance)
         except Exception as error:  # a look, never a condition
-            _log.debug("instance %s does not say what it is at: %s", instance, error)
+            _log.debug("the boot status of instance %s is not available: %s", instance, error)
             return reason
         return f"{told} ({reason})" if told else reason
 
@@ -422,7 +422,7 @@ class RayFleet:
             statuses = self._provider.describe()
             head = self._provider.head()
         except Exception as error:  # it is asked again at once
-            _log.debug("the provider does not say what there is: %s", error)
+            _log.debug("the provider does not list its instances: %s", error)
             return
         for status in statuses:
             with self._mutex:
@@ -450,7 +450,7 @@ class RayFleet:
         if ended_at is not None:
             self._end(instance, hold)
             hold.gone = True
-            reason = status.reason or "ended by somebody else"
+            reason = status.reason or "ended by another user or process"
             failed_start = not status.preempted and status.requested_at >= self._began_at
             if running_at is None:
                 self._mailbox.put(

@@ -88,8 +88,8 @@ class Entrypoint:
         if adaptive and not (isinstance(target, type) and issubclass(target, TorchTrial)):
             kind = "rubberband.Trial" if isinstance(target, type) else "function"
             raise EntrypointError(
-                f"{self} is a {kind}, whose training loop nobody else can adapt (batch.policy: goodput); write a "
-                "rubberband.TorchTrial, or set batch.policy to fixed"
+                f"{self} is a {kind}, whose training loop cannot be adapted from outside (batch.policy: goodput); "
+                "write a rubberband.TorchTrial, or set batch.policy to fixed"
             )
         if not isinstance(target, type) and max_gpus_per_trial > 1:
             raise EntrypointError(

@@ -117,7 +117,7 @@ class Gang:
                 else:
                     self._store.wait([f"left-{rank}" for rank in range(1, self.num_workers)], FAREWELL_TIMEOUT)
             except dist.DistError:
-                _log.warning("rank %d: the gang did not part in order", self.rank, exc_info=True)
+                _log.warning("rank %d: the gang did not shut down cleanly", self.rank, exc_info=True)
         self._destroy()
 
     def close(self) -> None:

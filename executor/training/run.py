@@ -100,7 +100,7 @@ class FunctionRunner:
         if self._thread is not None:
             self._thread.join(END_TIMEOUT_S)
             if self._thread.is_alive():
-                _log.warning("trial %d: the function goes on after its segment is over", self._segment.trial)
+                _log.warning("trial %d: the function still runs after its segment ended", self._segment.trial)
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any) -> None:
         """In the function's thread: hand over one iteration, and wait until the next is wanted."""
@@ -140,7 +140,7 @@ class FunctionRunner:
         raise TrialFailure(
             "raised",
             f"the function returned before iteration {self._iteration}; it must call rubberband.report() once per "
-            f"iteration and go on until report() ends it",
+            "iteration until report() ends it",
         )
 
     def _run(self) -> None:
@@ -222,7 +222,7 @@ def _train(
     if segment.from_iterations > 0:
         if segment.checkpoint is None:
             raise CheckpointError(
-                f"trial {segment.trial} cannot go on from {segment.from_iterations} iterations: there is no checkpoint"
+                f"trial {segment.trial} cannot resume from {segment.from_iterations} iterations: there is no checkpoint"
             )
         runner.restore(store.load(segment.checkpoint))
     if segment.rank == 0:

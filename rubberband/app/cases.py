@@ -122,8 +122,8 @@ def _case(experiment: Experiment, offer: Offer, profile: Profile, now: float) ->
     least, most = constraints.min_gpus_per_trial, min(constraints.max_gpus_per_trial, model.limits.max)
     if least > most:
         raise InputError(
-            f"resources.gpus_per_trial.min: {least} GPUs are more than the largest batch of the profile has samples "
-            f"({most}); lower it to {most}, or raise batch.max and profile again"
+            f"resources.gpus_per_trial.min: {least} GPUs are more than the {most} samples of the profile's largest "
+            f"batch; lower it to {most}, or raise batch.max and profile again"
         )
     sizes = [gpus for gpus in gang_sizes(offer.gpus, least, most) if gpus >= profile.smallest_gpus]
     if not sizes:

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = open_folder(arguments[1], Path(arguments[0]))
     with _lock(folder, arguments[2:]) as lock:
         if lock is None:
-            _say(f"another process is at work on experiment {folder.name!r}")
+            _say(f"another process is running experiment {folder.name!r}")
             return AT_WORK
         try:
             order = read_order(folder)
@@ -71,7 +71,7 @@ def _lock(folder: ExperimentFolder, inherited: Sequence[str]) -> AbstractContext
 def _told(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str], None]) -> tuple[int, str]:
     """How it ended: the exit code, and what went wrong in one line. `wait_for` is told what it waits for."""
     # Before the experiment sees to signals itself, nothing is rented yet, and the first one ends it at once.
-    AtOnce(Cancelled("cancelled before it began; nothing was spent")).handle((signal.SIGINT, signal.SIGTERM))
+    AtOnce(Cancelled("cancelled before it started; nothing was spent")).handle((signal.SIGINT, signal.SIGTERM))
     try:
         result = _run(folder, order, wait_for)
     except RubberbandError as error:
@@ -137,7 +137,7 @@ def _once_the_store_is_back(folder: ExperimentFolder, away: StoreAwayError, wait
         while True:
             why = _one_line(away.__cause__ if isinstance(away.__cause__, StoreAwayError) else away)
             _say(f"waiting: {why}")
-            wait_for(f"it waits, and goes on by itself: {why}")
+            wait_for(f"it waits, and resumes automatically: {why}")
             _pause(pause_s, asked)
             pause_s = min(2.0 * pause_s, LONGEST_PAUSE_S)
             try:

@@ -181,7 +181,7 @@ def _scaling_line(model: GoodputProfile, gpus_per_instance: int) -> str:
     """How many GPUs a trial can use (Pollux §5.4.1): with more, each does less than half of what one alone does."""
     widest = max(point.gpus for point in model.points)
     if widest == 1:
-        return "how far a trial scales is not known: 1 GPU was measured, and no more"
+        return "only 1 GPU was measured, so it is not known how far a trial scales"
     sizes = gang_sizes(gpus_per_instance, 1, min(model.limits.max, WIDEST_TOLD))
     found = scaled_size(model, gpus_per_instance, sizes, 1)
     more = " or more" if found == sizes[-1] else ""

@@ -184,13 +184,13 @@ def _is_capped(options: Sequence[Case]) -> bool:
 
 
 def _too_late(answer: Estimate) -> bool:
-    assert answer.nearest is not None, "what has no plan has a nearest one"
+    assert answer.nearest is not None, "an infeasible answer has a nearest plan"
     deadline_s = answer.constraints.deadline_s
     return deadline_s is not None and answer.nearest.jct_s > deadline_s
 
 
 def _no_plan(answer: Estimate) -> InfeasibleError:
-    assert answer.nearest is not None, "what has no plan has a nearest one"
+    assert answer.nearest is not None, "an infeasible answer has a nearest plan"
     return InfeasibleError(
         answer.obstacle or "",
         advice=(answer.reason or "").removeprefix(f"{answer.obstacle}; "),

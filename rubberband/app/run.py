@@ -51,7 +51,7 @@ def tune(entrypoint: Any = None, /, *, home: str | os.PathLike[str] | None = Non
     if experiment is None:
         experiment = Experiment(**({} if entrypoint is None else {"entrypoint": entrypoint}), **words)
     elif words or entrypoint is not None:
-        raise InputError(f"tune was given an experiment and {', '.join(words) or 'an entry point'} beside it; give one")
+        raise InputError(f"tune() got an experiment and also {', '.join(words) or 'an entry point'}; give one of them")
     folder = open_folder(experiment.name, Path(home).expanduser().resolve() if home else None)
     return run_experiment(experiment, folder)
 

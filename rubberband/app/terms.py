@@ -258,7 +258,7 @@ def live_terms(experiment: Experiment, home: Path) -> Terms:
 
     beside = with_side_facts(table, session, experiment.resources)
     stale = tuple(
-        f"prices of AWS are missing ({note}); those that it told before, or the catalogue's, stand in."
+        f"AWS prices are not available ({note}); earlier ones, or the catalogue's, are used instead."
         for note in table.notes
     )
     rooms, unknown = _rooms(session, experiment, table.notes)
@@ -287,7 +287,7 @@ def _rooms(
     except ProviderError as error:
         why = str(error)
     reason = "for the same reason" if why in told else why
-    return (), (f"quota: not known ({reason}); max_instances={resources.max_instances} is taken as it is.",)
+    return (), (f"quota: not known ({reason}); max_instances={resources.max_instances} is used unchecked.",)
 
 
 def _no_quota(rooms: Sequence[quota.Room], max_instances: int) -> Exception:

@@ -158,7 +158,7 @@ class AsyncClient:
         return await self._send(calls.plan(experiment, overrides, policy, frontier, seed))
 
     async def stored_plan(self, id: str) -> dict[str, Any]:
-        """A plan that was previewed before."""
+        """A plan of an earlier preview."""
         return await self._send(calls.stored_plan(id))
 
     async def submit(
@@ -268,7 +268,7 @@ class AsyncClient:
         return await self._send(calls.extend(name, deadline, max_cost, dry_run, idempotency_key))
 
     async def prices(self, *types: str, region: str = "us-east-1") -> dict[str, Any]:
-        """What instance types have and cost."""
+        """Resources and prices of instance types."""
         return await self._send(calls.prices(types, region))
 
     def events(self, experiment: str | None = None, *, after: int | None = None) -> AsyncIterator[EventView]:

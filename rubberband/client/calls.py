@@ -162,7 +162,7 @@ def _experiment(experiment: Submittable, overrides: Sequence[str]) -> Experiment
     if isinstance(experiment, str | os.PathLike):
         return load_experiment(experiment, overrides)
     if overrides:
-        raise InputError("overrides are for the path of a file; change the words themselves")
+        raise InputError("overrides apply to a file; change the mapping itself")
     return experiment if isinstance(experiment, Experiment) else Experiment(**experiment)
 
 
@@ -223,7 +223,7 @@ def _post(path: str, body: object = None, *, key: str | None = None, params: Par
     try:
         content = None if body is None else json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
     except ValueError:
-        raise InputError(f"{path}: NaN and infinity are no values here; give a number, or leave it out") from None
+        raise InputError(f"{path}: NaN and infinity are not allowed; give a number, or leave it out") from None
     headers = {} if content is None else {"Content-Type": "application/json"}
     if key is not None:
         headers["Idempotency-Key"] = key
@@ -291,7 +291,7 @@ def extend(
 
 
 def stored_plan(id: str) -> Call[dict[str, Any]]:
-    """A plan that was previewed before."""
+    """A plan of an earlier preview."""
     return Call(method="GET", path=f"/v1/plans/{quote(id, safe='')}")
 
 

@@ -85,7 +85,7 @@ class Client:
         return self._send(calls.plan(experiment, overrides, policy, frontier, seed))
 
     def stored_plan(self, id: str) -> dict[str, Any]:
-        """A plan that was previewed before."""
+        """A plan of an earlier preview."""
         return self._send(calls.stored_plan(id))
 
     def submit(
@@ -192,7 +192,7 @@ class Client:
         return self._send(calls.extend(name, deadline, max_cost, dry_run, idempotency_key))
 
     def prices(self, *types: str, region: str = "us-east-1") -> dict[str, Any]:
-        """What instance types have and cost."""
+        """Resources and prices of instance types."""
         return self._send(calls.prices(types, region))
 
     def events(self, experiment: str | None = None, *, after: int | None = None) -> Iterator[EventView]:

@@ -64,7 +64,7 @@ class Address:
 
 
 def _no_url(url: str, why: str) -> InputError:
-    return InputError(f"{url!r} is no address of a service ({why}); write it as {DEFAULT_SERVER}")
+    return InputError(f"{url!r} is not the address of a service ({why}); write it as {DEFAULT_SERVER}")
 
 
 def wait_s(call: Call[Any], tried: int, answer: httpx.Response | None) -> float | None:

@@ -32,10 +32,10 @@ def up(
 ) -> None:
     """Start the head on EC2, or find it.
 
-    The head is an instance in your VPC, with rubberband and the experiment's folder on it, from which `rubberband run`
-    works as on any machine. There is one for each owner and region (resources.aws.owner, resources.region); it costs
-    money until `rubberband down`. When nothing has run on it for resources.aws.head_idle (1 h) it stops itself, and
-    then costs its disk alone. The folder comes along if resources.checkpoints is a bucket (s3://...).
+    The head is an instance in your VPC with rubberband and the experiment's folder; `rubberband run` works on it as on
+    any machine. Each owner has one head in a region (resources.aws.owner, resources.region). It costs money until
+    `rubberband down`. It stops itself when nothing has run for resources.aws.head_idle (1 h); then only its disk
+    costs money. The folder is copied if resources.checkpoints is a bucket (s3://...).
     """
     from rubberband.cloud.aws.calls import open_aws
     from rubberband.spec.loading import load_experiment
@@ -111,7 +111,7 @@ def _cost(session: AwsSession, instance_type: str) -> str:
         with in_one_line():
             price_usd = on_demand_price(session, instance_type)
     except InputError as error:
-        print(f"note: what a {instance_type} costs is not known: {error}", file=sys.stderr)
+        print(f"note: the price of a {instance_type} is not known: {error}", file=sys.stderr)
         return ""
     return "" if price_usd is None else f"; {format_usd(price_usd)} an hour until `rubberband down`"
 
@@ -130,11 +130,11 @@ def down(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, even if an experiment runs.")] = False,
 ) -> None:
-    """End everything on EC2: workers, head, and what belongs to them.
+    """Terminate everything on EC2: workers, head, and their resources.
 
-    Every instance of the owner in the region is ended, whoever drives it; then the published Ray token and the security
-    group are deleted. What experiments have written to their checkpoint store stays, and so do images, each named with
-    its price; journals on the head do not.
+    Terminates every instance of the owner in the region, also those in use; then deletes the published Ray token and
+    the security group. Checkpoint stores and images are kept, and the price of each image is shown. Journals on the
+    head are lost.
     """
     from rubberband.cloud.aws.calls import open_aws
 
@@ -169,7 +169,7 @@ def _ask(workers: Iterable[Owned], owner: str, region: str) -> None:
     what = ", ".join(f"{count} of {name}" for name, count in sorted(running.items()))
     told = f"instances of owner {owner} live in {region}: {what}"
     if not sys.stdin.isatty():
-        raise InputError(f"{told}; end them all the same with --yes")
+        raise InputError(f"{told}; end them anyway with --yes")
     typer.confirm(f"{told}; end them?", abort=True, err=True)
 
 
@@ -210,9 +210,9 @@ def sweep(
         ),
     ] = None,
 ) -> None:
-    """End what dead drivers left running, here and on EC2.
+    """Terminate instances left by crashed runs, here and on EC2.
 
-    Instances of a living driver are left alone. Nothing is lost: `rubberband resume` starts new ones and goes on from
+    Instances of a living driver keep running. Nothing is lost: `rubberband resume` starts new ones and continues from
     the last reported iterations.
     """
     from rubberband.app.run import default_home
@@ -248,7 +248,7 @@ def _sweep_ec2(home: Path, name: str | None) -> list[str]:
         print(note, file=sys.stderr)
     for found in swept.unknown:
         print(
-            f"left alone: {found}, which no experiment here knows; `rubberband down` ends it if no driver does",
+            f"not touched: {found}, which belongs to no experiment here; `rubberband down` ends it if no driver does",
             file=sys.stderr,
         )
     if swept.troubles:
@@ -340,7 +340,7 @@ _USUAL_S = 600.0
 
 @image.command(name="list")
 def list_images(file: ChosenFile = None, region: RegionOption = None, owner: OwnerOption = None) -> None:
-    """List the images, and what they cost; also what a deletion that was cut off left, which `delete` deletes."""
+    """List the images with their costs, and the remains of interrupted deletions, which `delete` removes."""
     session, chosen_owner = _opened(file, region, owner)
     from rubberband.cloud.aws.own_images import listed_images
     from rubberband.cloud.aws.resolving import in_one_line
@@ -361,7 +361,7 @@ def delete(
     region: RegionOption = None,
     owner: OwnerOption = None,
 ) -> None:
-    """Delete an image and its snapshots. Instances that run on it go on."""
+    """Delete an image and its snapshots. Instances that use it keep running."""
     session, chosen_owner = _opened(file, region, owner)
     from rubberband.cloud.aws.own_images import delete_image
     from rubberband.cloud.aws.resolving import in_one_line

@@ -136,5 +136,5 @@ def open_client(server: str | None) -> Client:
         from rubberband.distribution import install_hint
         from rubberband.errors import InputError
 
-        raise InputError(f"a service is asked with httpx; {install_hint('client')}") from None
+        raise InputError(f"asking a service needs httpx; {install_hint('client')}") from None
     return Client(DEFAULT_SERVER if server == LOCAL else server)

@@ -57,7 +57,9 @@ PlanOption = Annotated[
 ]
 FrontierOption = Annotated[
     bool,
-    typer.Option("--frontier", help="With -o json: all of cost against deadline; tables and pages always have it."),
+    typer.Option(
+        "--frontier", help="With -o json: include the frontier of cost against deadline; tables and pages always do."
+    ),
 ]
 HtmlOption = Annotated[
     Path | None,
@@ -68,7 +70,7 @@ CompareOption = Annotated[
     typer.Option(
         "--compare-to",
         metavar="FILE",
-        help="Tell what is different from an estimate saved before with -o json.",
+        help="Show the differences from an earlier estimate, saved with -o json.",
         show_default=False,
     ),
 ]
@@ -108,11 +110,11 @@ def estimate(
     seed: SeedOption = 0,
     overrides: Overrides = None,
 ) -> None:
-    """Predict what an experiment takes and costs, and spend nothing.
+    """Predict an experiment's time and cost; nothing is spent.
 
-    Finds the cheapest plan (instances and GPUs per trial for every stage) within the deadline and the budget, and
-    shows what else could be done, what other deadlines would cost, and what the figures rest on. Exit code 3: no plan
-    is within the limits; the nearest one is told.
+    Finds the cheapest plan (instances and GPUs per trial for every stage) within the deadline and the budget. Shows
+    other options, the cost of other deadlines, and the assumptions. Exit code 3: no plan is within the limits; the
+    nearest one is shown.
     """
     asked = EstimateOptions(
         file=file,
@@ -187,7 +189,7 @@ def _infeasible(answer: Estimate) -> Exception:
         return InfeasibleError(
             answer.reason or "", shortest_jct_s=answer.nearest.jct_s, cheapest_usd=answer.nearest.cost_usd
         )
-    assert answer.prediction is not None, "what has no plan has a nearest one"
+    assert answer.prediction is not None, "an infeasible answer has a nearest plan"
     reason = f"the plan does not keep {broken_limits(answer)}; change the plan or the policy, or raise the limits"
     return InfeasibleError(reason, shortest_jct_s=answer.prediction.jct_s, cheapest_usd=answer.prediction.cost_usd)
 
@@ -237,8 +239,8 @@ def plan(
 ) -> None:
     """Estimate an experiment with live prices and quotas.
 
-    What `estimate` does, with the prices that AWS asks now and no more instances than the account may hold. Where AWS
-    cannot be asked, older prices are taken and that is told. Nothing is started, and nothing is spent.
+    Does the same as `estimate`, with current AWS prices and within the account's quota. If AWS does not answer, older
+    prices are used and a note says so. Nothing is started, and nothing is spent.
     """
     asked = EstimateOptions(
         file=file,

@@ -21,17 +21,19 @@ def prices(
     types: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TYPE]...", help="Only these, GPUs or not; default: all with GPUs.", show_default=False
+            metavar="[TYPE]...",
+            help="Only these types, with or without GPUs; default: all with GPUs.",
+            show_default=False,
         ),
     ] = None,
     region: Annotated[str, typer.Option("--region", "-r", help="The region of AWS.")] = "us-east-1",
     refresh: Annotated[bool, typer.Option("--refresh", help="Ask AWS, however new the last answers are.")] = False,
     output: Annotated[PricesFormat, typer.Option("--output", "-o", help="Print a table or JSON.")] = PricesFormat.table,
 ) -> None:
-    """Show what EC2's instance types have and cost.
+    """Show the resources and prices of EC2 instance types.
 
-    Prices on demand are asked for once a day and those on spot every ten minutes. Where AWS cannot be asked, those that
-    it told before, or the ones that come with rubberband, are shown with their age.
+    On-demand prices are refreshed once a day, spot prices every ten minutes. If AWS does not answer, earlier prices, or
+    those that come with rubberband, are shown with their age.
     """
     from rubberband.cloud.prices import prices_of
     from rubberband.home import default_home

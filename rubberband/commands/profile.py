@@ -36,10 +36,9 @@ def profile(
 ) -> None:
     """Measure the profile that planning needs.
 
-    Runs trials for a few iterations at 1, 2, 4 and more GPUs, on instances of its own: their speed, what trials differ
-    by and what their iterations vary by, their start-up, and how long instances take to start. With batch.policy
-    goodput, trials also try the batch sizes that they may choose among: how long steps take, how noisy gradients are,
-    and how many GPUs are of use.
+    Runs trials for a few iterations at 1, 2, 4 and more GPUs, on its own instances. Measures their speed, its variation
+    between trials and between iterations, their start-up, and the start times of instances. With batch.policy goodput,
+    trials also measure batch sizes: the time of steps, the noise of gradients, and the useful number of GPUs.
     """
     from rubberband.app.measure import measure_profile
     from rubberband.app.run import announce_device, cloud_terms, find_entrypoint

@@ -41,8 +41,8 @@ def report(
 ) -> None:
     """Print an experiment's result.
 
-    The best configuration, stages, time and cost planned against actual, where the paid time went, how batch sizes
-    adapted, and the trials; also while it runs.
+    Shows the best configuration, stages, time and cost planned against actual, the use of the paid time, batch sizes,
+    and the trials. It also works while the experiment runs.
     """
     result = _result(name, client_of(server))
     if html is not None:
@@ -193,14 +193,12 @@ def logs(
     name: Name,
     trial: Annotated[int | None, typer.Argument(metavar="[TRIAL]", help="One trial only.", show_default=False)] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on printing what comes, until it is over.")
+        bool, typer.Option("--follow", "-f", help="Keep printing new output until the experiment ends.")
     ] = False,
-    process: Annotated[
-        bool, typer.Option("--process", help="What its process printed, if a service started it.")
-    ] = False,
+    process: Annotated[bool, typer.Option("--process", help="Output of its process, if a service started it.")] = False,
     server: ServerOption = None,
 ) -> None:
-    """Print what the trials printed, and why some failed."""
+    """Print the trials' output, and why some failed."""
     client = client_of(server)
     if client is None:
         from rubberband.commands.standing import local_experiment

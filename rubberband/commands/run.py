@@ -26,9 +26,9 @@ def run(
 ) -> None:
     """Plan an experiment, run it, and report.
 
-    The report tells the best configuration and the bill, planned against actual. Without a profile one is measured
-    first. Ctrl-C ends the run cleanly: instances are given back, the best so far is
-    reported, and `rubberband resume` goes on with it.
+    The report shows the best configuration and the bill, planned against actual. If the file has no profile, one is
+    measured first. Ctrl-C ends the run cleanly: instances are released, the best so far is reported, and
+    `rubberband resume` continues the run.
     """
     from rubberband.app.run import run_experiment
     from rubberband.executor.journal.folder import open_folder
@@ -56,12 +56,11 @@ def resume(
     name: Name,
     server: ServerOption = None,
 ) -> None:
-    """Go on with an experiment that was cut off.
+    """Resume an interrupted experiment.
 
-    It may have been cancelled, its driver may have died, no instance was to be had, its checkpoint store was away, or
-    max_cost was reached and is larger now (`rubberband extend`); no reported iteration is trained again, unless its
-    checkpoint is lost. A service goes on with it by itself; on
-    this machine, this command does.
+    The experiment was cancelled, lost its driver or its checkpoint store, or found no instance. If it stopped at
+    max_cost, raise that first (`rubberband extend`). Reported iterations are not trained again, unless their
+    checkpoint is lost. A service resumes experiments itself; on this machine, this command does.
     """
     client = client_of(server)
     if client is not None:
@@ -82,7 +81,9 @@ def resume(
         from rubberband.states import ExperimentState, obstacle
 
         why = obstacle(ExperimentState(result.outcome), "resume", lambda _open: result.resumable)
-        print(f"{name} cannot go on: {why}" if why else f"`rubberband resume {name}` goes on with it", file=sys.stderr)
+        print(
+            f"{name} cannot be resumed: {why}" if why else f"`rubberband resume {name}` continues it", file=sys.stderr
+        )
     _conclude(result)
 
 
@@ -113,7 +114,7 @@ def submit(
     policy: PolicyOption = Policy.optimal,
     overrides: Overrides = None,
     server: ServiceOption = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay and show how it goes, until it is over.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay and show its progress until it ends.")] = False,
 ) -> None:
     """Submit an experiment to a service, which plans it and runs it.
 

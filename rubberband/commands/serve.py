@@ -40,7 +40,7 @@ StoreOption = Annotated[
 ]
 AuthOption = Annotated[
     bool | None,
-    typer.Option("--auth/--no-auth", help="Ask for tokens. [default: beyond 127.0.0.1 only]", show_default=False),
+    typer.Option("--auth/--no-auth", help="Require tokens. [default: beyond 127.0.0.1 only]", show_default=False),
 ]
 AllowOption = Annotated[
     list[str] | None,
@@ -56,7 +56,7 @@ CodeOption = Annotated[
     typer.Option(
         "--code",
         metavar="FOLDER",
-        help="Where that code is found. Repeat for more. [default: the current folder]",
+        help="The folder with that code. Repeat for more. [default: the current folder]",
         show_default=False,
     ),
 ]
@@ -65,7 +65,7 @@ NameOption = Annotated[
     typer.Option(
         "--host-name",
         metavar="NAME",
-        help="A name by which browsers and clients ask for the service. Repeat for more.",
+        help="A host name that the service answers for. Repeat for more.",
         show_default=False,
     ),
 ]
@@ -74,7 +74,7 @@ ProviderOption = Annotated[
     typer.Option(
         "--provider",
         metavar="PROVIDER",
-        help="Where submissions may run: local, virtual, aws. Repeat for more. [default: local and virtual]",
+        help="Providers that submissions may use: local, virtual, aws. Repeat for more. [default: local and virtual]",
         show_default=False,
     ),
 ]
@@ -88,7 +88,9 @@ CheckpointsOption = Annotated[
         show_default=False,
     ),
 ]
-RunningOption = Annotated[int, typer.Option("--max-running", min=1, max=1000, help="Experiments at the same time.")]
+RunningOption = Annotated[
+    int, typer.Option("--max-running", min=1, max=1000, help="Experiments that run at the same time.")
+]
 CostOption = Annotated[
     str | None,
     typer.Option(
@@ -102,11 +104,11 @@ ResumeOption = Annotated[
     bool,
     typer.Option(
         "--auto-resume/--no-auto-resume",
-        help="Go on with submissions whose process was killed, or lost with the machine: once, till they get further.",
+        help="Restart submissions whose process was killed or lost with the machine; retry again only after progress.",
     ),
 ]
-PlannersOption = Annotated[int, typer.Option("--planners", min=1, max=64, help="Processes that plan.")]
-PlanningOption = Annotated[str, typer.Option("--planning-limit", metavar="DURATION", help="For one plan.")]
+PlannersOption = Annotated[int, typer.Option("--planners", min=1, max=64, help="Number of planning processes.")]
+PlanningOption = Annotated[str, typer.Option("--planning-limit", metavar="DURATION", help="Time limit for one plan.")]
 BodyOption = Annotated[
     int, typer.Option("--body-limit", metavar="BYTES", min=1024, max=1 << 30, help="The largest body of a request.")
 ]
@@ -118,11 +120,12 @@ KeepOption = Annotated[
     typer.Option(
         "--keep-events",
         metavar="DURATION",
-        help="Of experiments that are long over: their events leave the feed then. Their journals stay whole.",
+        help="Time after which the feed drops events of ended experiments. Their journals keep all events.",
     ),
 ]
 CertificateOption = Annotated[
-    Path | None, typer.Option("--ssl-certfile", metavar="FILE", help="Speak HTTPS, by this.", show_default=False)
+    Path | None,
+    typer.Option("--ssl-certfile", metavar="FILE", help="Serve HTTPS with this certificate.", show_default=False),
 ]
 KeyOption = Annotated[
     Path | None, typer.Option("--ssl-keyfile", metavar="FILE", help="The certificate's key.", show_default=False)
@@ -132,7 +135,7 @@ ProxyOption = Annotated[
     typer.Option(
         "--proxy",
         metavar="ADDRESS",
-        help="A proxy in front, whose X-Forwarded-For and -Proto are believed. Repeat for more.",
+        help="A proxy in front, whose X-Forwarded-For and -Proto are trusted. Repeat for more.",
         show_default=False,
     ),
 ]
@@ -162,8 +165,8 @@ def serve(
 ) -> None:
     """Serve plan previews, submissions and the dashboard.
 
-    Submissions name the code that they run; only what --allow lists is run. Each runs in a process of its own, which
-    the end of the service does not end. Listening beyond this machine needs tokens (rubberband token create).
+    A submission names the code to run, which --allow must list. Each experiment runs in its own process and continues
+    when the service stops. Listening beyond this machine needs tokens (rubberband token create).
     """
     _require_server()
     from rubberband.api import serving as binding
@@ -219,7 +222,7 @@ def _serve(settings: Settings, transport: Transport) -> None:
             serving.serve(settings, transport, announce)
         finally:
             check.close()
-    _say("the service has ended; experiments that run go on, and are found again when it is started")
+    _say("the service has stopped; running experiments continue, and it finds them again when it starts")
 
 
 def told(settings: Settings, address: str, store: Store) -> list[str]:
@@ -235,7 +238,7 @@ def told(settings: Settings, address: str, store: Store) -> list[str]:
         number = sum(record.revoked_at is None for record in store.tokens())
         tokens = f"needed; there {'is 1' if number == 1 else f'are {number}'} (rubberband token list)"
     else:
-        tokens = f"not needed: who reaches {settings.host}, as all users of this machine do, may do everything (--auth)"
+        tokens = f"not needed: every user who reaches {settings.host} may do everything (--auth)"
     return [
         f"serving on   {address}",
         f"experiments  {settings.home / 'experiments'}{kept}; {settings.limits.max_running} at the same time",
@@ -266,7 +269,9 @@ def _logging_to_stderr() -> Iterator[None]:
 def _kept_s(text: str) -> float:
     kept_s = parse_duration(text)
     if kept_s < _LEAST_KEPT_S:
-        raise InputError(f"--keep-events {shown(text)}: who reconnects must find what it missed; keep at least 1h")
+        raise InputError(
+            f"--keep-events {shown(text)}: clients that reconnect need the events they missed; keep at least 1h"
+        )
     return kept_s
 
 
@@ -286,7 +291,7 @@ def _entrypoint(text: str) -> str:
 
 def _folder(path: Path) -> Path:
     if not path.is_dir():
-        raise InputError(f"--code {path} is no folder; name the one in which the modules of --allow are")
+        raise InputError(f"--code {path} is not a folder; name the folder with the modules of --allow")
     return path.resolve()
 
 
@@ -299,7 +304,7 @@ def _provider(name: str) -> str:
 def _prefix(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     if not separator or not scheme or not rest:
-        raise InputError(f"--checkpoints {shown(url)} is no URL; write it as s3://bucket/folder/")
+        raise InputError(f"--checkpoints {shown(url)} is not a URL; write it as s3://bucket/folder/")
     return url
 
 

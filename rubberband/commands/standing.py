@@ -63,7 +63,7 @@ class LocalExperiment:
         if why := self._obstacle(view, "cancel"):
             return f"{view['name']} is {view['state']}: {why}"
         self._ask("cancel")
-        return f"{view['name']}: asked to end"
+        return f"{view['name']}: cancellation requested"
 
     def _obstacle(self, view: dict[str, Any], action: Action) -> str:
         """Why the action is not possible here; empty if it is."""

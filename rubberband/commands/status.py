@@ -25,9 +25,9 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay and show it again, until it is over.")] = False,
     server: ServerOption = None,
 ) -> None:
-    """Show how an experiment stands.
+    """Show an experiment's status.
 
-    Time and money against their limits and the plan, the forecast, progress by stage, the best so far. With --watch the
+    Shows time and money against limits and plan, the forecast, progress by stage, and the best so far. With --watch the
     exit code is that of the run: 0 done, 1 failed or ended by max_cost, 4 done after its deadline, 130 cancelled.
     """
     client = client_of(server)
@@ -119,10 +119,10 @@ def _is_over(view: View) -> bool:
 
 
 def cancel(name: Name, server: ServerOption = None) -> None:
-    """Ask a running experiment for a clean end.
+    """Cancel a running experiment.
 
-    Instances are given back and the best so far is kept; `rubberband resume` goes on with it. What has ended already
-    stays as it is.
+    Instances are released and the best so far is kept; `rubberband resume` continues it. An experiment that has ended
+    is not changed.
     """
     client = client_of(server)
     if client is None:
@@ -135,7 +135,7 @@ def cancel(name: Name, server: ServerOption = None) -> None:
         found = client.cancel(name)
     from rubberband.states import ACTIVE
 
-    told = "asked to end" if found["state"] in ACTIVE else "it is over"
+    told = "cancellation requested" if found["state"] in ACTIVE else "it has ended"
     print(f"{name}: {found['state']}; {told}", file=sys.stderr)
 
 
@@ -146,12 +146,13 @@ def extend(
         typer.Option(
             "--deadline",
             metavar="TIME",
-            help="From its start, or from its submission to a service, as 40m; or a time with its zone.",
+            help="The new deadline: a duration from its start (or its submission to a service) such as 40m, or a "
+            "time with its zone.",
             show_default=False,
         ),
     ] = None,
     max_cost: Annotated[
-        str | None, typer.Option("--max-cost", metavar="USD", help="For the whole of it.", show_default=False)
+        str | None, typer.Option("--max-cost", metavar="USD", help="For the whole experiment.", show_default=False)
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Grant it without asking.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only show what it would change.")] = False,
@@ -160,8 +161,8 @@ def extend(
 ) -> None:
     """Give an experiment a later deadline or a larger budget.
 
-    Shows first how the rest would be planned and what it would take and cost, and asks. It takes effect while the
-    experiment runs, from the next SYNC on; one that max_cost has ended can be resumed then.
+    Shows the new plan with its time and cost first, and asks for confirmation. A running experiment uses the new limits
+    from the next SYNC on. An experiment that stopped at max_cost can then be resumed.
     """
     from rubberband.errors import InputError
     from rubberband.units import parse_usd

@@ -39,7 +39,7 @@ class Scope(StrEnum):
 
 @token.command()
 def create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is, or what for.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The token's owner or purpose.", show_default=False)],
     scope: Annotated[
         Scope,
         typer.Option(
@@ -50,15 +50,15 @@ def create(
     ] = Scope.read,
     expires: Annotated[
         str | None,
-        typer.Option("--expires", metavar="DURATION", help="After this, such as 90d. [default: never]"),
+        typer.Option("--expires", metavar="DURATION", help="Time until it expires, such as 90d. [default: never]"),
     ] = None,
     store: StoreOption = None,
 ) -> None:
-    """Make a token, and print it. It cannot be shown again; only a hash of it is kept."""
+    """Make a token and print it. It cannot be shown again, because only its hash is kept."""
     from rubberband.units import parse_duration
 
     if not name.strip() or not name.isprintable() or len(name) > 64:
-        raise InputError(f"the name {shown(name)} must have 1 to 64 printable characters; say whose the token is")
+        raise InputError(f"the name {shown(name)} must have 1 to 64 printable characters; name the token's owner")
     lasts_s = None if expires is None else parse_duration(expires)
     with _tokens(store) as tokens:
         record, text = tokens.create(name.strip(), scope.value, lasts_s=lasts_s)
@@ -86,7 +86,7 @@ def revoke(
     id: Annotated[str, typer.Argument(metavar="ID", help="The token's id, as listed.", show_default=False)],
     store: StoreOption = None,
 ) -> None:
-    """End a token, and the sessions of browsers that signed in with it; a running service knows within seconds."""
+    """Revoke a token and the browser sessions that use it; a running service follows within seconds."""
     with _tokens(store) as tokens:
         if not tokens.revoke(id):
             known = ", ".join(record.id for record in tokens.records()) or "none"
@@ -116,7 +116,7 @@ def _state(record: TokenRecord) -> str:
 
 
 def _until(record: TokenRecord) -> str:
-    return "good for ever" if record.expires_at is None else f"good until {_instant(record.expires_at)}"
+    return "never expires" if record.expires_at is None else f"expires {_instant(record.expires_at)}"
 
 
 def _instant(at: float) -> str:

@@ -48,7 +48,7 @@ class BillLine:
     """An amount of a bill; the lines of a bill add up to it."""
 
     line: str
-    """What it is for, such as `instances` or `root volumes`."""
+    """Purpose of the charge, such as `instances` or `root volumes`."""
     usd: float
 
 

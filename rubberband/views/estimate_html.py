@@ -18,8 +18,8 @@ _FRONTIER = (
     "The lowest cost at which the job is done by each deadline: with instances that change from stage to stage, and "
     "with a cluster of a fixed size."
 )
-_TIMES = "How long the plan takes, over all samples."
-_COSTS = "What the plan costs, over all samples."
+_TIMES = "Time that the plan takes, over all samples."
+_COSTS = "Cost of the plan, over all samples."
 
 
 def render_estimate(answer: Estimate, lines: Sequence[str], tables: Sequence[TextTable]) -> str:
@@ -36,8 +36,8 @@ def render_estimate(answer: Estimate, lines: Sequence[str], tables: Sequence[Tex
             *(table_section(table) for table in stages),
             chart_section("frontier", "Cost against deadline", _FRONTIER, drawn),
             _certain(answer),
-            chart_section("times", "How long it may take", _TIMES, drawn),
-            chart_section("costs", "What it may cost", _COSTS, drawn),
+            chart_section("times", "Distribution of the time", _TIMES, drawn),
+            chart_section("costs", "Distribution of the cost", _COSTS, drawn),
             *(table_section(table) for table in rest),
         ]
     )
@@ -52,7 +52,7 @@ def _certain(answer: Estimate) -> str:
     takes = f"{format_duration(prediction.jct_s)} and costs {format_usd(prediction.cost_usd)}"
     return (
         "<section><h2>How time and cost vary</h2>"
-        f'<p class="note">Nothing varies in what the estimate reckons with: every run takes {takes}. Give trial_cv, '
+        f'<p class="note">The estimate assumes that nothing varies: every run takes {takes}. Give trial_cv, '
         "iteration_cv or startup_cv in the profile, or delays with a cv, to see distributions.</p></section>"
     )
 
@@ -71,7 +71,7 @@ def _header(answer: Estimate, lines: Sequence[str]) -> str:
 
 def _cards(answer: Estimate) -> list[str]:
     if answer.job is None:
-        assert answer.nearest is not None, "what has no plan has a nearest one"
+        assert answer.nearest is not None, "an infeasible answer has a nearest plan"
         return [
             card("shortest time", format_duration(answer.nearest.jct_s), "of any plan"),
             card("lowest cost", format_usd(answer.nearest.cost_usd), "of any plan"),

@@ -19,10 +19,10 @@ MOST_TRIALS = 3000
 MOST_POINTS = 4 * MANY_POINTS
 """Points beyond so many are left out, evenly in every curve."""
 CURVES_NOTE = (
-    "Each line is a trial, its colour tells what became of it; click the legend to hide or show, drag to zoom. Of more "
-    f"than {MOST_TRIALS:,} trials the best are drawn. "
-    "Dollars: the whole bill so far, idle and starting instances included, is shared out among the trials by the GPU "
-    "time that each has held, at its instances' prices; the shares of all trials add up to the bill."
+    "Each line is a trial, and its colour shows its outcome; click the legend to hide or show, drag to zoom. Only "
+    f"the best {MOST_TRIALS:,} trials are drawn. Dollars: the whole bill so far, idle and starting instances "
+    "included, is shared out among the trials by the GPU time that each has held, at its instances' prices; the "
+    "shares of all trials add up to the bill."
 )
 
 

@@ -153,8 +153,8 @@ class Narrator:
         if any(record.instead_of_spot and record.requested_at == state.now for record in state.live()):
             return ""
         if state.launches_left <= 0:
-            return f"; going on with {_held(state)}"
-        return f"; asking again in {duration(max(0.0, state.relaunch_at - state.now))}"
+            return f"; continuing with {_held(state)}"
+        return f"; retrying in {duration(max(0.0, state.relaunch_at - state.now))}"
 
     def _bought(self, record: InstanceRecord) -> str:
         """What it is, where that is not what the offer says."""
@@ -170,7 +170,7 @@ class Narrator:
     def _interrupted(self, event: InstanceInterrupted, state: State) -> str:
         on_it = [t.trial for t in state.running() if any(slot.instance == event.instance for slot in t.gang)]
         line = f"{event.instance} will be taken away soon"
-        return f"{line}; {_trials(on_it)} will move on" if on_it else line
+        return f"{line}; {_trials(on_it)} will move" if on_it else line
 
     def _lost(self, event: InstanceLost, state: State) -> str:
         struck = [
@@ -189,7 +189,7 @@ class Narrator:
         if not hit:
             failed_again = record.failed_start and self._job.start_attempts is not None
             return f"{line}{self._what_then(state)}" if failed_again else line
-        return f"{line}; {_trials(hit)} will go on from the last checkpoint"
+        return f"{line}; {_trials(hit)} will resume from the last checkpoint"
 
     # Stages
 
@@ -275,7 +275,7 @@ class Narrator:
                 if trial.status is TrialStatus.FAILED:
                     then = "given up" if trial.failures == 1 else f"given up after {trial.failures} failures"
                 else:
-                    then = f"trying again ({trial.failures} of {self._job.max_failures})"
+                    then = f"retrying ({trial.failures} of {self._job.max_failures})"
                 said.append(f"trial {trial.trial} failed, {kind.replace('_', ' ')}: {printable(message)}; {then}")
         return said
 
@@ -322,7 +322,7 @@ def _left(state: State) -> str:
     """What a driver that resumes finds; the instances that it asks for are not there yet."""
     held = [record for record in state.live() if record.requested_at < state.now]
     going = [trial for trial in state.trials if trial.status in _UNDER_WAY]
-    return f"{counted(len(held), 'instance')} held, {counted(len(going), 'trial')} to go on with"
+    return f"{counted(len(held), 'instance')} held, {counted(len(going), 'trial')} to continue"
 
 
 def _trials(trials: Sequence[int]) -> str:

@@ -25,7 +25,7 @@ _HEIGHT_PX, _WIDE_PX = 400, 100
 _MOST_CATEGORIES = 12
 PARALLEL_NOTE = (
     "Each line is a trial, from its configuration to its latest metric; the best are orange, on top. Parameters that "
-    f"are the same for all are left out. Of more than {MOST_TRIALS:,} trials the best are drawn."
+    f"are the same for all are left out. Only the best {MOST_TRIALS:,} trials are drawn."
 )
 
 _SHORT_NAME = 8

@@ -41,7 +41,7 @@ def chosen(table: LiveTable, types: Sequence[str], region: str, option: str = "-
     found = [row for row in table.values() if row.gpus and region in row.prices_usd_per_hour]
     if not found:
         known = dict.fromkeys(name for row in table.values() for name in row.prices_usd_per_hour)
-        why = f"AWS could not be asked ({table.notes[0]})" if table.notes else "AWS told of none"
+        why = f"AWS could not be asked ({table.notes[0]})" if table.notes else "AWS listed none"
         raise InputError(f"{option} {region}: no prices are known, and {why}; known are {', '.join(known)}")
     return cheapest_first(found, region)
 
@@ -49,8 +49,7 @@ def chosen(table: LiveTable, types: Sequence[str], region: str, option: str = "-
 def price_notes(table: LiveTable) -> list[str]:
     """What is worth knowing of where prices come from."""
     return [
-        f"prices of AWS are missing: {note}. Shown are those that it told before, or the catalogue's"
-        for note in table.notes
+        f"AWS prices are not available: {note}. Earlier ones, or the catalogue's, are shown" for note in table.notes
     ]
 
 

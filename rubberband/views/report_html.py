@@ -78,8 +78,8 @@ def render_html(result: Result) -> str:
 
 
 _BATCHES_BY_GPUS = (
-    "What trials came to in each stage: their median, with bars from the smallest to the largest. Larger batches pay "
-    "off where gradients are noisier, as later in training, and where more GPUs share them."
+    "Batch sizes of the trials in each stage: the median, with bars from the smallest to the largest. Larger batches "
+    "pay off where gradients are noisier, as later in training, and where more GPUs share them."
 )
 _BATCHES_BY_MODEL = " Dashed: the best batch by the profile's model, at the median noise scale of the stage's trials."
 

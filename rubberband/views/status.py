@@ -12,14 +12,14 @@ from rubberband.states import EXPLAINED
 from rubberband.views.tables import TextTable
 from rubberband.views.words import counted, duration, number, printable, usd, usd_decimals
 
-_EXTEND = "`extend --max-cost` and `resume` go on with it"
+_EXTEND = "`extend --max-cost` and `resume` continue it"
 STATES = {
-    "queued": "waits for its turn",
-    "starting": "measures its profile, or plans",
+    "queued": "waits for a free slot",
+    "starting": "is measuring its profile or planning",
     "running": "runs",
-    "interrupted": "its process is gone; `resume` goes on with it",
+    "interrupted": "its process has ended; `resume` continues it",
     "done": "done",
-    "cancelled": "cancelled; `resume` goes on with it",
+    "cancelled": "cancelled; `resume` continues it",
     "budget": f"stopped by max_cost; {_EXTEND}",
     "failed": "failed",
     "refused": "never began",

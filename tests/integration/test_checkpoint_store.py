@@ -51,7 +51,7 @@ def test_after_kill_9_a_store_that_is_away_is_waited_for_and_damaged_checkpoints
         told = command_line.refused("resume", "sleepy", exit_code=1)
         assert str(store) in told
         assert found in told
-        assert told.endswith("mount it or put it back, then go on by `rubberband resume sleepy`")
+        assert told.endswith("mount or restore it, then continue with `rubberband resume sleepy`")
         assert command_line.result() == cut
         if not store.exists():
             store.mkdir()
@@ -92,11 +92,12 @@ def test_an_empty_folder_in_the_place_of_the_store_stops_a_run_and_fails_no_tria
         _, errors = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == 1
     assert "Traceback" not in errors
-    assert "found no file rubberband-store; mount it or put it back, then go on by `rubberband resume sleepy`" in errors
+    remedy = "mount or restore it, then continue with `rubberband resume sleepy`"
+    assert f"found no file rubberband-store; {remedy}" in errors
     assert command_line.nothing_left()
     assert list(store.iterdir()) == []
     told, _ = command_line("report", "sleepy")
-    assert told.splitlines()[0].startswith(f"sleepy: stopped: the checkpoint store {store} is not the one that it was")
+    assert told.splitlines()[0].startswith(f"sleepy: stopped: the checkpoint store {store} is not the original one")
     store.rmdir()
     (tmp_path / "unmounted").rename(store)
     command_line("resume", "sleepy")

@@ -69,7 +69,7 @@ def test_what_waits_tells_what_was_submitted_and_how_many_there_are(service: Fak
     service.add("other", state=ExperimentState.RUNNING)
     html = page(service)
     shown = text(html)
-    assert "It waits for its turn. 1 experiment at work, 1 waiting." in shown
+    assert "It waits for a free slot. 1 experiment at work, 1 waiting." in shown
     assert "runs examples.digits:DigitsTrial" in shown
     assert "max_cost 4.00 USD" in shown
     assert "/v1/experiments/one/report" not in html, "there is none yet"
@@ -86,7 +86,7 @@ def test_what_was_bought_instead_of_spot_is_a_sentence(service: FakeService, sta
 
 def test_why_it_never_began_is_a_sentence(service: FakeService) -> None:
     service.add("one", state=ExperimentState.REFUSED, reason="no plan meets the deadline of 1s")
-    assert "It never began. started" in text(page(service))
+    assert "It never started. started" in text(page(service))
     assert "No plan meets the deadline of 1s." in text(page(service))
 
 
@@ -287,7 +287,7 @@ def test_actions_are_done_by_keyboard_and_an_extension_is_looked_at_first(browse
         assert "expected" in page.locator("#extend-told").inner_text()
         assert inbox.pending() == [], "it was only looked at"
         apply.press("Enter")
-        page.get_by_text("Its limits are changed.").wait_for()
+        page.get_by_text("The limits were changed.").wait_for()
         assert [request.kind for request in inbox.pending()] == ["extend"]
 
         cancel = page.get_by_role("button", name="Cancel", exact=True)
@@ -297,7 +297,7 @@ def test_actions_are_done_by_keyboard_and_an_extension_is_looked_at_first(browse
         cancel.press("Enter")
         page.keyboard.press("Tab")
         page.keyboard.press("Enter")
-        page.get_by_text("It is asked to end.").wait_for()
+        page.get_by_text("Cancellation requested.").wait_for()
         assert sorted(request.kind for request in inbox.pending()) == ["cancel", "extend"]
 
 

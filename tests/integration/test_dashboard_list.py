@@ -169,7 +169,7 @@ def test_a_new_user_is_told_what_to_do(browser: Any, empty: Site) -> None:
 def test_what_is_not_there_is_a_page_that_leads_back(browser: Any, site: Site) -> None:
     with visiting(browser, site.address) as visit:
         page = visit.open("/nowhere")
-        expect(page.get_by_role("heading", level=1)).to_have_text("There is no such thing")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Not found")
         visit.errors.clear()
         visit.shot("problem")
         page.keyboard.press("Tab")

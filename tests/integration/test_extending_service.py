@@ -74,7 +74,7 @@ def test_other_limits_are_planned_elsewhere_and_granted_once(tmp_path: Path, jou
         assert pending(house) == ["extend"]
         assert "is before the" in ask(client, deadline="1m").json()["detail"]
         client.post("/v1/experiments", json=experiment("waits").to_words())
-        assert ask(client, "waits", deadline="2h").json()["before"]["reason"] == "it waits; nothing has begun"
+        assert ask(client, "waits", deadline="2h").json()["before"]["reason"] == "it is queued; nothing has started"
 
 
 def test_what_takes_too_long_is_given_up_as_previews_are(tmp_path: Path, journal: Path) -> None:

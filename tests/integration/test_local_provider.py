@@ -169,7 +169,7 @@ def test_sweep_ends_what_dead_drivers_left_and_nothing_else(open_provider: Open,
 
 def test_two_drivers_cannot_hold_one_directory(open_provider: Open) -> None:
     first = open_provider()
-    with pytest.raises(ProviderError, match="another driver is at work"):
+    with pytest.raises(ProviderError, match="another driver is running"):
         open_provider()
     first.close()
     open_provider()

@@ -284,7 +284,7 @@ def test_without_a_noise_scale_the_initial_batch_stands_in_and_it_is_told() -> N
     measured = measure(adaptive(None), gpus_per_instance=2, sweep=True)
     assert measured.profile.goodput is not None
     assert measured.profile.goodput.noise_scale == 64.0
-    assert "no trial told its noise scale" in measured.remarks[0]
+    assert "no trial measured its noise scale" in measured.remarks[0]
 
 
 def test_trials_that_do_not_tell_of_batches_leave_no_model() -> None:

@@ -136,7 +136,7 @@ def test_a_release_that_breaks_is_told_once_and_asked_for_until_it_works(
     assert events == [InstanceReleased(occurred_at=10.0, instance="a", ended_at=3.0, running_at=2.0)]
     told = [record.getMessage() for record in caplog.records]
     assert told == [
-        "instance a is not given back yet, and is asked for again: OSError: [Errno 28] No space left on device"
+        "instance a is not released yet; retrying: OSError: [Errno 28] No space left on device"
     ]
 
 

@@ -59,7 +59,7 @@ def test_report_ps_and_logs_tell_of_it(undisturbed: CommandLine, tmp_path: Path)
     listed = json.loads(undisturbed.shows("ps", "-o", "json"))["experiments"]
     assert [(row["name"], row["state"], row["iterations"]) for row in listed] == [("sleepy", "done", 4 * 4 + 2 * 10)]
     assert iterations_trained(undisturbed, report["best"]["trial"]) == Counter(range(1, 15))
-    assert "there is no experiment 'nosuch'" in undisturbed.refused("report", "nosuch")
+    assert "experiment 'nosuch' not found" in undisturbed.refused("report", "nosuch")
     assert "it has 0 to 3" in undisturbed.refused("logs", "sleepy", "4")
 
 

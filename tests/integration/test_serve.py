@@ -73,7 +73,7 @@ def test_a_server_serves_who_has_a_token_until_it_is_told_to_end(home: Path) -> 
         assert "GET /v1/events 200" in started.log
         assert " me " in started.log
         assert "Traceback" not in started.log
-        assert started.log.endswith("experiments that run go on, and are found again when it is started\n")
+        assert started.log.endswith("running experiments continue, and it finds them again when it starts\n")
 
 
 def _token_that_comes_and_goes(address: str, bearer: dict[str, str]) -> str:
@@ -104,7 +104,7 @@ def test_tokens_are_made_listed_and_revoked_without_a_server(home: Path) -> None
     assert made.stdout.startswith("rb_")
     assert "not shown again" in made.stderr
     id = made.stdout.split("_")[1]
-    assert all(word in run("token", "list").stdout for word in (id, "ci", "submit", "good until"))
+    assert all(word in run("token", "list").stdout for word in (id, "ci", "submit", "expires"))
     assert f"{id} is revoked" in run("token", "revoke", id).stderr
     assert "revoked" in run("token", "list").stdout
     assert id in refused("token", "revoke", "0123456789ab")
@@ -152,7 +152,7 @@ def test_a_store_that_does_not_answer_is_told_without_its_password(home: Path) -
 def test_a_port_that_is_taken_is_told(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         error = refused("serve", "--port", str(taken.getsockname()[1]))
-    assert "cannot be listened on" in error
+    assert "is not available (" in error
     assert "--port" in error
 
 
@@ -166,7 +166,7 @@ def test_a_store_has_one_server(store_url: str, tmp_path: Path) -> None:
     for folder in homes:
         folder.mkdir()
     first, second = (Settings(home=folder, store=store_url) for folder in homes)
-    told = "another server is at work on the store"
+    told = "another server uses the store"
     with only_server(first), pytest.raises(InputError, match=told), only_server(second):
         pass
     with only_server(second):

@@ -205,7 +205,7 @@ def test_limits_are_raised_while_it_runs_and_a_signal_ends_it_cleanly(
         result = runs.result("one")
         with holding(folder):
             assert hosted.main([str(house.home), "one"]) == hosted.AT_WORK
-    assert capsys.readouterr().err == "another process is at work on experiment 'one'\n"
+    assert capsys.readouterr().err == "another process is running experiment 'one'\n"
     ending = read_ending(folder)
     assert ending is not None
     assert ending.exit_code == 130

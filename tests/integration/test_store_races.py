@@ -201,8 +201,8 @@ def test_a_place_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> Non
     [
         ("sqlite://", "in memory forgets"),
         ("sqlite:///:memory:", "in memory forgets"),
-        ("sqlite:///store.db", "would be another file in each folder; use a whole path: sqlite:////folder"),
-        ("mysql://ann:s3cret@host/x", r"mysql://ann:\*\*\*@host/x is of a kind that is not known; use sqlite"),
+        ("sqlite:///store.db", "is a relative path; use an absolute one: sqlite:////folder"),
+        ("mysql://ann:s3cret@host/x", r"mysql://ann:\*\*\*@host/x is of an unknown kind; use sqlite"),
         ("s3cret", "cannot be read; write it as sqlite"),
         ("postgresql://ann:s3cret@host:port/x", "cannot be read; write it as sqlite"),
         ("postgresql+nosuch://ann:s3cret@host/x", r"ann:\*\*\*@host/x cannot be used"),
@@ -229,9 +229,9 @@ def test_a_server_that_is_not_there_is_one_clear_line_without_the_password(tmp_p
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"postgresql://ann:s3cret@127.0.0.1:{closed.getsockname()[1]}/x"
-        with pytest.raises(JournalError, match="see that the server runs") as told:
+        with pytest.raises(JournalError, match="check that the server runs") as told:
             SqlStore(url)
-        with pytest.raises(JournalError, match="see that the server runs") as read:
+        with pytest.raises(JournalError, match="check that the server runs") as read:
             ExperimentFolder(home=tmp_path, name="test", store=url).require()
     assert "s3cret" not in str(told.value) + str(read.value)
 
@@ -239,7 +239,7 @@ def test_a_server_that_is_not_there_is_one_clear_line_without_the_password(tmp_p
 def test_a_database_that_does_not_keep_utf_8_is_refused_with_the_remedy(postgresql: sql.URL) -> None:
     with (
         database(postgresql, encoding="SQL_ASCII") as url,
-        pytest.raises(InputError, match=r"keeps texts as SQL_ASCII; .*createdb --encoding=UTF8"),
+        pytest.raises(InputError, match=r"stores text as SQL_ASCII; .*createdb --encoding=UTF8"),
     ):
         SqlStore(url)
 
@@ -278,7 +278,7 @@ def test_a_driver_waits_for_a_server_that_is_being_restarted(postgresql: sql.URL
     driver.start()
     driver.join(0.5)
     assert driver.is_alive()
-    with pytest.raises(JournalError, match="see that the server runs"):
+    with pytest.raises(JournalError, match="check that the server runs"):
         journal.header()
     let_in(postgresql, postgresql_url, True)
     driver.join(PATIENCE_S)
@@ -347,7 +347,7 @@ def test_what_is_cut_off_half_way_is_told_and_leaves_nothing(postgresql_url: str
             cut_off(postgresql_url)
             store._extend(connection, [entry("a", 1)])
 
-    with pytest.raises(JournalError, match=r"cannot be written: .*see that the server runs") as told:
+    with pytest.raises(JournalError, match=r"cannot be written: .*check that the server runs") as told:
         write()
     assert "s3cret" not in str(told.value)
     assert store.feed() == []

@@ -364,7 +364,7 @@ def test_up_without_prices_works_and_says_why(account: Account, file: Path) -> N
     code, told = say("up", "digits.yaml")
 
     assert code == 0, told
-    assert "what a m7i.large costs is not known: x may not pricing:GetProducts" in told
+    assert "the price of a m7i.large is not known: x may not pricing:GetProducts" in told
 
 
 def test_up_is_for_ec2(account: Account, file: Path) -> None:
@@ -379,7 +379,7 @@ def test_down_asks_before_it_ends_a_run(account: Account, file: Path) -> None:
 
     code, told = say("down", "digits.yaml")
     assert code != 0
-    assert "1 of digits; end them all the same with --yes" in told
+    assert "1 of digits; end them anyway with --yes" in told
     assert len(living(account.session, "rubberband")) == 1
 
     code, told = say("down", "digits.yaml", "--yes")

@@ -156,7 +156,7 @@ def test_directories_must_be_shared_and_on_spot_outlive_the_instances(account: A
     shared, plain = account.resources(checkpoints="/mnt/shared disk/c"), account.resources(checkpoints="/tmp/c")
 
     assert ["nfs4" in note for note in check_store(account.session, shared, mounts=mounts)] == [True]
-    assert ["no network mount" in note for note in check_store(account.session, plain, mounts=mounts)] == [True]
+    assert ["not a network mount" in note for note in check_store(account.session, plain, mounts=mounts)] == [True]
     on_spot = account.resources(checkpoints="file:///tmp/c", market="spot")
     with pytest.raises(InputError, match=r"directory of one machine \(ext4\).*or set market: on_demand"):
         list(check_store(account.session, on_spot, mounts=mounts))

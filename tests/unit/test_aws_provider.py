@@ -43,7 +43,7 @@ def test_absent_is_believed_after_two_looks_and_the_window(world: World) -> None
     assert world.look(driver)["a"].state == "running"
     gone = world.look(driver)["a"]
     assert gone.state == "terminated"
-    assert gone.reason == "EC2 does not show it any more"
+    assert gone.reason == "EC2 no longer lists it"
 
 
 def test_what_a_boot_script_is_at_is_told_of_an_instance_that_is_not_ready(world: World) -> None:
@@ -118,7 +118,7 @@ def test_a_driver_killed_before_the_launch_rents_nothing_by_looking(world: World
     world.sleep(300.0)
     ended = world.look(driver)["a"]
     assert (ended.state, ended.running_at) == ("terminated", None)
-    assert "no instance came of it" in ended.reason
+    assert "no instance was launched" in ended.reason
     assert world.living == []
 
 
@@ -232,7 +232,7 @@ def test_ends_are_told_in_words(world: World) -> None:
     shown = world.look(driver)
     assert "powered itself off" in shown["off"].reason
     assert "get-console-output" in shown["off"].reason
-    assert shown["stolen"].reason == "terminated by somebody else"
+    assert shown["stolen"].reason == "terminated by another user or process"
     assert shown["broken"].running_at is None
     assert "Insufficient capacity" in shown["broken"].reason
 

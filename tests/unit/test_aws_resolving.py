@@ -176,7 +176,7 @@ def test_a_type_that_no_subnets_zone_has_is_refused_with_the_zones_that_have_it(
 ) -> None:
     lonely = next(one.subnet_id for one in account.fake.world.subnets.values() if one.zone == "us-east-1e")
 
-    with pytest.raises(InputError, match=r"g5\.xlarge is had in us-east-1a, .*the subnets are in us-east-1e"):
+    with pytest.raises(InputError, match=r"g5\.xlarge is available in us-east-1a, .*the subnets are in us-east-1e"):
         resolved(account, tmp_path, subnets=(lonely,))
 
 

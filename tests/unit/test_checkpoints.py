@@ -124,7 +124,7 @@ def test_a_store_is_reopened_by_its_mark(made):
 
 
 def test_another_store_is_not_taken_for_it(made):
-    with pytest.raises(StoreAwayError, match=r"expected the mark aaaaaaaa…, found the mark \w{8}…; mount it or put it"):
+    with pytest.raises(StoreAwayError, match=r"expected the mark aaaaaaaa…, found the mark \w{8}…; mount or restore it"):
         reopen_store(made.url, "a" * 32, [])
 
 
@@ -159,7 +159,7 @@ def test_a_store_of_an_earlier_version_that_lost_all_checkpoints_is_away(store):
 def test_what_is_gone_from_a_store_that_is_well_is_lost_and_from_one_that_is_away_is_not(made):
     ref = made.save(3, 12, b"bytes")
     forget(made, name_of(ref))
-    with pytest.raises(CheckpointLostError, match="is gone"):
+    with pytest.raises(CheckpointLostError, match="is missing"):
         made.load(ref)
     forget(made, MARK)
     with pytest.raises(StoreAwayError):
@@ -175,7 +175,7 @@ def test_a_store_that_is_made_again_keeps_its_mark_and_its_checkpoints(tmp_path)
 
 
 def test_a_directory_that_is_not_there_is_away_and_is_not_made(tmp_path):
-    with pytest.raises(StoreAwayError, match=r"No such file or directory.*; mount it or put it back"):
+    with pytest.raises(StoreAwayError, match=r"No such file or directory.*; mount or restore it"):
         reopen_store(str(tmp_path / "disk" / "checkpoints"), "a" * 32, [])
     assert list(tmp_path.iterdir()) == []
 
@@ -196,7 +196,7 @@ def test_a_store_that_takes_nothing_is_away(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("rubberband.executor.checkpoints.write_atomically", full)
-    with pytest.raises(StoreAwayError, match=r"takes no checkpoints \(No space left on device\); make room"):
+    with pytest.raises(StoreAwayError, match=r"does not accept checkpoints \(No space left on device\); make room"):
         reopen_store(store.url, store.mark, [])
 
 
@@ -215,7 +215,7 @@ def test_a_reference_outside_the_store_is_refused(store, tmp_path):
     outside = tmp_path / "precious"
     outside.write_bytes(b"x")
     ref = replace(store.save(0, 1, b"x"), url=outside.as_uri())
-    with pytest.raises(CheckpointError, match="does not lie in the store"):
+    with pytest.raises(CheckpointError, match="is not in the store"):
         store.discard(ref)
     assert outside.exists()
 
@@ -267,7 +267,7 @@ def test_another_scheme_is_not_supported(url):
 
 def test_in_s3_two_experiments_do_not_mix(s3):
     one, other = open_store(f"s3://{s3}/a"), open_store(f"s3://{s3}/b")
-    with pytest.raises(CheckpointError, match="does not lie in the store"):
+    with pytest.raises(CheckpointError, match="is not in the store"):
         other.load(one.save(0, 1, b"x"))
     ref = one.save(3, 12, b"bytes")
     assert ref.url.startswith(f"s3://{s3}/a/trial-0003-iterations-000012-")
@@ -301,7 +301,7 @@ def test_where_s3_cannot_be_written_the_remedy_is_named(s3, url, message):
 
 
 def test_a_bucket_that_is_gone_or_cannot_be_read_is_away(s3, monkeypatch):
-    with pytest.raises(StoreAwayError, match="s3://no-such-bucket/x is not the one that it was"):
+    with pytest.raises(StoreAwayError, match="s3://no-such-bucket/x is not the original one"):
         reopen_store("s3://no-such-bucket/x", "a" * 32, [])
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setattr("rubberband.cloud.aws.s3._CONFIG", Config(retries={"max_attempts": 0}, connect_timeout=1))

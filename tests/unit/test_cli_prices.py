@@ -94,7 +94,7 @@ def test_offline_the_catalogue_is_shown_and_a_note(
 ) -> None:
     assert run(monkeypatch, "prices", "p3.8xlarge", "g6.12xlarge") == 0
     out, err = capsys.readouterr()
-    assert err.startswith("note: prices of AWS are missing: there are no AWS credentials")
+    assert err.startswith("note: AWS prices are not available: there are no AWS credentials")
     assert err.count("\n") == 1
     _, first, second = out.splitlines()
     assert (first.split()[0], second.split()[0]) == ("g6.12xlarge", "p3.8xlarge")
@@ -244,8 +244,8 @@ def test_plan_without_credentials_is_an_estimate_that_says_so(
     assert run(monkeypatch, "estimate", file, *AWS, "-o", "json") == 0
     assert planned["prediction"] == printed_json(capsys)["prediction"]
     notes = "\n".join(planned["notes"])
-    assert "prices of AWS are missing (there are no AWS credentials" in notes
-    assert "quota: not known (for the same reason); max_instances=16 is taken as it is." in notes
+    assert "AWS prices are not available (there are no AWS credentials" in notes
+    assert "quota: not known (for the same reason); max_instances=16 is used unchecked." in notes
     assert "price: that of g5.xlarge is from the catalogue of 2026-01-19" in notes
 
 
@@ -254,7 +254,7 @@ def test_plan_refuses_a_region_that_is_none(
     file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "plan", file, *AWS, "-s", "resources.region=us-easy-1") == 2
-    assert capsys.readouterr().err.startswith("error: resources.region: 'us-easy-1' is no region of EC2")
+    assert capsys.readouterr().err.startswith("error: resources.region: 'us-easy-1' is not a region of EC2")
 
 
 def test_plan_of_another_provider_asks_nobody(

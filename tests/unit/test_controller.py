@@ -261,7 +261,7 @@ def test_what_is_too_little_for_a_single_gang_ends_the_run_instead_of_waiting_fo
         story.tell(Tick)
         commands = story.tell(InstanceRefused, instance=name, reason="no capacity")
     assert commands == [ReleaseInstance(instance="i-001")]
-    assert story.state.reason.startswith("no instance to train on: no capacity; once there is one")
+    assert story.state.reason.startswith("no instance to train on: no capacity; run `rubberband resume")
 
 
 def test_what_ran_after_it_was_given_up_is_on_the_bill() -> None:

@@ -79,7 +79,7 @@ def test_what_ended_otherwise_tells_why_and_no_slack() -> None:
 
 def test_what_has_not_begun_has_its_cap_from_the_file() -> None:
     told = line("queued", words={"constraints": {"max_cost": 4}})
-    assert (told.progress, told.cap, told.spent, told.share) == ("waits for its turn", "4.00", 0.0, 0.0)
+    assert (told.progress, told.cap, told.spent, told.share) == ("waits for a free slot", "4.00", 0.0, 0.0)
     assert (told.at, told.began) == (NOW - 130.0, False)
 
 

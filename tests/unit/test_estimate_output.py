@@ -109,7 +109,7 @@ def test_on_spot_the_market_and_its_alternative_are_told(command):
     out = command(*SPOT)
     assert "12.24 USD/h on demand, 3.70 USD/h on spot" in out.splitlines()[0]
     assert any("on demand only" in row for row in section(out, "Options"))
-    assert any(row.strip().startswith("spot interruptions") for row in section(out, "What this rests on"))
+    assert any(row.strip().startswith("spot interruptions") for row in section(out, "Assumptions"))
     assert {stage["market"] for stage in command.json(*SPOT)["plan"]["stages"]} == {"spot"}
 
 
@@ -279,7 +279,7 @@ def test_the_page_is_one_file_with_charts_and_tables(arguments, command):
     assert ("times" in figures) == (arguments in (NOISE, SPOT))
     assert ("Nothing varies in what the estimate reckons with" in page) == ("times" not in figures)
     assert not re.search(r'(src|href)="', page)
-    for title in ("Stages", "Options", "What this rests on"):
+    for title in ("Stages", "Options", "Assumptions"):
         assert f"<h2>{title}" in page
 
 

@@ -156,7 +156,7 @@ def test_the_entry_point_may_be_a_class() -> None:
         ({"constraints__confidence": 0}, "constraints.confidence: 0 must be more than 0.0; raise it"),
         ({"constraints__confidence": 1.5}, "constraints.confidence: 1.5 must be less than 1.0; lower it"),
         ({"constraints__confidence": math.nan}, "constraints.confidence: nan is not a finite number"),
-        ({"constraints__deadline": 0}, "constraints.deadline: a deadline of 0s is over before it began"),
+        ({"constraints__deadline": 0}, "constraints.deadline: a deadline of 0s is over before it started"),
         ({"constraints__max_cost": 0}, "constraints.max_cost: 0 USD pays for nothing at 3.6 USD per hour; raise it"),
         (
             {"constraints__max_cost": 0, "resources": {"provider": "aws", "instance_type": "g5.xlarge"}},
@@ -212,10 +212,10 @@ def test_the_entry_point_may_be_a_class() -> None:
         ({"batch": {"policy": "goodput", "warmup_epochs": -1}}, "batch.warmup_epochs: -1 must be at least 0.0; raise"),
         (
             {"batch": {"policy": "goodput", "lr_scaling": "adascal"}},
-            "batch.lr_scaling: 'adascal' is none of adascale, linear, sqrt, legw, and no module:function; did you mean "
+            "batch.lr_scaling: 'adascal' is not one of adascale, linear, sqrt, legw, nor module:function; did you mean "
             "'adascale'?",
         ),
-        ({"batch": {"policy": "goodput", "lr_scaling": 2}}, "batch.lr_scaling: 2 is none of adascale, linear, sqrt"),
+        ({"batch": {"policy": "goodput", "lr_scaling": 2}}, "batch.lr_scaling: 2 is not one of adascale, linear, sqrt"),
         ({"profile__goodput": {}}, "profile.goodput.throughput: is required; add it"),
         (
             {"profile__goodput": GOODPUT | {"limits": {"initial": 64, "max": 32}}},

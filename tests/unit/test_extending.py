@@ -166,10 +166,10 @@ def test_of_an_interrupted_run_nothing_is_taken_to_be_held() -> None:
 @pytest.mark.parametrize(
     ("limits", "told"),
     [
-        ({}, "limits that it has already; give a later deadline or a larger max_cost"),
-        ({"deadline_s": 220.0, "max_cost_usd": 9.0}, "limits that it has already"),
-        ({"deadline_s": 200.0}, "deadline: 3m20s is before the 3m40s that it has; give a later one"),
-        ({"max_cost_usd": 8.5}, "max_cost: 8.50 USD is less than the 9.00 USD that it has; give more"),
+        ({}, "experiment already has these limits; give a later deadline or a larger max_cost"),
+        ({"deadline_s": 220.0, "max_cost_usd": 9.0}, "experiment already has these limits"),
+        ({"deadline_s": 200.0}, "deadline: 3m20s is before the present one, 3m40s; give a later one"),
+        ({"max_cost_usd": 8.5}, "max_cost: 8.50 USD is less than the present 9.00 USD; give more"),
     ],
 )
 def test_what_is_no_extension_is_refused(limits: dict[str, float], told: str) -> None:
@@ -249,14 +249,14 @@ def test_the_instant_that_it_has_already_is_no_error() -> None:
 @pytest.mark.parametrize(
     ("deadline", "max_cost_usd", "told"),
     [
-        ("31m", None, "deadline: 31m is before the 32m that it has; give a later one"),
-        ("2027-01-15T08:20:00Z", None, "2027-01-15T08:20:00Z is before the 2027-01-15T08:28:20Z that it has"),
-        (None, 5.25, "max_cost: 5.25 USD is less than the 5.50 USD that it has; give more"),
-        (None, float("nan"), "max_cost: nan is no amount; give USD, such as 5"),
-        (None, float("inf"), "max_cost: inf is no amount"),
+        ("31m", None, "deadline: 31m is before the present one, 32m; give a later one"),
+        ("2027-01-15T08:20:00Z", None, "2027-01-15T08:20:00Z is before the present one, 2027-01-15T08:28:20Z"),
+        (None, 5.25, "max_cost: 5.25 USD is less than the present 5.50 USD; give more"),
+        (None, float("nan"), "max_cost: nan is not an amount; give USD, such as 5"),
+        (None, float("inf"), "max_cost: inf is not an amount"),
         ("soon", None, "soon"),
         ("2027-01-15T09:00:00", None, "time zone"),
-        (0, None, "0s is over before it began"),
+        (0, None, "0s is over before it started"),
     ],
 )
 def test_words_that_extend_nothing_are_refused_in_the_same_words(

@@ -108,7 +108,7 @@ def test_a_folder_with_a_journal_of_its_own_is_not_free_for_one_in_a_store(store
 
 def test_what_is_not_there_is_told_with_what_is(make: Callable[[str], ExperimentFolder]) -> None:
     folder = make("test")
-    with pytest.raises(InputError, match=r"no experiment 'nosuch' in (sqlite|postgresql).*; there are: test$") as told:
+    with pytest.raises(InputError, match=r"experiment 'nosuch' not found in (sqlite|postgresql).*; known: test$") as told:
         read(dataclasses.replace(folder, name="nosuch"))
     assert "s3cret" not in str(told.value)
 
@@ -197,7 +197,7 @@ def test_a_reader_folds_nothing_of_what_it_cannot_read_whole(make: Callable[[str
 
 def test_a_run_is_gone_on_with_where_it_was_begun(make: Callable[[str], ExperimentFolder], tmp_path: Path) -> None:
     elsewhere = dataclasses.replace(make("test"), home=tmp_path / "elsewhere")
-    with pytest.raises(InputError, match=r"begun in another home.*RUBBERBAND_HOME"):
+    with pytest.raises(InputError, match=r"started in another home.*RUBBERBAND_HOME"):
         session.run(elsewhere)
     assert read(elsewhere).outcome == "unfinished"
 

@@ -105,7 +105,7 @@ def test_a_remedy_that_is_told_is_enough_and_none_passes_what_may_be_spent() -> 
     _, limited = planned(question(tight, most_usd=dear - 0.0001))
     assert all(each["cost_usd"] < dear for each in json.loads(limited)["remedies"])
     _, none = planned(question(tight, most_usd=0.0001))
-    assert json.loads(none)["detail"].endswith("; no remedy was found within 0.0001 USD, the most here")
+    assert json.loads(none)["detail"].endswith("; no remedy was found within 0.0001 USD, the limit here")
 
 
 def test_a_question_without_a_profile_or_with_a_file_of_the_server_is_refused() -> None:

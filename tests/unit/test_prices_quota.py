@@ -59,9 +59,9 @@ def test_the_refusal_names_the_quota_and_how_to_raise_it(fake: FakeAws) -> None:
     (room,) = quotas(fake.session(), ["g5.xlarge"], ["on_demand"])
     assert room.refusal(16) == (
         "no quota for g5.xlarge on demand in us-east-1: it has 4 vCPUs, and 'Running On-Demand G and VT instances' "
-        "(L-DB2E81BA) allows 2, 0 in use; end what runs, or ask for more: aws service-quotas "
-        "request-service-quota-increase --service-code ec2 --quota-code L-DB2E81BA --desired-value 64 "
-        "--region us-east-1"
+        "(L-DB2E81BA) allows 2, 0 in use; end running instances, or request more: aws service-quotas "
+        "request-service-quota-increase --service-code ec2 --quota-code L-DB2E81BA --desired-value 64 --region "
+        "us-east-1"
     )
     used = replace(room, quota=replace(room.quota, used_vcpus=None))
     assert "use not known" in used.note()

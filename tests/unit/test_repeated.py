@@ -95,7 +95,7 @@ def test_a_replan_counts_what_is_trained_again_and_takes_nothing_for_slowness() 
         for trial in (2, 3):
             story.tell(TrialRepeated, trial=trial, attempt=2, iterations=iterations)
     found = measured(job, story.state)
-    assert found.findings.startswith("trials train 1 iteration again, for want of a checkpoint, an instance runs after")
+    assert found.findings.startswith("trials train 1 iteration again, without a checkpoint, an instance runs after")
     assert found.profile == replace(job.profile, trial_startup_s=2.0)
 
 

@@ -69,9 +69,9 @@ def test_no_more_run_at_once_than_may_and_the_others_follow_in_turn(tmp_path: Pa
     ("way", "state", "told"),
     [
         ("refuse", REFUSED, "no plan meets the deadline of 1s"),
-        ("vanish", REFUSED, "ended before it began"),
-        ("silent", INTERRUPTED, "gone without a word"),
-        ("cut", INTERRUPTED, "resume it to go on"),
+        ("vanish", REFUSED, "ended before it started"),
+        ("silent", INTERRUPTED, "ended unexpectedly"),
+        ("cut", INTERRUPTED, "resume it to continue"),
     ],
 )
 def test_how_a_process_ends_that_does_not_finish(house: House, way: str, state: ExperimentState, told: str) -> None:

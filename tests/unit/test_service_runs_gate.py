@@ -37,7 +37,7 @@ def test_what_waits_is_refused_by_a_server_that_allows_less(house: House, narrow
     with house.open():
         for name in ("waits", "ordered"):
             reason = house.wait(name, REFUSED).reason
-            assert "what may be run here was changed" in reason
+            assert "the operator changed what may be run" in reason
             assert told in reason
     assert house.starts() == []
 
@@ -71,7 +71,7 @@ def test_what_was_killed_goes_on_by_itself_and_is_done(house: House, caplog: pyt
     assert house.seqs("one") == list(range(count_of(house.journal)))
     assert house.states("one").count("interrupted") == 1
     assert [start[2] for start in house.starts()] == ["1", "2"]
-    assert len([record for record in caplog.messages if record.startswith("experiment one: its process was gone")]) == 1
+    assert len([record for record in caplog.messages if record.startswith("experiment one: its process ended unexpectedly")]) == 1
 
 
 def interrupted(house: House, name: str, *, attempt: int) -> bool:

@@ -77,4 +77,4 @@ def test_an_ending_of_an_earlier_process_is_not_that_of_this_one() -> None:
 
 def test_what_its_process_said_at_its_end_is_the_reason() -> None:
     found = standing(row(RUNNING), replace(BEGUN, ending=told(1)))
-    assert found == Standing(state=INTERRUPTED, reason="this went wrong; resume it to go on")
+    assert found == Standing(state=INTERRUPTED, reason="this went wrong; resume it to continue")

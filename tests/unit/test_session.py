@@ -105,7 +105,7 @@ def test_there_is_one_driver_at_a_time(folder: ExperimentFolder) -> None:
     assert not folder.driven
     with folder.driving():
         assert folder.driven
-        with pytest.raises(InputError, match="another driver is at work"):
+        with pytest.raises(InputError, match="another driver is running"):
             session.run(folder)
 
 
@@ -117,7 +117,7 @@ def test_a_taken_name_is_refused_and_loses_nothing(folder: ExperimentFolder) -> 
 
 
 def test_an_experiment_that_is_not_there_is_told_with_those_that_are(folder: ExperimentFolder) -> None:
-    with pytest.raises(InputError, match=r"no experiment 'nosuch' in .*; there are: test"):
+    with pytest.raises(InputError, match=r"experiment 'nosuch' not found in .*; known: test"):
         read(ExperimentFolder(home=folder.home, name="nosuch"))
 
 
@@ -141,10 +141,10 @@ def test_a_checkpoint_store_that_is_away_is_told_before_a_resume_does_anything(t
     gone = Entrypoint.parse("nosuch_module:Trial", search_path=(tmp_path,))
     session.create(folder, JOB, setup(checkpoints=str(folder.checkpoints), entrypoint=gone, provider="local"))
     folder.checkpoints.rename(tmp_path / "unmounted")
-    with pytest.raises(StoreAwayError, match=r"No such file .*; mount it or put it back, .* `rubberband resume test`"):
+    with pytest.raises(StoreAwayError, match=r"No such file .*; mount or restore it, .* `rubberband resume test`"):
         session.run(folder)
     folder.checkpoints.mkdir()
-    with pytest.raises(StoreAwayError, match=r"found no file rubberband-store; mount it .* `rubberband resume test`"):
+    with pytest.raises(StoreAwayError, match=r"found no file rubberband-store; mount or .* `rubberband resume test`"):
         session.run(folder)
     assert list(folder.checkpoints.iterdir()) == []
     assert read(folder).resumes == 0
@@ -171,7 +171,7 @@ def test_a_store_that_goes_away_stops_the_run_which_says_so_and_can_be_resumed(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(session, "VirtualBackend", Unmounted)
-        with pytest.raises(StoreAwayError, match="mount it, then go on by `rubberband resume test`"):
+        with pytest.raises(StoreAwayError, match="mount it, then continue with `rubberband resume test`"):
             session.run(folder)
     cut = read(folder)
     assert (cut.outcome, cut.reason) == ("unfinished", "the checkpoint store is away; mount it")

@@ -38,7 +38,7 @@ def test_a_full_store_ends_the_run_and_not_the_trial(tmp_path: Path, monkeypatch
     watch = StoreWatch(open_store(str(tmp_path)))
     monkeypatch.setattr("rubberband.executor.checkpoints.write_atomically", no_space)
     watch.check([failed("raised"), failed("died")])
-    with pytest.raises(StoreAwayError, match=r"takes no checkpoints \(No space left on device\); make room"):
+    with pytest.raises(StoreAwayError, match=r"does not accept checkpoints \(No space left on device\); make room"):
         watch.check([failed("checkpoint")])
 
 
@@ -58,7 +58,7 @@ def test_an_empty_directory_where_the_store_was_mounted_ends_the_run_and_not_the
     with pytest.raises(StoreAwayError, match="No such file"):
         watch.check([event])
     (tmp_path / "disk").mkdir()
-    with pytest.raises(StoreAwayError, match=r"found no file rubberband-store; mount it or put it back"):
+    with pytest.raises(StoreAwayError, match=r"found no file rubberband-store; mount or restore it"):
         watch.check([event])
     assert list((tmp_path / "disk").iterdir()) == []
 

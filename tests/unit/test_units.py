@@ -135,7 +135,7 @@ def test_a_deadline_may_be_a_duration() -> None:
         ("2026-11-21T20:00:00", "has no time zone; add one"),
         (datetime(2026, 11, 21), "has no time zone; add one"),
         ("2026-13-21T20:00:00Z", "is not a time"),
-        ("0s", "over before it began"),
+        ("0s", "over before it started"),
     ],
 )
 def test_deadlines_that_are_refused(written: object, why: str) -> None:

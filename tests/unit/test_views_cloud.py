@@ -51,9 +51,9 @@ def test_the_lines_name_market_price_and_what_is_taken_away() -> None:
     text = told(spot_job(), TAKEN)
     assert "launching 3 on spot: 0 -> 3 instances" in text
     assert "i-001 ready after 47s (1 of 3 instances): spot at 0.13 USD/h" in text
-    assert "i-002 PREEMPTED (taken away by the provider): 3 -> 2 instances; trials 2, 3 will go on" in text
-    assert "i-003 will be taken away soon; trials 6, 7 will move on" in text
-    assert "i-003 PREEMPTED (taken away by the provider); trials 6, 7 will go on from the last checkpoint" in text
+    assert "i-002 PREEMPTED (taken away by the provider): 3 -> 2 instances; trials 2, 3 will resume" in text
+    assert "i-003 will be taken away soon; trials 6, 7 will move" in text
+    assert "i-003 PREEMPTED (taken away by the provider); trials 6, 7 will resume from the last checkpoint" in text
     assert "stage 2: 1 trial x 4 iterations; releasing " in text
 
 

@@ -46,7 +46,7 @@ def test_what_goes_on_soon_says_so_and_no_forecast_that_its_end_left(state: Expe
     result = cut_short(30, job=a_job(deadline_s=300.0), cancel=True)
     known = submission(state, reason="it was killed", forecast_jct_s=result.actual_jct_s)
     told = sentence(known, result)
-    assert "goes on from its checkpoints" in told
+    assert "resumes from its checkpoints" in told
     assert told.endswith("It was killed.")
     assert not [note for card in cards(known, result) for note in card.notes if "forecast" in note]
 

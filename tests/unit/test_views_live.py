@@ -76,7 +76,7 @@ def test_failures_say_why_and_what_follows() -> None:
 def test_a_lost_instance_is_told_with_its_trials_and_its_replacement() -> None:
     text = told(faults=Faults(lost_after_s={"i-002": 20.0}))
     assert re.search(
-        r"55s  i-002 lost \(.+\): 3 -> 2 instances; trials 2, 3 will go on from the last checkpoint\n"
+        r"55s  i-002 lost \(.+\): 3 -> 2 instances; trials 2, 3 will resume from the last checkpoint\n"
         r"55s  launching 1: 2 -> 3 instances\n",
         text,
     )
@@ -84,9 +84,9 @@ def test_a_lost_instance_is_told_with_its_trials_and_its_replacement() -> None:
 
 def test_a_refused_instance_is_told_with_what_follows() -> None:
     text = told(faults=Faults(refused={"i-003"}))
-    assert "i-003 refused: no capacity for i-003; asking again in 10s\n10s  launching 1: 2 -> 3 instances\n" in text
+    assert "i-003 refused: no capacity for i-003; retrying in 10s\n10s  launching 1: 2 -> 3 instances\n" in text
     text = told(faults=Faults(refused={f"i-{number:03d}" for number in range(3, 30)}))
-    assert "; going on with 2 instances\n" in text
+    assert "; continuing with 2 instances\n" in text
     assert "stage 0: training 12 trials on 2 instances x 2 GPUs" in text
 
 
@@ -121,7 +121,7 @@ def test_after_a_resume_only_what_is_new_is_told() -> None:
     finally:
         journal.close()
     lines = [line.strip() for line in stream.getvalue().splitlines()]
-    assert lines[0] == "1m22s  resuming digits: 2 instances held, 4 trials to go on with, 0.0180 USD spent"
+    assert lines[0] == "1m22s  resuming digits: 2 instances held, 4 trials to continue, 0.0180 USD spent"
     assert not any("SYNC 0" in line or "stage 0" in line or "launching" in line for line in lines)
     assert any("SYNC 1" in line for line in lines)
 
@@ -139,7 +139,7 @@ def test_a_resume_tells_what_is_left_and_not_what_it_asks_for() -> None:
     finally:
         journal.close()
     lines = [line.strip().split("  ")[1] for line in stream.getvalue().splitlines()]
-    assert lines[0].startswith("resuming digits: 0 instances held, 4 trials to go on with")
+    assert lines[0].startswith("resuming digits: 0 instances held, 4 trials to continue")
     assert any("launching 2: 0 -> 2 instances" in line for line in lines[1:])
 
 

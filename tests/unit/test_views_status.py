@@ -48,5 +48,5 @@ def test_money_is_told_with_its_limit() -> None:
 
 
 def test_why_it_was_interrupted_is_told_once() -> None:
-    told = headline(view("interrupted") | {"reason": "its process is gone; resume it to go on"})
-    assert told == "digits: interrupted: its process is gone; resume it to go on"
+    told = headline(view("interrupted") | {"reason": "its process has ended; resume it to continue"})
+    assert told == "digits: interrupted: its process has ended; resume it to continue"

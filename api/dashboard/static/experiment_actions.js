@@ -29,7 +29,7 @@ async function act(button, address, changed) {
   const answer = await busy(button, () => post(address, null, crypto.randomUUID()));
   if (!answer.ok) return complain(element, answer.body);
   element.close();
-  say(button.dataset.do === "cancel" ? "It is asked to end." : "It goes on as soon as it may.");
+  say(button.dataset.do === "cancel" ? "Cancellation requested." : "It resumes as soon as a slot is free.");
   changed();
 }
 
@@ -66,7 +66,7 @@ function offerExtension(address, changed) {
     const answer = await busy(apply, () => post(`${address}/extend`, { ...limits, dry_run: false }, key));
     if (!answer.ok) return complain(element, answer.body);
     element.close();
-    say("Its limits are changed.");
+    say("The limits were changed.");
     changed();
   });
 }

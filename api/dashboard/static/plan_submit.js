@@ -53,7 +53,7 @@ export class Submitter {
     byId("confirm-words").textContent = words(this.told, answer);
     byId("name").value = this.told.free_name;
     show(byId("taken"), this.told.free_name !== this.told.name);
-    byId("taken").textContent = `There is an experiment ${this.told.name} already.`;
+    byId("taken").textContent = `The name ${this.told.name} is taken.`;
     const facts = [["runs", this.told.entrypoint], ["where", this.where()], ...limits(answer?.constraints ?? this.told)];
     byId("confirm-facts").replaceChildren(...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
     byId("confirm").showModal();
@@ -104,7 +104,7 @@ function fresh_key() {
 function words(told, answer) {
   if (!answer) return `RubberBand first measures a profile of ${told.entrypoint}, then plans and runs the experiment.`;
   const { prediction, instance_type } = answer;
-  return `RubberBand rents ${instance_type} instances as planned, and gives them back when it is over: about `
+  return `RubberBand rents ${instance_type} instances as planned, and releases them when it ends: about `
     + `${duration(prediction.jct_s.mean)} and ${usd(prediction.cost_usd.mean)} USD.`;
 }
 

@@ -1,0 +1,139 @@
+"""Plain English wherever a user looks: the patterns that readers stumble over are not in any text of the program.
+
+Texts are strings of the source, the page and the boot scripts, and the prose of the documentation.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+PACKAGES = ("rubberband", "planner", "executor", "cloud", "api")
+MOST_WORDS = 30
+
+# A pattern, and the words to use instead.
+_BANNED = {
+    r"\b(told|tells?|telling)\b": "say, report, show (with the thing as the subject)",
+    r"\bso (many|long)\b(?! as)": "the number or the duration",
+    r"\b(nobody|somebody|everybody|himself|herself)\b": "name the caller, holder, owner or process",
+    r"\bfor ever\b": "never expires, never ends",
+    r"\bat work on\b": "is running, holds",
+    r"\b(is|are) had\b": "is available",
+    r"\b(gets?|got) further\b": "makes progress",
+    r"\breckon(s|ed|ing)?\b": "assume, count",
+    r"\bamiss\b": "wrong",
+    r"\bmended\b": "fixed",
+    r"\bgo(es)? on by itself\b": "restarts automatically",
+    r"\bthere (is|are) no such\b": "not found",
+    r"\bwithout a word\b": "unexpectedly",
+    r"\bof itself\b": "by itself",
+    r"\bis none (that|of)\b": "is not one of",
+    r"\b(stand|stands) in\b": "is used instead",
+    r"\btill\b": "until",
+    r"\bthe most here\b": "the limit here",
+    r"\bkept no longer\b": "deleted, no longer kept",
+    r"\bcame? of it\b": "resulted",
+    r"\bnot (known|read) here\b": "unknown, not accepted",
+}
+_SUBJECT_FIRST = re.compile(r"(?:^|[.!?]\s+)((?:What|Who|Whoever|Whatever|Of)\s[^.!?]*(?:[.!]|$))")
+_SENTENCE_END = re.compile(r"[.;:!?](?=\s|$)|\n\s*\n")
+_HOLE = "…"
+
+# Texts that have such a pattern with a reason.
+_ALLOWED: dict[str, str] = {}
+
+
+def _text(node: ast.Constant | ast.JoinedStr) -> str:
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    return "".join(str(part.value) if isinstance(part, ast.Constant) else _HOLE for part in node.values)
+
+
+def _python_texts(source: str) -> Iterator[tuple[int, str]]:
+    """Line and text of each string, f-strings with a mark for each value."""
+    tree = ast.parse(source)
+    inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        string = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner
+        if string or isinstance(node, ast.JoinedStr):
+            yield node.lineno, _text(node)
+
+
+def _script_texts(source: str) -> Iterator[tuple[int, str]]:
+    """Line and text of each literal of a JavaScript file or echo of a shell script."""
+    for number, line in enumerate(source.splitlines(), 1):
+        for match in re.finditer(r"\"([^\"\\]*)\"|'([^'\\]*)'|`([^`]*)`", re.sub(r"^\s*(//|#).*", "", line)):
+            yield number, re.sub(r"\$\{[^}]*\}", _HOLE, next(filter(None, match.groups()), ""))
+
+
+def _page_texts(source: str) -> Iterator[tuple[int, str]]:
+    """Line and text between the tags of a template, and titles and labels in them."""
+    words = re.sub(r"\{\{.*?\}\}", _HOLE, re.sub(r"\{#.*?#\}|\{%.*?%\}", " ", source))
+    for number, line in enumerate(words.splitlines(), 1):
+        yield number, " ".join(re.sub(r"<[^>]*>", " ", line).split())
+        for match in re.finditer(r"\"([^\"]* [^\"]*)\"", line):
+            yield number, match.group(1)
+
+
+def _prose_texts(source: str) -> Iterator[tuple[int, str]]:
+    """Line and text of each paragraph outside blocks of code."""
+    prose = re.sub(r"^( *)```.*?^\1```", lambda block: "\n" * block.group().count("\n"), source, flags=re.M | re.S)
+    number = 1
+    for paragraph in re.split(r"(\n(?:\s*\n|(?=\s*[-*|#])))", prose):
+        yield number, re.sub(r"`[^`]*`", _HOLE, " ".join(paragraph.split()))
+        number += paragraph.count("\n")
+
+
+_READERS = {
+    ".py": _python_texts,
+    ".js": _script_texts,
+    ".sh": _script_texts,
+    ".html": _page_texts,
+    ".md": _prose_texts,
+}
+
+
+def _files() -> list[Path]:
+    sources = [path for package in PACKAGES for path in (REPOSITORY / package).rglob("*") if path.suffix in _READERS]
+    prose = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *(REPOSITORY / "docs").glob("*.md")]
+    return sorted(path for path in {*sources, *prose} if "min.js" not in path.name)
+
+
+def faults(text: str) -> list[str]:
+    """The patterns in a text that a reader stumbles over."""
+    found = [f"{m.group()!r}: {use}" for pattern, use in _BANNED.items() for m in re.finditer(pattern, text, re.I)]
+    found += [f"{match[:40]!r}: the subject comes first" for match in _SUBJECT_FIRST.findall(text)]
+    return found
+
+
+def _docstrings(tree: ast.AST) -> set[int]:
+    """Lines at which the strings begin that only document the code."""
+    bodies = (node.body for node in ast.walk(tree) if isinstance(getattr(node, "body", None), list))
+    alone = (node.value for body in bodies for node in body if isinstance(node, ast.Expr))
+    return {node.lineno for node in alone if isinstance(node, ast.Constant)}
+
+
+def _found(path: Path) -> list[str]:
+    source = path.read_text(encoding="utf-8")
+    quiet = _docstrings(ast.parse(source)) if path.suffix == ".py" else set()
+    return [
+        f"{path.relative_to(REPOSITORY)}:{line}: {fault} in {text[:100]!r}"
+        for line, text in _READERS[path.suffix](source)
+        if " " in text and line not in quiet and not any(allowed in text for allowed in _ALLOWED)
+        for fault in faults(text)
+    ]
+
+
+def test_no_text_that_a_user_sees_has_a_pattern_that_readers_stumble_over() -> None:
+    assert [fault for path in _files() for fault in _found(path)] == []
+
+
+def test_a_text_is_read_with_marks_for_its_values() -> None:
+    source = 'print(f"{name} is at work on "\n      f"{what}")'
+    assert list(_python_texts(source)) == [(1, "… is at work on …")]
+    assert faults("… is at work on …") == ["'at work on': is running, holds"]
+    assert faults("It stopped. What waits is refused.") == ["'What waits is refused.': the subject comes first"]
+    assert faults("What is refused? As long as it runs, nothing.") == []
