@@ -185,7 +185,7 @@ def read_cursor(cursor: str | None) -> LogPlace:
         told, *pairs = _varints(data)
     except (ValueError, zlib.error):
         raise InputError(
-            f"cursor {shown(cursor)} is none that this service gave; leave it out to begin at the begin"
+            f"cursor {shown(cursor)} was not issued by this service; leave it out for the beginning"
         ) from None
     place, number = LogPlace(told=told - 1), 0
     for step, offset in zip(pairs[::2], pairs[1::2], strict=False):

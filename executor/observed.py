@@ -210,7 +210,7 @@ class Observed:
                 max_cost_usd=job.max_cost_usd,
                 plan=state.plan,
                 feasible=job.deadline_s is None or expected.jct_s <= job.deadline_s,
-                reason="these limits are granted already",
+                reason="these limits already apply",
             )
             return Extension(before=outlook, after=outlook, stage=len(state.stages), applied=True)
 

@@ -39,9 +39,13 @@ def read_experiment(body: bytes, media_type: str, overrides: Sequence[str] = ())
     """
     kind = _essence(media_type)
     if len(body) > MAX_BYTES:
-        raise Problem(TOO_LARGE, f"the experiment has {len(body):,} bytes and may have {MAX_BYTES:,}; shorten it")
+        raise Problem(
+            TOO_LARGE, f"the experiment has {len(body):,} bytes; at most {MAX_BYTES:,} are allowed; shorten it"
+        )
     if len(overrides) > _MAX_OVERRIDES:
-        raise Problem(INVALID, f"{len(overrides)} values are set and {_MAX_OVERRIDES} may be; write them into the body")
+        raise Problem(
+            INVALID, f"{len(overrides)} values are set; at most {_MAX_OVERRIDES} are allowed; write them into the body"
+        )
     try:
         if kind == JSON_TYPE:
             return experiment_of(json_object(body), overrides=overrides, option=_OPTION)
@@ -90,9 +94,9 @@ def _essence(media_type: str) -> str:
         (value.strip('"') for name, _, value in (p.partition("=") for p in parameters) if name == "charset"), ""
     )
     if kind not in (JSON_TYPE, *YAML_TYPES):
-        raise Problem(MEDIA, f"Content-Type {shown(media_type)} is not read here; send {JSON_TYPE} or {YAML_TYPES[0]}")
+        raise Problem(MEDIA, f"Content-Type {shown(media_type)} is not supported; send {JSON_TYPE} or {YAML_TYPES[0]}")
     if charset not in _CHARSETS:
-        raise Problem(MEDIA, f"charset {shown(charset)} is not read here; send UTF-8")
+        raise Problem(MEDIA, f"charset {shown(charset)} is not supported; send UTF-8")
     return kind
 
 
@@ -135,7 +139,7 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _constant(text: str) -> Any:
-    raise _Refused(f"{text} is not a number of JSON; write a finite one")
+    raise _Refused(f"{text} is not a JSON number; write a finite one")
 
 
 def _float(text: str) -> float:
@@ -192,7 +196,7 @@ def require_no_paths(experiment: Experiment) -> None:
     for key, value in _paths(experiment).items():
         if isinstance(value, str):
             remedy = "leave it out" if key.endswith("catalogue") else "write the profile itself in its place"
-            raise _refused(key, f"{shown(value)} would be a file of the server, and requests name none; {remedy}")
+            raise _refused(key, f"{shown(value)} names a file of the server, which requests may not use; {remedy}")
 
 
 def _paths(experiment: Experiment) -> Mapping[str, object]:
@@ -211,7 +215,7 @@ def _require_provider(experiment: Experiment, settings: Settings) -> None:
         raise _refused("resources.provider", f"{resources.provider} is not allowed here; use {allowed}")
     if resources.aws != Aws():
         key = next(name for name in Aws.model_fields if getattr(resources.aws, name) != getattr(Aws(), name))
-        raise _refused(f"resources.aws.{key}", "how instances are set up is the operator's to say; leave it out")
+        raise _refused(f"resources.aws.{key}", "only the operator sets up instances; leave it out")
     if resources.kind.is_rented and settings.limits.max_cost_usd is not None:
         _require_true_prices(experiment)
 
@@ -225,7 +229,7 @@ def _require_true_prices(experiment: Experiment) -> None:
     }
     for key, price in prices.items():
         if price is not None:
-            raise _refused(key, "spending is limited here, by the prices that AWS tells; leave it out")
+            raise _refused(key, "the service limits spending by AWS's own prices; leave it out")
 
 
 def _require_entrypoint(experiment: Experiment, settings: Settings) -> None:
@@ -257,8 +261,8 @@ def _require_budget(experiment: Experiment, settings: Settings) -> None:
     if most is None:
         return
     if asked is None:
-        raise _refused("constraints.max_cost", f"is required here; write at most {format_usd(most)}")
+        raise _refused("constraints.max_cost", f"is required; write at most {format_usd(most)}")
     if asked > most:
         raise _refused(
-            "constraints.max_cost", f"{format_usd(asked)} is more than {format_usd(most)}, the most here; lower it"
+            "constraints.max_cost", f"{format_usd(asked)} is more than {format_usd(most)}, the limit here; lower it"
         )

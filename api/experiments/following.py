@@ -93,11 +93,9 @@ def _error(row: Submission, sight: Sight) -> str:
 
 def _cut_off(row: Submission, sight: Sight) -> Standing:
     told = (
-        _error(row, sight)
-        or sight.stopped
-        or "its process is gone without a word: it was killed, or the machine was restarted"
+        _error(row, sight) or sight.stopped or "its process ended unexpectedly: it was killed, or the machine restarted"
     )
-    return Standing(state=ExperimentState.INTERRUPTED, reason=f"{told}; resume it to go on")
+    return Standing(state=ExperimentState.INTERRUPTED, reason=f"{told}; resume it to continue")
 
 
 def entries(header: Header, events: Sequence[tuple[int, Event]]) -> list[Entry]:

@@ -82,7 +82,7 @@ def _lr_scaling(value: Any) -> Any:
     if value is None or value in LR_SCALINGS or (isinstance(value, str) and MODULE_ATTRIBUTE.fullmatch(value)):
         return value
     raise fault(
-        f"{shown(value)} is none of {', '.join(LR_SCALINGS)}, and no module:function; "
+        f"{shown(value)} is not one of {', '.join(LR_SCALINGS)}, nor module:function; "
         f"{nearest(str(value), LR_SCALINGS)}"
     )
 

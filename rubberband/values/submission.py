@@ -11,7 +11,7 @@ from rubberband.states import ExperimentState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a list shows of an experiment; all zero or None before it began."""
+    """What a list shows of an experiment; all zero or None before it started."""
 
     trials: int = 0
     stages: int = 0
@@ -56,11 +56,11 @@ class Submission:
     """The experiment in the file's words, deadline made absolute; empty if it was started by hand."""
     policy: str = "optimal"
     plan: str | None = None
-    """Id of the plan that it was submitted with."""
+    """Id of the plan with which it was submitted."""
     request: str = ""
     """Id of the request that submitted it, so that one that is sent again after a crash is known; empty without."""
     reason: str = ""
     """Why it is where it is, in one line: an error, or how it ended."""
     attempt: int = 0
-    """How often a process was started for it."""
+    """Number of processes that were started for it."""
     summary: Summary = Summary()

@@ -135,9 +135,7 @@ def test_a_release_that_breaks_is_told_once_and_asked_for_until_it_works(
         eventually(lambda: bool(events.extend(mailbox.take(10.0)) or events))
     assert events == [InstanceReleased(occurred_at=10.0, instance="a", ended_at=3.0, running_at=2.0)]
     told = [record.getMessage() for record in caplog.records]
-    assert told == [
-        "instance a is not released yet; retrying: OSError: [Errno 28] No space left on device"
-    ]
+    assert told == ["instance a is not released yet; retrying: OSError: [Errno 28] No space left on device"]
 
 
 def test_the_lease_is_renewed_and_the_provider_watched_after_they_broke(fleet: RayFleet, provider: Breaking) -> None:

@@ -124,7 +124,9 @@ def test_a_store_is_reopened_by_its_mark(made):
 
 
 def test_another_store_is_not_taken_for_it(made):
-    with pytest.raises(StoreAwayError, match=r"expected the mark aaaaaaaa…, found the mark \w{8}…; mount or restore it"):
+    with pytest.raises(
+        StoreAwayError, match=r"expected the mark aaaaaaaa…, found the mark \w{8}…; mount or restore it"
+    ):
         reopen_store(made.url, "a" * 32, [])
 
 

@@ -108,7 +108,9 @@ def test_a_folder_with_a_journal_of_its_own_is_not_free_for_one_in_a_store(store
 
 def test_what_is_not_there_is_told_with_what_is(make: Callable[[str], ExperimentFolder]) -> None:
     folder = make("test")
-    with pytest.raises(InputError, match=r"experiment 'nosuch' not found in (sqlite|postgresql).*; known: test$") as told:
+    with pytest.raises(
+        InputError, match=r"experiment 'nosuch' not found in (sqlite|postgresql).*; known: test$"
+    ) as told:
         read(dataclasses.replace(folder, name="nosuch"))
     assert "s3cret" not in str(told.value)
 

@@ -71,7 +71,16 @@ def test_what_was_killed_goes_on_by_itself_and_is_done(house: House, caplog: pyt
     assert house.seqs("one") == list(range(count_of(house.journal)))
     assert house.states("one").count("interrupted") == 1
     assert [start[2] for start in house.starts()] == ["1", "2"]
-    assert len([record for record in caplog.messages if record.startswith("experiment one: its process ended unexpectedly")]) == 1
+    assert (
+        len(
+            [
+                record
+                for record in caplog.messages
+                if record.startswith("experiment one: its process ended unexpectedly")
+            ]
+        )
+        == 1
+    )
 
 
 def interrupted(house: House, name: str, *, attempt: int) -> bool:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGES = ("rubberband", "planner", "executor", "cloud", "api")
-MOST_WORDS = 30
 
 # A pattern, and the words to use instead.
 _BANNED = {
@@ -39,11 +38,7 @@ _BANNED = {
     r"\bnot (known|read) here\b": "unknown, not accepted",
 }
 _SUBJECT_FIRST = re.compile(r"(?:^|[.!?]\s+)((?:What|Who|Whoever|Whatever|Of)\s[^.!?]*(?:[.!]|$))")
-_SENTENCE_END = re.compile(r"[.;:!?](?=\s|$)|\n\s*\n")
 _HOLE = "…"
-
-# Texts that have such a pattern with a reason.
-_ALLOWED: dict[str, str] = {}
 
 
 def _text(node: ast.Constant | ast.JoinedStr) -> str:
@@ -122,7 +117,7 @@ def _found(path: Path) -> list[str]:
     return [
         f"{path.relative_to(REPOSITORY)}:{line}: {fault} in {text[:100]!r}"
         for line, text in _READERS[path.suffix](source)
-        if " " in text and line not in quiet and not any(allowed in text for allowed in _ALLOWED)
+        if " " in text.strip() and line not in quiet
         for fault in faults(text)
     ]
 
