@@ -69,7 +69,7 @@ def test_no_more_run_at_once_than_may_and_the_others_follow_in_turn(tmp_path: Pa
     ("way", "state", "told"),
     [
         ("refuse", REFUSED, "no plan meets the deadline of 1s"),
-        ("vanish", REFUSED, "ended before it started"),
+        ("vanish", REFUSED, "ended before the experiment started"),
         ("silent", INTERRUPTED, "ended unexpectedly"),
         ("cut", INTERRUPTED, "resume it to continue"),
     ],
@@ -239,7 +239,7 @@ def test_what_cannot_be_done_in_a_state_is_a_conflict_with_a_remedy(house: House
                 act(name)
             assert told.value.kind.status == 409
         for act in (runs.cancel, runs.resume, runs.result, runs.lines):
-            with pytest.raises(Problem, match="no experiment") as told:
+            with pytest.raises(Problem, match="not found") as told:
                 act("nobody")
             assert told.value.kind.status == 404
 

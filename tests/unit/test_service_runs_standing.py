@@ -72,7 +72,7 @@ def test_an_ending_of_an_earlier_process_is_not_that_of_this_one() -> None:
     sight = replace(BEGUN, mark=Mark(pid=1, attempt=2, started_at=0.0), ending=told(1, attempt=1))
     found = standing(row(RUNNING, attempt=2), sight)
     assert found is not None
-    assert "without a word" in found.reason
+    assert "ended unexpectedly" in found.reason
 
 
 def test_what_its_process_said_at_its_end_is_the_reason() -> None:
