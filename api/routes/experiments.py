@@ -69,8 +69,9 @@ IdempotencyKey = Annotated[
         alias="Idempotency-Key",
         pattern="^[!-~]{1,255}$",
         description=(
-            "Chosen by the client, anew for each thing that it wants done. A request that is sent again with it (after "
-            "a lost answer, say) is not done again: the first answer is sent again, with `Idempotency-Replayed: true`."
+            "A value that the client chooses, a new one for each new request. If a request is sent again with it "
+            "(after a lost answer, say), nothing is done again: the service repeats its first answer, with "
+            "`Idempotency-Replayed: true`."
         ),
         examples=["8e03978e-40d5-43dd-bc93-6894a57f9324"],
     ),

@@ -22,7 +22,7 @@ from rubberband.states import State
 
 
 class SummaryView(TypedDict):
-    """What a list shows of an experiment; zero or None before it began."""
+    """What a list shows of an experiment; zero or None before it started."""
 
     trials: int
     stages: int

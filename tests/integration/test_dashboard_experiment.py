@@ -69,7 +69,7 @@ def test_what_waits_tells_what_was_submitted_and_how_many_there_are(service: Fak
     service.add("other", state=ExperimentState.RUNNING)
     html = page(service)
     shown = text(html)
-    assert "It waits for a free slot. 1 experiment at work, 1 waiting." in shown
+    assert "It waits for a free slot. 1 experiment running, 1 queued." in shown
     assert "runs examples.digits:DigitsTrial" in shown
     assert "max_cost 4.00 USD" in shown
     assert "/v1/experiments/one/report" not in html, "there is none yet"

@@ -79,7 +79,7 @@ def test_what_the_service_refuses_is_the_error_that_it_would_be_here(address: st
         assert caught.value.shortest_jct_s > 1.0
         with pytest.raises(InputError, match="not allowed here"):
             client.submit(path, overrides=["name=code", "entrypoint=os:system"])
-        with pytest.raises(InputError, match="there is no experiment"):
+        with pytest.raises(InputError, match="not found"):
             client.experiment("nothing")
         assert "hasty" not in [view["name"] for view in client.experiments()]
 

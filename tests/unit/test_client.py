@@ -153,7 +153,7 @@ def test_a_service_that_is_not_there_is_told_in_one_line() -> None:
 
 @pytest.mark.parametrize("url", ["ftp://x", "nothing", "http://", "http://[::1"])
 def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(InputError, match="no address of a service"):
+    with pytest.raises(InputError, match="not the address of a service"):
         Client(url)
 
 

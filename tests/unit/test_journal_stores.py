@@ -161,7 +161,7 @@ def test_a_driver_whose_place_was_taken_does_nothing_more(store_url: str) -> Non
 @pytest.mark.parametrize("in_store", [True, False])
 def test_a_reader_follows_a_run_and_tells_each_event_once(store_url: str, tmp_path: Path, in_store: bool) -> None:
     folder = ExperimentFolder(home=tmp_path, name="test", store=store_url if in_store else None)
-    with pytest.raises(InputError, match="there is no experiment"):
+    with pytest.raises(InputError, match="not found"):
         JournalReader(folder)
     session.create(folder, JOB, setup(checkpoints=str(folder.checkpoints)))
     reader = JournalReader(folder)
