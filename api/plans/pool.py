@@ -130,7 +130,7 @@ class Planner:
             process = await asyncio.shield(self._spawning)
         except OSError as error:  # no memory, or too many files or processes: there may be room again
             self._spawning = None
-            _log.warning("no process that plans could be started: %s", error)
+            _log.warning("no planning process could be started: %s", error)
             raise _ProcessEnded from None
         self._process, self._spawning = process, None
         await self._told(process)

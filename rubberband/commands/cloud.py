@@ -73,7 +73,7 @@ def _packed(root: Path) -> bytes:
 
 
 def _told(session: AwsSession, head: HeadInstance, experiment: Experiment, run: str, folder: str | None) -> list[str]:
-    state = "was started; it installs rubberband for some minutes" if head.started else "runs already"
+    state = "was started; it needs some minutes to install rubberband" if head.started else "runs already"
     lines = [
         f"head {head.instance_id} ({head.instance_type}, {head.zone}) {state}{_cost(session, head.instance_type)}",
         f"get in:  aws ssm start-session --target {head.instance_id} --region {session.region}",

@@ -22,7 +22,7 @@ LOOK_EVERY_S = 1.0
 def status(
     name: Name,
     output: Annotated[ReportFormat, typer.Option("--output", "-o", help="Print text or JSON.")] = ReportFormat.text,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay and show it again, until it is over.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay and refresh until it ends.")] = False,
     server: ServerOption = None,
 ) -> None:
     """Show an experiment's status.
@@ -42,7 +42,7 @@ def status(
 
 
 def watch_remote(client: Client, name: str) -> None:
-    """Show an experiment of a service until it is over; exits with its code."""
+    """Show an experiment of a service until it ends; exits with its code."""
     _show(lambda: dict(client.experiment(name)), ReportFormat.text, True)
 
 
@@ -154,8 +154,8 @@ def extend(
     max_cost: Annotated[
         str | None, typer.Option("--max-cost", metavar="USD", help="For the whole experiment.", show_default=False)
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Grant it without asking.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only show what it would change.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only show what would change.")] = False,
     output: Annotated[ReportFormat, typer.Option("--output", "-o", help="Print text or JSON.")] = ReportFormat.text,
     server: ServerOption = None,
 ) -> None:

@@ -353,8 +353,8 @@ def assumption_table(answer: Estimate, known: Sequence[Assumption], notes: Seque
     )
     live = "live: as AWS asks; " if any(one.basis == "live" for one in known) else ""
     return TextTable(
-        title="What this rests on, by its effect on the cost",
-        header=("", "reckoned with", "source", "if it is", "cost (USD)", "time", "limits kept"),
+        title="Assumptions, by their effect on the cost",
+        header=("", "assumed", "source", "if it is", "cost (USD)", "time", "limits kept"),
         rows=rows,
         words=frozenset({0, 1, 2, 3}),
         notes=(

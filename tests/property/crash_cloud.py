@@ -259,7 +259,7 @@ class CloudBackend(VirtualBackend):
 
 
 def _ended(status: InstanceDescription, at: float) -> Event:
-    reason = status.reason or "ended by somebody else"
+    reason = status.reason or "ended by another user or process"
     if status.running_at is None:
         return InstanceRefused(occurred_at=at, instance=status.instance, reason=reason)
     assert status.ended_at is not None
