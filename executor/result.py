@@ -442,12 +442,12 @@ def _jct_s(state: State, at: float) -> float:
     return (at if last_sync is None else last_sync) - state.started_at
 
 
-def _trial(state: State, trial: int, configuration: Mapping[str, Any]) -> TrialResult:
+def _trial(state: State, trial: int, config: Mapping[str, Any]) -> TrialResult:
     record = state.trials[trial]
     return TrialResult(
         trial=trial,
         status=record.status.value,
-        configuration=configuration,
+        configuration=config,
         iterations=record.iterations,
         metrics=record.reports[-1].metrics if record.reports else {},
         failures=record.failures,

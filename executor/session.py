@@ -264,7 +264,7 @@ def make_ray_backend(
         provider,
         fork_server=None if kind.is_rented else ForkServer(folder.name, folder.instances, setup.entrypoint),
         entrypoint=setup.entrypoint,
-        configurations=setup.configurations,
+        configs=setup.configurations,
         seeds=setup.seeds,
         metric=metric,
         store=store or open_store(setup.checkpoints),

@@ -76,7 +76,7 @@ class RayBackend:
         provider: ClusterProvider,
         *,
         entrypoint: Entrypoint,
-        configurations: Sequence[Mapping[str, Any]],
+        configs: Sequence[Mapping[str, Any]],
         seeds: Sequence[int],
         metric: str,
         store: CheckpointStore,
@@ -96,7 +96,7 @@ class RayBackend:
     ) -> None:
         """Nothing is rented, and Ray is not touched, before the first command.
 
-        `configurations[i]` and `seeds[i]` belong to trial i. `logs` is a directory of this machine: what trial 7 prints
+        `configs[i]` and `seeds[i]` belong to trial i. `logs` is a directory of this machine: what trial 7 prints
         goes to `trial-007.log` in it, and `log_limit_bytes` of that are kept. `code` is sent to instances that are
         other machines; `fork_server` forks the workers of those that are this one, and is closed with this. `batch` is
         how trials adapt their batch size (None: not at all), and `known_points` what is known of their steps. An
@@ -105,7 +105,7 @@ class RayBackend:
         not ready yet by `first_lease_s`, if that is longer.
         """
         self._entrypoint = entrypoint
-        self._configurations = configurations
+        self._configs = configs
         self._seeds = seeds
         self._metric = metric
         self._store = store
@@ -187,7 +187,7 @@ class RayBackend:
         segment = Segment(
             trial=start.trial,
             attempt=start.attempt,
-            config=self._configurations[start.trial],
+            config=self._configs[start.trial],
             seed=self._seeds[start.trial],
             metric=self._metric,
             rank=0,

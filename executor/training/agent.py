@@ -20,17 +20,17 @@ from rubberband.planner.goodput.model import efficiency, step_s
 from rubberband.values.adaptive import BatchLimits, BatchPoint, Throughput
 
 WINDOW = 8
-"""Of each configuration the latest so many timings count; older ones fade."""
+"""Of each layout the latest so many timings count; older ones fade."""
 MOST_POINTS = 64
-"""Configurations that are remembered; those timed longest ago go first."""
+"""Layouts that are remembered; those timed longest ago go first."""
 FIT_SHARE = 0.01
 """Of the time, for fitting anew."""
 GROWTH = 2.0
 """From one choice to the next the batch grows or shrinks by no more than this: what is known is known nearby."""
 TRUSTED_STRETCHES = 3
-"""A configuration that was timed less often is doubted after a while: other work on the machine may have slowed it."""
+"""A layout that was timed less often is doubted after a while: other work on the machine may have slowed it."""
 DOUBTED_AFTER = 32
-"""Stretches of whatever configuration since its last one."""
+"""Stretches of whatever layout since its last one."""
 DOUBTED_WEIGHT = 0.1
 """In the fit, where a stretch weighs 1."""
 TRY_GROWTH = 1.5
@@ -38,8 +38,8 @@ TRY_GROWTH = 1.5
 LEAST_GAIN = 0.01
 """A smaller gain in goodput is not worth a change."""
 
-Configuration = tuple[int, int, int, int]
-"""(N, K, m, s)"""
+Layout = tuple[int, int, int, int]
+"""Of a batch: instances, GPUs, samples per GPU at once, accumulation (N, K, m, s)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +71,12 @@ class BatchAgent:
         """K."""
         self._clock = clock
         self._least_per_gpu = least_per_gpu
-        self._known = {_configuration(point): point.step_s for point in known}
+        self._known = {_layout_of(point): point.step_s for point in known}
         self._known_model: Throughput | None = None
-        self._seen: dict[Configuration, deque[tuple[int, float]]] = {}
-        """Configuration -> (steps, seconds) of its latest stretches."""
-        self._seen_at: dict[Configuration, int] = {}
-        """Configuration -> how many stretches there had been when it was last timed."""
+        self._seen: dict[Layout, deque[tuple[int, float]]] = {}
+        """Layout -> (steps, seconds) of its latest stretches."""
+        self._seen_at: dict[Layout, int] = {}
+        """Layout -> how many stretches there had been when it was last timed."""
         self._num_stretches = 0
         self._model: Throughput | None = None
         self._fit_due_at = 0.0
@@ -102,13 +102,13 @@ class BatchAgent:
 
     def observe(self, used: BatchChoice, steps: int, seconds: float) -> None:
         """A stretch of `steps` optimizer steps took `seconds` in all."""
-        configuration = (self._instances, self.gpus, used.per_gpu, used.accumulation)
-        self._news = self._news or configuration not in self._seen
-        timings = self._seen.pop(configuration, deque(maxlen=WINDOW))
+        layout = (self._instances, self.gpus, used.per_gpu, used.accumulation)
+        self._news = self._news or layout not in self._seen
+        timings = self._seen.pop(layout, deque(maxlen=WINDOW))
         timings.append((steps, seconds))
-        self._seen[configuration] = timings
+        self._seen[layout] = timings
         self._num_stretches += 1
-        self._seen_at[configuration] = self._num_stretches
+        self._seen_at[layout] = self._num_stretches
         if len(self._seen) > MOST_POINTS:
             oldest = next(iter(self._seen))
             del self._seen[oldest], self._seen_at[oldest]
@@ -157,17 +157,17 @@ class BatchAgent:
         """How much each point counts in the fit: as often as it was timed, and little where it is doubted."""
         return [
             float(len(self._seen[key]) if self._trusted(key) else DOUBTED_WEIGHT)
-            if (key := _configuration(point)) in self._seen
+            if (key := _layout_of(point)) in self._seen
             else float(TRUSTED_STRETCHES)
             for point in points
         ]
 
-    def _trusted(self, configuration: Configuration) -> bool:
-        since = self._num_stretches - self._seen_at[configuration]
-        return since <= DOUBTED_AFTER or len(self._seen[configuration]) >= TRUSTED_STRETCHES
+    def _trusted(self, layout: Layout) -> bool:
+        since = self._num_stretches - self._seen_at[layout]
+        return since <= DOUBTED_AFTER or len(self._seen[layout]) >= TRUSTED_STRETCHES
 
     def _fitted(self) -> Throughput | None:
-        """The model, fitted anew where there is a new configuration, or enough time has passed to afford it."""
+        """The model, fitted anew where there is a new layout, or enough time has passed to afford it."""
         points = self.points()
         if points and (self._news or self._clock() >= self._fit_due_at):
             began = self._clock()
@@ -179,12 +179,12 @@ class BatchAgent:
 
     def points(self) -> list[BatchPoint]:
         """What the fit goes by: own timings, and those of profiling, as much slower as the own ones turned out."""
-        own = {configuration: _typical(timings) for configuration, timings in self._seen.items()}
+        own = {layout: _typical(timings) for layout, timings in self._seen.items()}
         pace = self._pace(own)
         every = {key: pace * seconds for key, seconds in self._known.items()} | own
-        return [_point(configuration, seconds) for configuration, seconds in every.items()]
+        return [_point(layout, seconds) for layout, seconds in every.items()]
 
-    def _pace(self, own: Mapping[Configuration, float]) -> float:
+    def _pace(self, own: Mapping[Layout, float]) -> float:
         """How much slower own steps are than those that profiling timed; by a fit of these where it timed none such."""
         if not own or not self._known:
             return 1.0
@@ -231,12 +231,12 @@ class BatchAgent:
         self._news = bool(self._seen)
 
 
-def _point(configuration: Configuration, seconds: float) -> BatchPoint:
-    instances, gpus, per_gpu, accumulation = configuration
+def _point(layout: Layout, seconds: float) -> BatchPoint:
+    instances, gpus, per_gpu, accumulation = layout
     return BatchPoint(instances=instances, gpus=gpus, per_gpu=per_gpu, accumulation=accumulation, step_s=seconds)
 
 
-def _configuration(point: BatchPoint) -> Configuration:
+def _layout_of(point: BatchPoint) -> Layout:
     return point.instances, point.gpus, point.per_gpu, point.accumulation
 
 

@@ -14,7 +14,7 @@ from rubberband.views.words import (
     amount,
     batch_line,
     change,
-    configuration,
+    config_line,
     counted,
     difference,
     duration,
@@ -66,7 +66,7 @@ def headlines(result: Result) -> list[str]:
     others = " ".join(f"{printable(k)}={number(v)}" for k, v in sorted(best.metrics.items()) if k != result.metric)
     after = f"trial {best.trial}, {counted(best.iterations, 'iteration')}"
     lines.append(f"best: {printable(result.metric)}={_metric(result, best)} ({after}){'; ' if others else ''}{others}")
-    lines.append(f"configuration: {configuration(best.configuration) or 'empty'}")
+    lines.append(f"configuration: {config_line(best.configuration) or 'empty'}")
     if best.checkpoint is not None:
         size = f" ({format_bytes(best.checkpoint.size_bytes)})" if best.checkpoint.size_bytes else ""
         lines.append(f"checkpoint: {printable(best.checkpoint.url)}{size}")
@@ -414,7 +414,7 @@ def trials(result: Result, most: int | None) -> TextTable:
                 _metric(result, trial),
                 str(trial.iterations),
                 status(result, trial),
-                configuration(trial.configuration),
+                config_line(trial.configuration),
             )
             for trial in shown
         ),

@@ -88,7 +88,7 @@ def number(value: float) -> str:
     return f"{value:.6g}"
 
 
-def configuration(values: Mapping[str, Any]) -> str:
+def config_line(values: Mapping[str, Any]) -> str:
     """A configuration on one line: `lr=0.001 batch_size=64`."""
     return " ".join(f"{printable(str(name))}={setting(value)}" for name, value in values.items())
 

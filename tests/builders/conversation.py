@@ -128,7 +128,7 @@ def make_backend(directory: Path) -> RayBackend:
     return RayBackend(
         LocalProvider("resume", directory, 1, lease_s=60.0),
         entrypoint=Entrypoint.parse("ray_trials:Counter", [TRIALS]),
-        configurations=[{"sleep_s": 0.02}],
+        configs=[{"sleep_s": 0.02}],
         seeds=[0],
         metric="loss",
         store=open_store(str(directory / "checkpoints")),

@@ -319,7 +319,7 @@ def test_a_torch_trial_is_measured_on_one_and_two_workers(tmp_path: Path) -> Non
     backend = RayBackend(
         LocalProvider("profiling", tmp_path, 2),
         entrypoint=Entrypoint.parse("torch_trials:Line", [str(Path(__file__).parent)]),
-        configurations=[{"lr": 0.1}] * 2,
+        configs=[{"lr": 0.1}] * 2,
         seeds=[0, 1],
         metric="train_loss",
         store=open_store(str(tmp_path / "checkpoints")),

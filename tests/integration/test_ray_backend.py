@@ -52,7 +52,7 @@ def make_backend(directory: Path, entrypoint: str = "ray_trials:Counter", **opti
     return RayBackend(
         provider,
         entrypoint=Entrypoint.parse(entrypoint, [HERE]),
-        configurations=CONFIGURATIONS,
+        configs=CONFIGURATIONS,
         seeds=range(len(CONFIGURATIONS)),
         metric="loss",
         store=open_store(str(directory / "checkpoints")),

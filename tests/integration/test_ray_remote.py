@@ -118,7 +118,7 @@ def talk(directory: Path, machine: Path, said: dict[str, str]) -> Iterator[Conve
         backend = RayBackend(
             RemoteProvider("remote", directory / "local", 2),
             entrypoint=Entrypoint.parse("line_trial:Line", [str(project)]),
-            configurations=[{}],
+            configs=[{}],
             seeds=[0],
             metric="loss",
             store=open_store(str(directory / "checkpoints")),

@@ -93,7 +93,7 @@ def test_the_backend_tells_of_it_before_what_it_finds_afterwards(
     backend = RayBackend(
         cast(ClusterProvider, Nothing()),
         entrypoint=Entrypoint.parse("a:b"),
-        configurations=[],
+        configs=[],
         seeds=[],
         metric="score",
         store=open_store(str(tmp_path)),
