@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from starlette.concurrency import run_in_threadpool
 
 import rubberband
+from rubberband.api import metrics
 from rubberband.api.answers import Failures, Heads, answer_errors
 from rubberband.api.dashboard import pages
 from rubberband.api.experiments.service import Runs
@@ -17,17 +18,7 @@ from rubberband.api.feed import Feed
 from rubberband.api.metrics import ExperimentMeasures, RequestMeasures
 from rubberband.api.openapi import DocumentedApp
 from rubberband.api.plans.previews import Plans
-from rubberband.api.routes import (
-    events,
-    experiment_parts,
-    experiments,
-    health,
-    metrics,
-    plans,
-    prices,
-    problems,
-    tokens,
-)
+from rubberband.api.routes import events, experiment_parts, experiments, health, plans, prices, problems, tokens
 from rubberband.api.security import authentication
 from rubberband.api.security.middleware import secure
 from rubberband.api.service import Service

@@ -24,7 +24,7 @@ _COMMANDS = {
     "estimate": ("estimate", "Predict an experiment's time and cost; nothing is spent."),
     "plan": ("estimate", "Estimate an experiment with live prices and quotas."),
     "prices": ("prices", "Show the resources and prices of EC2 instance types."),
-    "profile": ("profile", "Measure the profile that planning needs."),
+    "profile": ("run", "Measure the profile that planning needs."),
     "run": ("run", "Plan an experiment, run it, and report."),
     "resume": ("run", "Resume an interrupted experiment."),
     "report": ("report", "Print an experiment's result."),

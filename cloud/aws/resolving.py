@@ -20,10 +20,9 @@ from rubberband.cloud.aws import wheel
 from rubberband.cloud.aws.boot import Boot, Installation, brings_the_package, installation, words_of, worker_script
 from rubberband.cloud.aws.calls import AwsSession, Machines, NodeStart
 from rubberband.cloud.aws.errors import OF_AWS, explain
-from rubberband.cloud.aws.images import find_image, root_volume_gb, type_facts
+from rubberband.cloud.aws.images import built_image, find_image, root_volume_gb, type_facts
 from rubberband.cloud.aws.metadata import OwnInstance, own_place
 from rubberband.cloud.aws.network import check_group, choose_subnets, ensure_group
-from rubberband.cloud.aws.own_images import built_image
 from rubberband.cloud.aws.token import publish_token, token_parameter
 from rubberband.cloud.aws.wheel import constraints, sent
 from rubberband.cloud.local import ray_node

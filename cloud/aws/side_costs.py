@@ -12,10 +12,9 @@ from typing import Any
 from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.client import pages
 from rubberband.cloud.aws.errors import FAILURES, explain
-from rubberband.cloud.aws.images import Image, TypeFacts, find_image, root_volume_gb, type_facts
+from rubberband.cloud.aws.images import Image, TypeFacts, built_image, find_image, root_volume_gb, type_facts
 from rubberband.cloud.aws.metadata import OwnInstance, own_place
 from rubberband.cloud.aws.network import choose_subnets
-from rubberband.cloud.aws.own_images import built_image
 from rubberband.cloud.aws.resolving import what_to_install
 from rubberband.cloud.catalogue import Live, types_of
 from rubberband.cloud.prices import LiveTable

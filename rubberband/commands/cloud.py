@@ -187,7 +187,7 @@ def _counted(ended: Ended, owner: str, region: str) -> list[str]:
 def _images(session: AwsSession, owner: str) -> list[str]:
     """A line for each image that stays."""
     from rubberband.cloud.aws.errors import FAILURES, explain
-    from rubberband.cloud.aws.own_images import own_images
+    from rubberband.cloud.aws.images import own_images
 
     try:
         return [
@@ -299,8 +299,17 @@ def build(file: FileArgument, overrides: Overrides = None) -> None:
 
 
 def _built(session: AwsSession, resources: Resources) -> list[str]:
-    from rubberband.cloud.aws.images import described_image, type_facts
-    from rubberband.cloud.aws.own_images import BOOT_S, Build, Passing, builder_type, image_key, most_usd, own_images
+    from rubberband.cloud.aws.images import (
+        BOOT_S,
+        Build,
+        Passing,
+        builder_type,
+        described_image,
+        image_key,
+        most_usd,
+        own_images,
+        type_facts,
+    )
     from rubberband.cloud.aws.pricing import on_demand_price
     from rubberband.cloud.aws.provider import device_of
     from rubberband.cloud.aws.resolving import resolve, what_to_install
@@ -342,7 +351,7 @@ _USUAL_S = 600.0
 def list_images(file: ChosenFile = None, region: RegionOption = None, owner: OwnerOption = None) -> None:
     """List the images with their costs, and the remains of interrupted deletions, which `delete` removes."""
     session, chosen_owner = _opened(file, region, owner)
-    from rubberband.cloud.aws.own_images import listed_images
+    from rubberband.cloud.aws.images import listed_images
     from rubberband.cloud.aws.resolving import in_one_line
 
     with in_one_line():
@@ -363,7 +372,7 @@ def delete(
 ) -> None:
     """Delete an image and its snapshots. Instances that use it keep running."""
     session, chosen_owner = _opened(file, region, owner)
-    from rubberband.cloud.aws.own_images import delete_image
+    from rubberband.cloud.aws.images import delete_image
     from rubberband.cloud.aws.resolving import in_one_line
 
     with in_one_line():

@@ -140,7 +140,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="image-of-other-packages",
         harm="an image with other packages is booted: two instances of a run have two versions of torch",
-        file="cloud/aws/own_images.py",
+        file="cloud/aws/images.py",
         old='        [_OUR_WHEEL.sub("", word) for word in installed.requirements],\n',
         new="",
         tests=_IMAGES,
@@ -148,7 +148,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="image-booted-while-it-is-made",
         harm="a run that starts during `image build` is refused by EC2",
-        file="cloud/aws/own_images.py",
+        file="cloud/aws/images.py",
         old='        if one.state == "available":\n            return described_image',
         new="        if True:\n            return described_image",
         tests=_IMAGES,

@@ -20,8 +20,7 @@ import pytest
 from rubberband.cloud.aws import resolving, wheel
 from rubberband.cloud.aws.boot import Installation, boot_times
 from rubberband.cloud.aws.fleet import VISIBILITY_S
-from rubberband.cloud.aws.images import type_facts
-from rubberband.cloud.aws.own_images import (
+from rubberband.cloud.aws.images import (
     BOOT_S,
     LEASE_S,
     Build,
@@ -30,6 +29,7 @@ from rubberband.cloud.aws.own_images import (
     delete_image,
     image_key,
     listed_images,
+    type_facts,
 )
 from rubberband.cloud.aws.resolving import in_one_line, resolve, what_to_install
 from rubberband.errors import RubberbandError

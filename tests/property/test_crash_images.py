@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from rubberband.cloud.aws import own_images
+from rubberband.cloud.aws import images
 from tests.property.crash_cases import WEATHERS, parse
 from tests.property.crash_images import (
     ImagePoint,
@@ -54,7 +54,7 @@ def test_a_builder_that_was_bought_in_the_second_zone_is_not_bought_again_in_the
     point = ImagePoint(kill_at=asked + 2, after=True, weather="no-capacity", offset=-2, hidden_s=290.0)
     assert run_image_point(folder, point).died_in == ["RunInstances"]
     assert failures(folder, [point]) == []
-    monkeypatch.setattr(own_images.Build, "_note_zone", lambda *_: None)
+    monkeypatch.setattr(images.Build, "_note_zone", lambda *_: None)
     forgetful = replace(point, kill_at=asked, offset=-1)  # two notes less
     assert run_image_point(folder, forgetful).died_in == ["RunInstances"]
     assert "was bought while" in failures(folder, [forgetful])[0]

@@ -10,10 +10,9 @@ from botocore.exceptions import ClientError
 from typer.testing import CliRunner
 
 from rubberband.cli import app
-from rubberband.cloud.aws import calls, images, own_images, resolving
+from rubberband.cloud.aws import calls, images, resolving
 from rubberband.cloud.aws.calls import NodeStart
-from rubberband.cloud.aws.images import type_facts
-from rubberband.cloud.aws.own_images import builder_type, built_image, delete_image, image_key
+from rubberband.cloud.aws.images import builder_type, built_image, delete_image, image_key, type_facts
 from rubberband.cloud.aws.resolving import resolve, what_to_install
 from rubberband.cloud.aws.side_costs import side_facts
 from rubberband.cloud.catalogue import table_of
@@ -72,8 +71,8 @@ def test_what_the_environment_follows_from_is_in_the_key_and_code_is_not(world: 
 
 
 def test_a_builder_that_fails_says_why_and_does_not_stay(world: BuildWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_images, "BOOT_S", 30.0)
-    monkeypatch.setattr(own_images, "LEASE_S", 30.0)
+    monkeypatch.setattr(images, "BOOT_S", 30.0)
+    monkeypatch.setattr(images, "LEASE_S", 30.0)
     with pytest.raises(Exception, match=r"the builder i-\w+ ended before the image was made"):
         world.build()
     assert not world.fake.living
@@ -189,4 +188,4 @@ def test_an_image_needs_a_bucket_and_something_to_install(world: BuildWorld) -> 
     assert images.base_of(None, type_facts(world.session, TYPE)).startswith("/aws/service/deeplearning")
     machines = resolving.resolve(world.session, Aws(install="none"), TYPE, place=world.place, builds=True)
     with pytest.raises(Exception, match=r"resources\.checkpoints: a builder reports through the bucket"):
-        own_images.Build(world.session, machines, TYPE, "k", None, own_images.Passing())
+        images.Build(world.session, machines, TYPE, "k", None, images.Passing())
