@@ -17,7 +17,7 @@ from rubberband.executor.result import (
 from rubberband.states import ACTIVE, ExperimentState
 from rubberband.values.submission import Submission, Summary
 from rubberband.views.charts import stage_spans
-from rubberband.views.tables import headlines, tells_start_failures
+from rubberband.views.tables import outcome, tells_start_failures
 from rubberband.views.words import (
     counted,
     difference,
@@ -115,7 +115,7 @@ def sentence(submission: Submission, result: Result | None) -> str:
         sentences.append(printable(result.start_failures) if tells_start_failures(result) else "")
         sentences.append(printable(result.instead_of_spot))
         return " ".join(f"{each}." for each in sentences if each)
-    ended = _capitalised(headlines(result)[0].removeprefix(f"{result.name}: "))
+    ended = _capitalised(outcome(result))
     sentences = [ended, _capitalised(reason) if reason not in ended else "", printable(result.instead_of_spot)]
     return " ".join(f"{each}." for each in sentences if each)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import dataclass
 from enum import StrEnum
@@ -74,6 +75,10 @@ CompareOption = Annotated[
         show_default=False,
     ),
 ]
+VerboseOption = Annotated[
+    bool,
+    typer.Option("--verbose", help="Print all tables: also the bill, how time and cost vary, and the assumptions."),
+]
 SeedOption = Annotated[
     int,
     typer.Option("--seed", min=0, help="Seed of the samples, where times vary; the same one gives the same figures."),
@@ -96,7 +101,10 @@ class EstimateOptions:
     html: Path | None
     compare_to: Path | None
     seed: int
+    verbose: bool
     overrides: list[str]
+    live: bool
+    """With prices and quotas of today."""
 
 
 def estimate(
@@ -108,13 +116,13 @@ def estimate(
     html: HtmlOption = None,
     compare_to: CompareOption = None,
     seed: SeedOption = 0,
+    verbose: VerboseOption = False,
     overrides: Overrides = None,
 ) -> None:
     """Predict an experiment's time and cost; nothing is spent.
 
-    Finds the cheapest plan (instances and GPUs per trial for every stage) within the deadline and the budget. Shows
-    other options, the cost of other deadlines, and the assumptions. Exit code 3: no plan is within the limits; the
-    nearest one is shown.
+    Finds the cheapest plan (instances and GPUs per trial for every stage) within the deadline and the budget, and
+    shows other options and other deadlines. Exit code 3: no plan is within the limits; remedies are listed.
     """
     asked = EstimateOptions(
         file=file,
@@ -125,7 +133,9 @@ def estimate(
         html=html,
         compare_to=compare_to,
         seed=seed,
+        verbose=verbose,
         overrides=overrides or [],
+        live=False,
     )
     show_estimate(asked, _local_terms)
 
@@ -143,7 +153,7 @@ def _local_terms(experiment: Experiment) -> Terms:
 
 
 def show_estimate(asked: EstimateOptions, terms_of: Callable[[Experiment], Terms]) -> None:
-    """Plan an experiment on the terms that it has, and print the estimate. Raises InfeasibleError without a plan."""
+    """Plan an experiment on its terms, and print the estimate. Raises InfeasibleError without a plan."""
     from rubberband.app.terms import answer
     from rubberband.commands.estimate_compare import profiles_of, read_plan
     from rubberband.spec.loading import load_experiment
@@ -164,21 +174,45 @@ def show_estimate(asked: EstimateOptions, terms_of: Callable[[Experiment], Terms
         seed=asked.seed,
     )
     compared = _compare(found.estimate, before)
+    lines, listed = _document(found, compared, asked.compare_to)
     if asked.html is not None:
         from rubberband.commands.common import write_page
         from rubberband.views.estimate_html import render_estimate
 
-        write_page(asked.html, render_estimate(found.estimate, *_document(found, compared, asked.compare_to)))
+        write_page(asked.html, render_estimate(found.estimate, lines, listed))
     if asked.output is EstimateFormat.json:
         from rubberband.commands.common import print_json
 
         print_json(found.to_json() | ({} if compared is None else {"comparison": compared}))
     else:
-        from rubberband.views.report_text import print_document
+        from rubberband.views.estimate_tables import screen_tables
+        from rubberband.views.report_text import more, print_document
 
-        print_document(*_document(found, compared, asked.compare_to), ("bold", "", "bold green"))
+        closing = _next(asked, found.estimate, experiment.resources.provider)
+        shown = listed
+        if not asked.verbose:
+            shown = [*(listed[:1] if compared else []), *screen_tables(found.estimate)]
+            closing += more(listed, shown)
+        print_document(lines, shown, ("bold", "", "bold green"), closing)
     if not found.estimate.feasible:
         raise _infeasible(found.estimate)
+
+
+def _next(asked: EstimateOptions, found: Estimate, provider: str) -> list[str]:
+    """The command to go on with; none for a plan of the user's, which only an estimate can take."""
+    if asked.plan is not None or (not found.feasible and not found.remedies):
+        return []
+    overrides = {override.partition("=")[0]: override for override in asked.overrides}
+    if not found.feasible:
+        overrides |= {change.key: change.setting for change in found.remedies[0].changes}
+        name = "plan" if asked.live else "estimate"
+    elif provider == "aws":
+        name = "up" if asked.live else "plan"
+    else:
+        name = "run"
+    policy = [] if asked.policy is Policy.optimal or name == "up" else ["--policy", asked.policy.value]
+    changes = [word for override in overrides.values() for word in ("-s", override)]
+    return [f"Next: {shlex.join(['rubberband', name, str(asked.file), *policy, *changes])}"]
 
 
 def _infeasible(answer: Estimate) -> Exception:
@@ -213,7 +247,7 @@ def _compare(answer: Estimate, before: Saved | None) -> dict[str, Any] | None:
 def _document(
     found: EstimateAnswer, compared: dict[str, Any] | None, source: Path | None
 ) -> tuple[list[str], list[TextTable]]:
-    """Headlines and tables."""
+    """Headlines and all tables."""
     from rubberband.views.estimate_difference import difference_table
     from rubberband.views.estimate_tables import headlines, tables
 
@@ -235,6 +269,7 @@ def plan(
     html: HtmlOption = None,
     compare_to: CompareOption = None,
     seed: SeedOption = 0,
+    verbose: VerboseOption = False,
     overrides: Overrides = None,
 ) -> None:
     """Estimate an experiment with live prices and quotas.
@@ -251,7 +286,9 @@ def plan(
         html=html,
         compare_to=compare_to,
         seed=seed,
+        verbose=verbose,
         overrides=overrides or [],
+        live=True,
     )
     from rubberband.app.terms import live_terms
     from rubberband.home import default_home

@@ -37,12 +37,16 @@ def report(
         Path | None,
         typer.Option("--html", metavar="FILE", help="Write one self-contained page to FILE.", show_default=False),
     ] = None,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", help="Print all tables: also decisions, where the paid time went, and failures."),
+    ] = False,
     server: ServerOption = None,
 ) -> None:
     """Print an experiment's result.
 
-    Shows the best configuration, stages, time and cost planned against actual, the use of the paid time, batch sizes,
-    and the trials. It also works while the experiment runs.
+    One screen: the best configuration, time and cost against the limits, the stages, planned and actual, and the best
+    trials. Also while it runs.
     """
     result = _result(name, client_of(server))
     if html is not None:
@@ -57,7 +61,7 @@ def report(
     elif html is None:
         from rubberband.views.report_text import print_report
 
-        print_report(result)
+        print_report(result, verbose=verbose)
 
 
 def _result(name: str, client: Client | None) -> Result:

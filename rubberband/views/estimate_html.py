@@ -1,19 +1,28 @@
-"""An estimate as one page that needs no network: headline figures, charts and tables, as the report's page has them."""
+"""An estimate as one page that needs no network: headline figures, tables, and plotly charts as plain dicts.
+
+The charts: instances over time, the frontier, and how time and cost vary.
+"""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from typing import Any
 
-from rubberband.planner.estimate import Estimate
+import numpy as np
+
+from rubberband.planner.brackets import Lane, sample_lanes
+from rubberband.planner.estimate import Estimate, Point
+from rubberband.planner.sampling import varies
+from rubberband.planner.table import Floats
 from rubberband.units import format_duration, format_usd
-from rubberband.views.estimate_charts import figures
+from rubberband.views.charts import LEGEND, LOST, PLANNED, STAGE_COLOURS, Figure, time_unit
 from rubberband.views.estimate_tables import fixed_cluster, percent
 from rubberband.views.report_html import card, chart_section, page, table_section
 from rubberband.views.tables import TextTable
-from rubberband.views.words import difference, printable
+from rubberband.views.words import counted, difference, duration, printable
 
-_ALLOCATION = "Instances asked for or held at every moment of the plan, at its expected times; hover for a stage."
+_ALLOCATION = "Instances requested or held at every moment of the plan, at its expected times. Hover for a stage."
 _FRONTIER = (
     "The lowest cost at which the job is done by each deadline: with instances that change from stage to stage, and "
     "with a cluster of a fixed size."
@@ -99,3 +108,246 @@ def _cards(answer: Estimate) -> list[str]:
         took = f"it takes {format_duration(than.jct_s)} and {format_usd(than.cost_usd)}"
         cards.append(card("against a fixed batch", difference(prediction.cost_usd, than.cost_usd) or "0 %", took))
     return cards
+
+
+# The charts.
+
+
+ELASTIC, FIXED = STAGE_COLOURS[0], STAGE_COLOURS[1]
+_BINS = 60
+_MOST_BINNED = 0.999
+"""Of a distribution's values; the longest tail would squeeze the rest."""
+
+
+def figures(answer: Estimate) -> dict[str, Figure]:
+    """The charts that the estimate has something to show in, by name."""
+    drawn: dict[str, Figure] = {}
+    job, limits = answer.job, answer.constraints
+    sure_s = 0.0 if job is None else job.prediction.jct_s
+    if job is not None:
+        drawn["allocation"] = allocation(answer)
+    if job is not None and varies(answer.profile, answer.offer):
+        samples = sample_lanes(job.lanes, answer.profile, answer.offer, seed=answer.seed)
+        sure_s = float(np.quantile(samples.jct_s, limits.confidence))
+        drawn["times"] = _histogram(samples.jct_s, "time", limits.deadline_s)
+        drawn["costs"] = _histogram(samples.cost_usd, "cost", limits.max_cost_usd)
+    if len(answer.frontier) > 1:
+        drawn["frontier"] = frontier(answer, sure_s)
+    return drawn
+
+
+def allocation(answer: Estimate) -> Figure:
+    """Instances held over (expected) time, lanes on top of each other, with the stages' names."""
+    job, offer = answer.job, answer.offer
+    assert job is not None, "the caller has a plan"
+    deadline_s = answer.constraints.deadline_s
+    end_s = max(job.prediction.jct_s, deadline_s or 0.0)
+    unit, unit_s = time_unit(end_s)
+    held = [_held(answer, lane) for lane in job.lanes]
+    edges_s = sorted({edge_s for spans in held for start_s, stop_s, *_ in spans for edge_s in (start_s, stop_s)})
+    totals = [sum(_at(spans, edge_s)[0] for spans in held) for edge_s in edges_s]
+    most = max(totals)
+    layout: Figure = {
+        "height": 360,
+        "showlegend": True,
+        "xaxis": {"title": {"text": f"time since the start ({unit})"}, "range": [0, end_s * 1.03 / unit_s]},
+        "yaxis": {
+            "title": {"text": f"instances ({counted(offer.gpus, 'GPU')} each)"},
+            "range": [0, most * 1.15],
+            "tickformat": "d",
+            "nticks": min(most + 1, 9),
+        },
+        "shapes": _lines_at([(deadline_s, "x", unit_s)]),
+        "annotations": [
+            *_labels([(deadline_s, "deadline", "x", unit_s)]),
+            *(_names(job.lanes[0], unit_s) if len(job.lanes) == 1 else []),
+        ],
+        **LEGEND,
+    }
+    traces = [_lane_trace(answer, at, spans, edges_s, unit_s) for at, spans in enumerate(held)]
+    return {"data": traces, "layout": layout}
+
+
+Span = tuple[float, float, int, str]
+"""(start_s, end_s, instances, hover text)"""
+
+
+def _held(answer: Estimate, lane: Lane) -> list[Span]:
+    """What a lane holds, stage by stage."""
+    several, spans, now_s = len(answer.brackets) > 1, list[Span](), 0.0
+    rungs = [(bracket, rung) for bracket in lane.brackets for rung in range(len(answer.brackets[bracket]))]
+    for (bracket, rung), stage, choice, predicted in zip(
+        rungs, lane.stages, lane.planned.plan.stages, lane.planned.prediction.stages, strict=True
+    ):
+        name = f"bracket {bracket}, stage {rung}" if several else f"stage {rung}"
+        market = f" on the {choice.market.replace('_', ' ')} market" if answer.offer.spot is not None else ""
+        words = (
+            f"{name}: {counted(choice.instances, 'instance')}{market}, "
+            f"{counted(stage.trials, 'trial')} of {counted(choice.gpus_per_trial, 'GPU')}<br>"
+            f"{duration(predicted.provisioning_s)} to start, {duration(predicted.duration_s)} to train, "
+            f"{format_usd(predicted.cost_usd)}"
+        )
+        end_s = now_s + predicted.provisioning_s + predicted.duration_s
+        spans.append((now_s, end_s, choice.instances, words))
+        now_s = end_s
+    return spans
+
+
+def _at(spans: Sequence[Span], moment_s: float) -> tuple[int, str]:
+    """Instances held at a moment, and what for."""
+    return next(((count, words) for start_s, end_s, count, words in spans if start_s <= moment_s < end_s), (0, "done"))
+
+
+def _lane_trace(answer: Estimate, at: int, spans: Sequence[Span], edges_s: Sequence[float], unit_s: float) -> Figure:
+    assert answer.job is not None, "the caller has a plan"
+    brackets = answer.job.lanes[at].brackets
+    names = " and ".join(str(bracket) for bracket in brackets)
+    label = f"lane {at}: {'brackets' if len(brackets) > 1 else 'bracket'} {names}"
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": label if len(answer.brackets) > 1 else "instances held or on their way",
+        "x": [edge_s / unit_s for edge_s in edges_s],
+        "y": [_at(spans, edge_s)[0] for edge_s in edges_s],
+        "hovertext": [_at(spans, edge_s)[1] for edge_s in edges_s],
+        "hoverinfo": "text",
+        "line": {"shape": "hv", "color": STAGE_COLOURS[at % len(STAGE_COLOURS)], "width": 1.5},
+        "stackgroup": "instances",
+    }
+
+
+def _names(lane: Lane, unit_s: float) -> list[Figure]:
+    """The stages' names above their steps, where there is room."""
+    whole_s, found = lane.planned.prediction.jct_s, list[Figure]()
+    for index, (choice, stage) in enumerate(zip(lane.planned.plan.stages, lane.planned.prediction.stages, strict=True)):
+        took_s = stage.provisioning_s + stage.duration_s
+        if took_s > 0.05 * whole_s:
+            found.append(
+                {
+                    "x": (stage.start_s + took_s / 2) / unit_s,
+                    "y": choice.instances,
+                    "yanchor": "bottom",
+                    "showarrow": False,
+                    "text": f"stage {index}" if took_s > 0.1 * whole_s else str(index),
+                }
+            )
+    return found
+
+
+def frontier(answer: Estimate, sure_s: float) -> Figure:
+    """The lowest cost for every deadline, elastic and fixed, with the limits and the plan (surely done in `sure_s`)."""
+    deadline_s, budget_usd = answer.constraints.deadline_s, answer.constraints.max_cost_usd
+    far_s = max(answer.frontier[-1][0], *(point[0] for point in answer.static_frontier), deadline_s or 0.0)
+    unit, unit_s = time_unit(far_s)
+    traces = [
+        _steps("elastic: the cheapest plan", answer.frontier, far_s * 1.05, unit_s, ELASTIC),
+        *(
+            [_steps("fixed cluster: the best size", answer.static_frontier, far_s * 1.05, unit_s, FIXED)]
+            if answer.static_frontier
+            else []
+        ),
+    ]
+    if answer.job is not None:
+        cost_usd = answer.job.prediction.cost_usd
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": "this plan",
+                "x": [sure_s / unit_s],
+                "y": [cost_usd],
+                "hovertext": [f"this plan: {format_duration(sure_s)}, {format_usd(cost_usd)}"],
+                "hoverinfo": "text",
+                "marker": {"size": 12, "symbol": "star", "color": LOST},
+            }
+        )
+    costs_usd = [usd for _, usd in (*answer.frontier, *answer.static_frontier)]
+    top_usd = max(costs_usd) * 1.06
+    shown_usd = budget_usd if budget_usd is not None and budget_usd <= top_usd else None
+    layout: Figure = {
+        "height": 420,
+        "showlegend": True,
+        "xaxis": {"title": {"text": f"deadline ({unit})"}, "range": [0, far_s * 1.03 / unit_s]},
+        "yaxis": {"title": {"text": "cost (USD)"}, "range": [0, top_usd]},
+        "shapes": _lines_at([(deadline_s, "x", unit_s), (shown_usd, "y", 1.0)]),
+        "annotations": _labels([(deadline_s, "deadline", "x", unit_s), (shown_usd, "budget", "y", 1.0)]),
+        **LEGEND,
+    }
+    return {"data": traces, "layout": layout}
+
+
+def _steps(name: str, points: Sequence[Point], far_s: float, unit_s: float, colour: str) -> Figure:
+    """What a plan costs stays the lowest cost until the next one is possible."""
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "x": [*(jct_s / unit_s for jct_s, _ in points), far_s / unit_s],
+        "y": [*(usd for _, usd in points), points[-1][1]],
+        "hovertext": [*(f"{name}<br>{format_duration(jct_s)}, {format_usd(usd)}" for jct_s, usd in points), name],
+        "hoverinfo": "text",
+        "line": {"shape": "hv", "color": colour, "width": 2.5},
+    }
+
+
+def _histogram(values: Floats, what: str, limit: float | None) -> Figure:
+    """How often the samples fall where, with p50, p95 and the limit."""
+    unit_name, unit = time_unit(float(values.max())) if what == "time" else ("USD", 1.0)
+    low, high = float(values.min()), float(np.quantile(values, _MOST_BINNED))
+    counts, edges = np.histogram(values, bins=_BINS, range=(low, high if high > low else low + 1.0))
+    shares = 100.0 * counts / len(values)
+    shown = format_duration if what == "time" else format_usd
+    p50, p95 = (float(value) for value in np.quantile(values, [0.5, 0.95]))
+    near = limit if limit is not None and limit <= high + (high - low) else None
+    marks = [(p50, "p50", PLANNED), (p95, "p95", PLANNED), *([(near, "limit", LOST)] if near is not None else [])]
+    layout: Figure = {
+        "height": 320,
+        "showlegend": False,
+        "bargap": 0.05,
+        "xaxis": {"title": {"text": f"{what} ({unit_name})"}},
+        "yaxis": {"title": {"text": "share of the samples (%)"}, "rangemode": "tozero"},
+        "shapes": [_line(value / unit, "x", colour) for value, _, colour in marks],
+        "annotations": [
+            _label(value / unit, f"{name} {shown(value)}", "x", colour) | {"y": 1.0 + 0.07 * (at % 3)}
+            for at, (value, name, colour) in enumerate(marks)
+        ],
+        **LEGEND,
+        "margin": {"l": 10, "r": 10, "t": 60, "b": 60},
+    }
+    centres = (edges[:-1] + edges[1:]) / 2
+    bars: Figure = {
+        "type": "bar",
+        "x": (centres / unit).tolist(),
+        "y": shares.tolist(),
+        "width": [float(edges[1] - edges[0]) / unit] * len(centres),
+        "hovertext": [f"{shown(float(at))}: {share:.1f} %" for at, share in zip(centres, shares, strict=True)],
+        "hoverinfo": "text",
+        "marker": {"color": ELASTIC},
+    }
+    return {"data": [bars], "layout": layout}
+
+
+Mark = tuple[float | None, str, float]
+
+
+def _lines_at(marks: Sequence[Mark]) -> list[Figure]:
+    return [_line(value / unit, axis, LOST) for value, axis, unit in marks if value is not None]
+
+
+def _labels(marks: Sequence[tuple[float | None, str, str, float]]) -> list[Figure]:
+    return [_label(value / unit, text, axis, LOST) for value, text, axis, unit in marks if value is not None]
+
+
+def _line(at: float, axis: str, colour: str) -> Figure:
+    """Across the whole chart, at a value of the x or the y axis."""
+    across = {"xref": "x", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1}
+    along = {"xref": "paper", "yref": "y", "x0": 0, "x1": 1, "y0": at, "y1": at}
+    line: dict[str, Any] = {"width": 1.5, "dash": "dot", "color": colour}
+    return {"type": "line", **(across if axis == "x" else along), "line": line}
+
+
+def _label(at: float, text: str, axis: str, colour: str) -> Figure:
+    place: Figure = {"x": at, "xref": "x", "y": 1, "yref": "paper", "yanchor": "bottom"}
+    if axis == "y":
+        place = {"x": 1, "xref": "paper", "xanchor": "right", "y": at, "yref": "y", "yanchor": "bottom"}
+    return {**place, "showarrow": False, "text": text, "font": {"color": colour}}

@@ -1,4 +1,4 @@
-"""An estimate as headlines and tables of text: what `rubberband estimate` says, whichever form it is given in. Pure."""
+"""An estimate as headlines and tables of text: what `rubberband estimate` prints, and what its page shows. Pure."""
 
 from __future__ import annotations
 
@@ -8,41 +8,39 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rubberband.planner.assumptions import Assumption
-from rubberband.planner.brackets import JobPlan
+from rubberband.planner.brackets import JobPlan, Lane
 from rubberband.planner.estimate import USER_PLAN, Estimate, Option, Point, keeps
 from rubberband.planner.sampling import varies
 from rubberband.planner.search import meets
 from rubberband.planner.wording import concessions, settings
 from rubberband.units import format_duration, format_usd
-from rubberband.values.offer import BillLine
-from rubberband.values.plan import Distribution, PlanningConstraints
-from rubberband.views.estimate_stages import stage_table
+from rubberband.values.offer import BillLine, Offer
+from rubberband.values.plan import Distribution, Market, PlanningConstraints, Stage, StagePlan
 from rubberband.views.tables import Row, TextTable, bill
-from rubberband.views.words import counted, difference, time_unit_s, usd, usd_decimals
+from rubberband.views.words import counted, difference, rounded, time_unit_s, usd, usd_decimals
 
 POLICIES = {
     "optimal": "elastic, the cheapest plan",
     "static": "fixed cluster of the best size",
-    "naive_elastic": "elastic, the same GPUs per trial throughout",
-    "greedy": "elastic, by the paper's greedy search",
+    "naive_elastic": "elastic, same GPUs per trial",
+    "greedy": "elastic, greedy search",
     USER_PLAN: "the given plan",
 }
 _FASTEST = "elastic, the fastest plan"
 _PLANS = {
-    "optimal": "optimal plan",
-    "static": "plan for a fixed cluster",
-    "naive_elastic": "plan with the same GPUs per trial throughout",
+    "optimal": "cheapest plan",
+    "static": "best fixed cluster",
+    "naive_elastic": "best plan with the same GPUs per trial throughout",
     "greedy": "greedy plan",
     USER_PLAN: "given plan",
 }
+TICK = "✓"
+_STAGE_FIGURES = ("launch", "duration", "cost (USD)")
+_MARKETS: dict[Market, str] = {"spot": "on the spot market", "on_demand": "on demand"}
 
 
 def headlines(answer: Estimate) -> list[str]:
-    """The answer for someone in a hurry: what it takes and costs, on what, within which limits, and what it saves."""
-    offer = answer.offer
-    gpus = f"{counted(offer.gpus, 'GPU')}, {format_usd(offer.price_usd_per_hour)}/h"
-    if offer.spot is not None:
-        gpus += f" on demand, {format_usd(offer.spot.price_usd_per_hour)}/h on spot"
+    """Time and cost, whether the limits hold, and what elasticity and adaptive batches save."""
     if answer.job is None:
         return [
             f"{answer.experiment_name}: no plan keeps {' and '.join(limits(answer.constraints))} on {_types(answer)}"
@@ -50,9 +48,18 @@ def headlines(answer: Estimate) -> list[str]:
     prediction = answer.job.prediction
     takes = f"{format_duration(prediction.jct_s)} and {format_usd(prediction.cost_usd)}"
     mean = " on average" if prediction.jct is not None else ""
-    kind = _PLANS[answer.policy]
-    lines = [f"{answer.experiment_name}: {takes}{mean}; {kind} on {offer.instance_type} ({gpus})", _kept(answer)]
+    fastest = (answer.policy, answer.objective) == ("optimal", "min_time")
+    kind = "fastest plan" if fastest else _PLANS[answer.policy]
+    lines = [f"{answer.experiment_name}: {takes}{mean}; {kind} on {answer.offer.instance_type}", _kept(answer)]
     return [*lines, *(line for line in (saving(answer), batch_saving(answer)) if line)]
+
+
+def _instances(offer: Offer) -> str:
+    """`p3.8xlarge (4 GPUs, 12.24 USD/h)`."""
+    price = f"{format_usd(offer.price_usd_per_hour)}/h"
+    if offer.spot is not None:
+        price += f" on demand, {format_usd(offer.spot.price_usd_per_hour)}/h on spot"
+    return f"{offer.instance_type} ({counted(offer.gpus, 'GPU')}, {price})"
 
 
 def _types(answer: Estimate) -> str:
@@ -70,19 +77,21 @@ def limits(constraints: PlanningConstraints) -> list[str]:
 
 
 def _kept(answer: Estimate) -> str:
+    """Whether the limits hold, and how surely."""
     constraints, job = answer.constraints, answer.job
     assert job is not None, "the caller has a plan"
-    asked = limits(constraints)
-    if not asked:
-        return "neither a deadline nor a budget is set"
-    verdict = f"{' and '.join(asked)} {'are' if len(asked) > 1 else 'is'} {'kept' if answer.feasible else 'not kept'}"
+    named = " and ".join(limits(constraints))
+    if not named:
+        return "no deadline and no budget are set"
+    asked = f"{percent(constraints.confidence)} asked"
     if job.odds is None:
-        return verdict
-    return f"{verdict}, with a probability of {percent(job.odds.p_both)} ({percent(constraints.confidence)} asked)"
+        return f"within {named} ({asked}; no noise is assumed)" if answer.feasible else f"not within {named}"
+    within = "within" if answer.feasible else "not surely within"
+    return f"{within} {named}, with a probability of {percent(job.odds.p_both)} ({asked})"
 
 
 def broken_limits(answer: Estimate) -> str:
-    """`the deadline of 20m (it takes 28m19s)`: what a plan does not keep."""
+    """`the deadline of 20m (it takes 28m19s)`: the limits that a plan breaks."""
     job, asked = answer.job, answer.constraints
     assert job is not None, "the caller has a plan"
     if job.odds is not None:
@@ -102,7 +111,7 @@ def percent(share: float) -> str:
 
 
 def saving(answer: Estimate) -> str:
-    """What elasticity saves against the best cluster of a fixed size; empty where that is no question."""
+    """What elasticity saves against the best cluster of a fixed size; empty where it was not compared."""
     fixed = fixed_cluster(answer)
     if (
         answer.job is None
@@ -112,26 +121,27 @@ def saving(answer: Estimate) -> str:
     ):
         return ""
     if fixed is None:
-        return "elasticity makes it possible: no cluster of a fixed size keeps the limits"
-    cost_usd, fixed_usd = answer.job.prediction.cost_usd, fixed.prediction.cost_usd
-    if fixed_usd <= 0:
+        return "elasticity makes it possible: no cluster of a fixed size is within the limits"
+    now, then = answer.job.prediction, fixed.prediction
+    if then.cost_usd <= 0:
         return ""
     it = (
         f"the best fixed cluster ({counted(_widest(fixed), 'instance')}) takes "
-        f"{format_duration(fixed.prediction.jct_s)} and {format_usd(fixed_usd)}"
+        f"{format_duration(then.jct_s)} and {format_usd(then.cost_usd)}"
     )
-    percent = 100 * (1 - cost_usd / fixed_usd)
-    if percent <= -0.5:
-        return f"this plan costs {-percent:.0f} % more than a fixed cluster: {it}"
-    return f"elasticity saves {abs(percent):.0f} %: {it}"
+    faster = answer.objective == "min_time"
+    share = 100 * (1 - (now.jct_s / then.jct_s if faster else now.cost_usd / then.cost_usd))
+    if share <= -0.5:
+        return f"this plan {'takes' if faster else 'costs'} {-share:.0f} % more than a fixed cluster: {it}"
+    return f"elasticity saves {abs(share):.0f} %{' of the time' * faster}: {it}"
 
 
 def batch_saving(answer: Estimate) -> str:
-    """What adapting the batch saves against the best plan with a fixed one; empty where that is no question."""
+    """What adapting the batch saves against the best plan with a fixed one; empty where it was not compared."""
     if answer.job is None or not answer.feasible or answer.case.batch == "fixed" or not answer.options:
         return ""
     if answer.fixed_batch is None:
-        return "adapting the batch makes it possible: no plan with a fixed batch keeps the limits"
+        return "adapting the batch makes it possible: no plan with a fixed batch is within the limits"
     now, fixed = answer.job.prediction, answer.fixed_batch.prediction
     it = f"with a fixed batch it takes {format_duration(fixed.jct_s)} and {format_usd(fixed.cost_usd)}"
     less_usd = 1 - now.cost_usd / fixed.cost_usd if fixed.cost_usd > 0 else 0.0
@@ -155,7 +165,7 @@ def _widest(job: JobPlan) -> int:
 def tables(
     answer: Estimate, known: Sequence[Assumption], notes: Sequence[str] = (), lines: Sequence[BillLine] = ()
 ) -> list[TextTable]:
-    """Everything there is to tell, in order of interest; `notes` are remarks on the profile, `lines` the bill's."""
+    """All tables, in order of interest; `notes` are remarks on the profile, `lines` the bill's."""
     found = [
         *([stage_table(answer)] if answer.job is not None else []),
         bill(lines),
@@ -168,6 +178,146 @@ def tables(
     return [table for table in found if table.rows]
 
 
+def screen_tables(answer: Estimate) -> list[TextTable]:
+    """The tables of one screen: stages (or remedies), options, and four other deadlines."""
+    first = remedy_table(answer) if answer.job is None else stage_table(answer)
+    extrapolated = tuple(note for note in first.notes if "extrapolated" in note)
+    found = [replace(first, notes=extrapolated), *(replace(table, notes=()) for table in _comparisons(answer))]
+    return [table for table in found if table.rows]
+
+
+def _comparisons(answer: Estimate) -> list[TextTable]:
+    return [option_table(answer), deadline_table(answer, most=4)]
+
+
+def stage_table(answer: Estimate) -> TextTable:
+    """A row for each stage, and totals: times add up in each lane, costs to the bill; launches are SCALE + INIT.
+
+    Each lane has a row with its sum, and a head node that the lanes share has its own row.
+    """
+    job = answer.job
+    assert job is not None, "the caller has a plan"
+    decimals = usd_decimals(job.prediction.cost_usd)
+    costs_usd = rounded([*(stage.cost_usd for stage in job.prediction.stages), job.head_usd], 10**-decimals)
+    header = _stage_header(answer)
+    rows: list[Row] = []
+    first = 0
+    for at, lane in enumerate(job.lanes):
+        lane_usd = costs_usd[first : first + len(lane.stages)]
+        first += len(lane.stages)
+        lane_rows = _lane_rows(answer, at, lane, lane_usd, decimals)
+        rows += lane_rows if len(job.lanes) > 1 else lane_rows[:-1]
+    blank = [""] * (len(header) - len(_STAGE_FIGURES) - 1)
+    if len(job.lanes) > 1:
+        if job.head_usd > 0:
+            rows.append(("head node", *blank, "", "", usd(costs_usd[-1], decimals)))
+        total = ("total", *blank, "", format_duration(_rounded_s(job, job.prediction.jct_s)))
+    else:
+        total = ("total", *blank, *lane_rows[-1][-3:-1])
+    return TextTable(
+        title=f"Stages{', in lanes side by side,' * (len(job.lanes) > 1)} on {_instances(answer.offer)}",
+        header=header,
+        rows=tuple(rows),
+        total=(*total, usd(sum(costs_usd), decimals)),
+        words=frozenset({0}),
+        notes=tuple(_stage_notes(answer, job)),
+    )
+
+
+def _stage_header(answer: Estimate) -> Row:
+    several = len(answer.brackets) > 1
+    lead = ("lane", "bracket") if several else ()
+    market = ("market",) if _mixed(answer) else ()
+    return (*lead, "stage", "trials", "iterations", "instances", *market, "GPUs/trial", *_STAGE_FIGURES)
+
+
+def _mixed(answer: Estimate) -> bool:
+    """Whether the stages are on different markets."""
+    assert answer.job is not None, "the caller has a plan"
+    return len({choice.market for choice in answer.job.plan.stages}) > 1
+
+
+def _lane_rows(answer: Estimate, at: int, lane: Lane, costs_usd: list[float], decimals: int) -> list[Row]:
+    """The rows of one lane, and their sum."""
+    assert answer.job is not None, "the caller has a plan"
+    unit_s = _unit_s(answer.job)
+    stages = lane.planned.prediction.stages
+    times_s = rounded([time_s for stage in stages for time_s in (stage.provisioning_s, stage.duration_s)], unit_s)
+    several = len(answer.brackets) > 1
+    rungs = [(bracket, rung) for bracket in lane.brackets for rung in range(len(answer.brackets[bracket]))]
+    rows: list[Row] = []
+    for index, (bracket, rung) in enumerate(rungs):
+        lead = (str(at), str(bracket), str(rung)) if several else (str(rung),)
+        middle = _stage(answer, lane.stages[index], lane.planned.plan.stages[index])
+        times = (format_duration(times_s[2 * index]), format_duration(times_s[2 * index + 1]))
+        rows.append((*lead, *middle, *times, usd(costs_usd[index], decimals)))
+    sums = (format_duration(sum(times_s[0::2])), format_duration(sum(times_s[1::2])), usd(sum(costs_usd), decimals))
+    blank = [""] * (len(rows[0]) - 1 - len(sums))
+    return [*rows, (f"lane {at}", *blank, *sums)]
+
+
+def _stage(answer: Estimate, stage: Stage, choice: StagePlan) -> Row:
+    market = (choice.market.replace("_", " "),) if _mixed(answer) else ()
+    return str(stage.trials), str(stage.iterations), str(choice.instances), *market, str(choice.gpus_per_trial)
+
+
+def _unit_s(job: JobPlan) -> float:
+    return 1.0 if job.prediction.jct_s >= 60 else 0.01
+
+
+def _rounded_s(job: JobPlan, seconds: float) -> float:
+    unit_s = _unit_s(job)
+    return round(seconds / unit_s) * unit_s
+
+
+def _stage_notes(answer: Estimate, job: JobPlan) -> list[str]:
+    mean = "Expected (mean) values; costs " if job.prediction.jct is not None else "Costs "
+    notes = [f"{mean}cover {covers(answer.offer)}."]
+    if answer.offer.spot is not None and not _mixed(answer):
+        notes.append(f"All instances are bought {_MARKETS[job.plan.stages[0].market]}.")
+    if answer.constraints.max_cost_usd is not None and any(one.market == "spot" for one in job.plan.stages):
+        assert answer.offer.spot is not None, "a plan uses the markets that its offer has"
+        notes.append(
+            f"Spot is expected to cost {format_usd(answer.offer.spot.price_usd_per_hour)}/h. Its price may rise every "
+            f"hour, so max_cost reserves the maximum price of {format_usd(answer.offer.price_usd_per_hour)}/h for the "
+            "leases of spot instances."
+        )
+    if len(job.lanes) > 1:
+        notes.append(
+            "Lanes run at the same time on their own instances. Costs add up, and the job ends with the last lane."
+        )
+    if job.prediction.extrapolated:
+        counts = ", ".join(str(gpus) for gpus in job.prediction.extrapolated)
+        notes.append(
+            f"{counts} GPUs per trial are extrapolated: the profile ends at {answer.profile.largest_gpus}, and more "
+            "GPUs are assumed to be no faster."
+        )
+    return notes
+
+
+def covers(offer: Offer) -> str:
+    """What the amounts of an estimate are for, and what they leave out."""
+    if offer.billing == "per_function":
+        parts = ["the GPUs of trials while they start up and train (billed per function)"]
+    else:
+        minimum = f", at least {format_duration(offer.minimum_billed_s)} each" if offer.minimum_billed_s else ""
+        parts = [f"instances from the end of their provisioning to their release, per second{minimum}"]
+    parts += [
+        f"{cost.line} ({format_usd(cost.usd_per_hour)}/h each)"
+        if cost.usd_per_hour
+        else f"{cost.line} ({format_usd(cost.usd_once)} per instance started)"
+        for cost in offer.side_costs
+    ]
+    if offer.data_usd_per_instance:
+        parts.append(f"data ({format_usd(offer.data_usd_per_instance)} per instance started)")
+    if offer.head_price_usd_per_hour:
+        parts.append(f"the head node ({format_usd(offer.head_price_usd_per_hour)}/h from start to end)")
+    out = ["profiling", "the storage of checkpoints" if offer.side_costs else "storage"]
+    out += [] if offer.data_usd_per_instance else ["data transfer"]
+    out += [] if offer.head_price_usd_per_hour else ["a head node"]
+    return f"{', '.join(parts)}; not {', '.join(out[:-1])} or {out[-1]}"
+
+
 def remedy_table(answer: Estimate) -> TextTable:
     """What would make it feasible, the best first."""
     return TextTable(
@@ -177,7 +327,7 @@ def remedy_table(answer: Estimate) -> TextTable:
             (settings(each), format_duration(each.jct_s), usd(each.cost_usd), concessions(each) or "nothing")
             for each in answer.remedies
         ),
-        notes=("Each as little as suffices, with the plan that there is then; those that concede nothing come first.",),
+        notes=("Each is the smallest change that makes a plan possible. Changes that cost nothing come first.",),
     )
 
 
@@ -193,13 +343,13 @@ def quantile_tables(answer: Estimate) -> list[TextTable]:
     time_row = [format_duration(round(value / unit_s) * unit_s) for value in _values(prediction.jct)]
     cost_row = [usd(value, decimals) for value in _values(prediction.cost)]
     note = (
-        f"P(both limits kept) = {percent(odds.p_both)}, {percent(asked.confidence)} asked; from "
+        f"Both limits hold with {percent(odds.p_both)}, {percent(asked.confidence)} asked; from "
         f"{prediction.num_samples:,} samples with seed {answer.seed}. p95: 95 % of the runs stay below."
     )
     return [
         TextTable(
             title="How time and cost vary",
-            header=("", "mean", "p10", "p50", "p90", "p95", "limit", "P(kept)"),
+            header=("", "mean", "p10", "p50", "p90", "p95", "limit", "P(holds)"),
             rows=(
                 ("time", *time_row, deadline, percent(odds.p_deadline)),
                 ("cost (USD)", *cost_row, budget, percent(odds.p_budget)),
@@ -214,34 +364,57 @@ def _values(known: Distribution) -> tuple[float, ...]:
 
 
 def option_table(answer: Estimate) -> TextTable:
-    """What else could be done, each against the best cluster of a fixed size."""
+    """The plan, ticked, and other plans: how they differ by the objective, or which limit they break."""
     if all(option.job is None for option in answer.options):
         return TextTable(title="", header=(), rows=())
-    fixed = fixed_cluster(answer)
-    found = [option.job for option in answer.options if option.job is not None]
-    costs_usd = [job.prediction.cost_usd for job in found + ([answer.job] if answer.job else [])]
-    decimals = usd_decimals(max(costs_usd, default=0.0))
+    jobs = [answer.job, *(option.job for option in answer.options)]
+    decimals = usd_decimals(max(job.prediction.cost_usd for job in jobs if job is not None))
     rows: list[Row] = []
     if answer.job is not None:
-        label = f"this plan, {_policy(answer.policy, answer.objective)}{_on(answer, None)}"
-        rows.append((label, *_figures(answer.job, fixed, decimals)))
+        label = f"{TICK} {_policy(answer.policy, answer.objective)}{_on(answer, None)}"
+        rows.append((label, *_figures(answer.job, decimals), "chosen"))
     notes = []
     for option in answer.options:
         label = _policy(option.policy, answer.objective) + _on(answer, option)
         if option.job is None:
-            rows.append((label, "none", "-", "-", "-"))
+            rows.append((f"  {label}", "none", "-", "-", "not within the limits"))
             notes.append(f"{label}: {option.reason}.")
         else:
-            rows.append((label, *_figures(option.job, fixed, decimals)))
-            if option.job.odds is not None and not keeps(option.job, answer.constraints):
-                notes.append(f"{label}: keeps them with {percent(option.job.odds.p_both)} only.")
+            rows.append((f"  {label}", *_figures(option.job, decimals), _difference(answer, option)))
     return TextTable(
         title="Options",
-        header=("", "instances", "time", "cost (USD)", "against fixed"),
+        header=("", "instances", "time", "cost (USD)", "difference"),
         rows=tuple(rows),
-        words=frozenset({0, 1}),
-        notes=("Each within the same limits; the cost against that of the best cluster of a fixed size.", *notes),
+        words=frozenset({0, 1, 4}),
+        notes=tuple(notes),
     )
+
+
+def _difference(answer: Estimate, option: Option) -> str:
+    """How an option differs from the plan by the objective; the limit that it breaks, if it breaks one."""
+    job, asked = option.job, answer.constraints
+    assert job is not None, "the caller has a plan"
+    if not keeps(job, asked):
+        if job.odds is not None:
+            return f"too risky: {percent(job.odds.p_both)}"
+        return "over the budget" if meets(job.prediction, asked)[0] else "past the deadline"
+    if answer.job is None:
+        return ""
+    now, then = answer.job.prediction, job.prediction
+    faster = answer.objective == "min_time"
+    by_time = _more(difference(then.jct_s, now.jct_s), "time")
+    by_cost = _more(difference(then.cost_usd, now.cost_usd), "cost")
+    change, other = (by_time, by_cost) if faster else (by_cost, by_time)
+    better = change.startswith("-") and option.policy != answer.policy
+    remedy = f" (--policy {option.policy})" if better else ""
+    if change.startswith("same"):
+        return change if other.startswith("same") else f"{change}, {other}"
+    return f"{change}{remedy}"
+
+
+def _more(change: str, what: str) -> str:
+    """`+22 % cost`, `same cost`."""
+    return f"same {what}" if change in ("", "0 %") else f"{change} {what}"
 
 
 def _policy(policy: str, objective: str) -> str:
@@ -262,10 +435,8 @@ def _on(answer: Estimate, option: Option | None) -> str:
     return f", {', '.join(words)}" if words else ""
 
 
-def _figures(job: JobPlan, fixed: JobPlan | None, decimals: int) -> Row:
-    prediction = job.prediction
-    against = "" if fixed is None else difference(prediction.cost_usd, fixed.prediction.cost_usd)
-    return instances(job), format_duration(prediction.jct_s), usd(prediction.cost_usd, decimals), against
+def _figures(job: JobPlan, decimals: int) -> Row:
+    return instances(job), format_duration(job.prediction.jct_s), usd(job.prediction.cost_usd, decimals)
 
 
 def instances(job: JobPlan) -> str:
@@ -277,48 +448,62 @@ def instances(job: JobPlan) -> str:
     return " + ".join(f"({lane})" if len(lanes) > 1 and ">" in lane else lane for lane in lanes)
 
 
-def deadline_table(answer: Estimate) -> TextTable:
-    """What the cost would be at other deadlines, elastic and fixed side by side."""
+def deadline_table(answer: Estimate, most: int = 7) -> TextTable:
+    """The cost at up to `most` other deadlines: elastic, with a fixed cluster, and the difference from the plan."""
     if len(answer.frontier) < 2:
         return TextTable(title="", header=(), rows=())
     decimals = usd_decimals(answer.frontier[0][1])
-    asked_s = answer.constraints.deadline_s
-    deadlines_s = [jct_s for jct_s, _ in _some(answer.frontier, decimals)]
-    if asked_s is not None and asked_s >= deadlines_s[0]:
-        deadlines_s = sorted({*deadlines_s, asked_s})
+    chosen = "" if answer.job is None else usd(answer.job.prediction.cost_usd, decimals)
+    others = [point for point in answer.frontier if usd(point[1], decimals) != chosen]
     rows: list[Row] = []
-    for deadline_s in deadlines_s:
-        cost_usd, fixed_usd = _cheapest(answer.frontier, deadline_s), _cheapest(answer.static_frontier, deadline_s)
-        assert cost_usd is not None, "the deadlines begin with the frontier"
+    for deadline_s, cost_usd in _some(others, decimals, most):
+        fixed_usd = _cheapest(answer.static_frontier, deadline_s)
         rows.append(
             (
-                format_duration(math.ceil(deadline_s - 1e-6)) + (" (asked)" if deadline_s == asked_s else ""),
+                format_duration(math.ceil(deadline_s - 1e-6)),
                 usd(cost_usd, decimals),
                 "none" if fixed_usd is None else usd(fixed_usd, decimals),
-                "" if fixed_usd is None else difference(cost_usd, fixed_usd),
+                _at_deadline(answer, deadline_s, cost_usd),
             )
         )
     return TextTable(
         title="Other deadlines",
-        header=("deadline", "elastic (USD)", "fixed cluster (USD)", "elastic against fixed"),
+        header=("deadline", "elastic (USD)", "fixed cluster (USD)", "difference"),
         rows=tuple(rows),
+        words=frozenset({0, 3}),
         notes=(_frontier_note(answer),),
     )
 
 
+def _at_deadline(answer: Estimate, deadline_s: float, cost_usd: float) -> str:
+    """How the cheapest plan of another deadline differs from the chosen plan, or the limit that it breaks."""
+    asked = answer.constraints
+    if asked.max_cost_usd is not None and cost_usd > asked.max_cost_usd + 1e-9:
+        return "over the budget"
+    late = ", past your deadline" if asked.deadline_s is not None and deadline_s > asked.deadline_s + 1e-6 else ""
+    if answer.job is None:
+        return late.removeprefix(", ")
+    change = difference(cost_usd, answer.job.prediction.cost_usd)
+    if answer.objective == "min_time" and deadline_s > answer.job.prediction.jct_s:
+        late = late or ", slower"
+    elif change.startswith("-") and answer.policy != "optimal":
+        late = late or " (--policy optimal)"
+    return f"{change} cost{late}" if change else late.removeprefix(", ")
+
+
 def _frontier_note(answer: Estimate) -> str:
-    budget = "" if answer.constraints.max_cost_usd is None else ", whatever the budget"
+    budget = "" if answer.constraints.max_cost_usd is None else ", ignoring the budget"
     note = f"The cheapest plan for each deadline on {answer.offer.instance_type}{budget}"
     if not varies(answer.profile, answer.offer):
         return f"{note}."
     if len(answer.brackets) > 1:
-        return f"{note}; all times taken as fixed."
+        return f"{note}; no noise is assumed."
     kept = percent(answer.constraints.confidence)
-    return f"{note}; kept with a probability of {kept}, mean costs, from fewer samples than the plan's."
+    return f"{note}; met with a probability of {kept}; mean costs, from fewer samples than the plan's."
 
 
-def _some(points: Sequence[Point], decimals: int, most: int = 7) -> list[Point]:
-    """A handful of a frontier that differ in the cost as it is shown: its ends, and some at about equal ratios."""
+def _some(points: Sequence[Point], decimals: int, most: int) -> list[Point]:
+    """Up to `most` points that differ in the cost as it is shown: both ends, and some at about equal ratios."""
     told = [
         point
         for at, point in enumerate(points)
@@ -337,7 +522,7 @@ def _cheapest(points: Sequence[Point], deadline_s: float) -> float | None:
 
 
 def assumption_table(answer: Estimate, known: Sequence[Assumption], notes: Sequence[str] = ()) -> TextTable:
-    """What the figures rest on, by its effect on the cost."""
+    """What the figures rest on, the largest effect on the cost first."""
     decimals = usd_decimals(max((abs(one.effect_usd) for one in known), default=0.0))
     rows = tuple(
         (
@@ -351,15 +536,15 @@ def assumption_table(answer: Estimate, known: Sequence[Assumption], notes: Seque
         )
         for one in known
     )
-    live = "live: as AWS asks; " if any(one.basis == "live" for one in known) else ""
+    live = "live: AWS's price today; " if any(one.basis == "live" for one in known) else ""
     return TextTable(
-        title="Assumptions, by their effect on the cost",
-        header=("", "assumed", "source", "if it is", "cost (USD)", "time", "limits kept"),
+        title="Assumptions",
+        header=("", "assumed", "source", "if it is", "cost (USD)", "time", "limits hold"),
         rows=rows,
         words=frozenset({0, 1, 2, 3}),
         notes=(
-            "Effects are those on this plan, kept as it is; planned again, they may be smaller. measured: by a profile "
-            f"file; given: in the experiment file; {live}default: what rubberband takes.",
+            "The largest effect on the cost comes first. Each effect is on this plan; a new plan may reduce it.",
+            f"measured: in a profile file; given: in the experiment file; {live}default: RubberBand's assumption.",
             *notes,
         ),
     )

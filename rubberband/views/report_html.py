@@ -24,8 +24,8 @@ from rubberband.views.tables import (
     comparison,
     decisions,
     failures,
-    headlines,
     incidents,
+    outcome,
     paid_time,
     purchases,
     stages,
@@ -146,7 +146,7 @@ def _header(result: Result) -> str:
     ]
     kind = "late" if result.late and over else result.outcome
     badge = "done, after the deadline" if kind == "late" else result.outcome
-    answer = html.escape(headlines(result)[0].removeprefix(f"{result.name}: "))
+    answer = html.escape(outcome(result))
     failures = f'<p class="answer">{html.escape(result.start_failures)}</p>\n' if tells_start_failures(result) else ""
     return (
         f'<header><h1>{html.escape(result.name)} <span class="badge {kind}">{badge}</span></h1>\n'

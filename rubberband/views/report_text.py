@@ -1,9 +1,12 @@
-"""The report as text: the answer in the first lines, then tables; drawn by rich on a terminal, plain elsewhere."""
+"""The report as text: one screen, or all of it; lines and tables are drawn by rich on a terminal, plain elsewhere."""
 
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from rubberband.executor.result import Result
 from rubberband.views.tables import (
@@ -22,8 +25,14 @@ from rubberband.views.tables import (
     trials,
 )
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 MOST_TRIALS = 10
-"""Trials that the report names; the rest is counted (`-o json` and `--html` have them all)."""
+"""Trials that the whole report names; the rest is counted (`-o json` and `--html` have them all)."""
+_TRIALS_ON_A_SCREEN = 5
+WIDTH = 100
+"""Columns of a line of ours, where what it names allows that."""
 
 
 def tables(result: Result, most_trials: int | None = None) -> list[TextTable]:
@@ -43,29 +52,55 @@ def tables(result: Result, most_trials: int | None = None) -> list[TextTable]:
     return [table for table in every if table.rows]
 
 
-def print_report(result: Result) -> None:
-    """The report on stdout."""
-    print_document(headlines(result), tables(result, MOST_TRIALS), ("bold", "bold green", "", "dim", "dim"))
+def print_report(result: Result, *, verbose: bool = False) -> None:
+    """The report on stdout: one screen, or all of it."""
+    styles = ("bold", "", "bold green", "", "dim")
+    lines, every = headlines(result), tables(result, MOST_TRIALS)
+    if verbose:
+        print_document(lines, every, styles)
+        return
+    shown = [stages(result), trials(result, _TRIALS_ON_A_SCREEN)]
+    lines += comparison(result).notes
+    print_document(lines, [_narrowed(table) for table in shown if table.rows], styles, more(every, shown))
 
 
-def print_document(lines: Sequence[str], found: Sequence[TextTable], styles: Sequence[str]) -> None:
-    """Lines (on a terminal, each in its style) and tables on stdout."""
+def _narrowed(table: TextTable) -> TextTable:
+    """A table without notes, and with its last column cut where it is too wide for a screen."""
+    over = max(map(len, _aligned(table))) - WIDTH
+    most = max(len(row[-1]) for row in table.rows) - max(0, over)
+    cut = tuple((*row[:-1], row[-1] if len(row[-1]) <= most else row[-1][: most - 1] + "…") for row in table.rows)
+    return replace(table, rows=cut, notes=())
+
+
+def more(every: Sequence[TextTable], shown: Sequence[TextTable]) -> list[str]:
+    """A line that names the tables that are not shown, and the options that show them."""
+    kinds = {table.title.partition(":")[0] for table in shown}
+    titles = [table.title for table in every if table.title.partition(":")[0] not in kinds]
+    named = [f"{title[0].lower()}{title[1:]}" for title in titles]
+    return textwrap.wrap(f"--verbose shows more: {'; '.join(named)}. --html FILE draws charts.", WIDTH) if named else []
+
+
+def print_document(
+    lines: Sequence[str], found: Sequence[TextTable], styles: Sequence[str], closing: Sequence[str] = ()
+) -> None:
+    """Lines (on a terminal, each in its style), tables, and closing lines on stdout."""
     if sys.stdout.isatty():
-        _print_rich(lines, found, styles)
+        _print_rich(lines, found, styles, closing)
     else:
-        print(render_document(lines, found), end="")
+        print(render_document(lines, found, closing), end="")
 
 
 def render(result: Result) -> str:
-    """The report as plain aligned text."""
+    """The whole report as plain aligned text."""
     return render_document(headlines(result), tables(result, MOST_TRIALS))
 
 
-def render_document(lines: Sequence[str], found: Sequence[TextTable]) -> str:
-    """Lines and tables as plain aligned text."""
+def render_document(lines: Sequence[str], found: Sequence[TextTable], closing: Sequence[str] = ()) -> str:
+    """Lines, tables and closing lines as plain aligned text."""
     parts = list(lines)
     for table in found:
         parts += ["", table.title, *_aligned(table), *table.notes]
+    parts += ["", *closing] if closing else []
     return "\n".join(parts) + "\n"
 
 
@@ -81,40 +116,56 @@ def _aligned(table: TextTable) -> list[str]:
     return [f"  {line(row)}" for row in rows]
 
 
-def _print_rich(lines: Sequence[str], found: Sequence[TextTable], styles: Sequence[str]) -> None:
-    from rich import box
+def _print_rich(
+    lines: Sequence[str], found: Sequence[TextTable], styles: Sequence[str], closing: Sequence[str]
+) -> None:
     from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for at, line in enumerate(lines):
+        console.print(Text(line, style=styles[at] if at < len(styles) else ""))
+    for table in found:
+        console.print(Text(f"\n{table.title}", style="bold"))
+        aligned = _aligned(table)
+        if max(map(len, aligned)) <= console.width:
+            for at, line in enumerate(aligned):
+                total = table.total is not None and at == len(aligned) - 1
+                console.print(Text(line, style="dim" if not at else "bold" if total else ""))
+        else:
+            _print_folded(console, table)
+        for note in table.notes:
+            console.print(Text(note, style="dim"))
+    for at, line in enumerate(closing):
+        console.print(Text(line if at else f"\n{line}"))
+
+
+def _print_folded(console: Console, table: TextTable) -> None:
+    """A table that is wider than the terminal: headers and words are folded, figures are not."""
+    from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    console = Console()
-    for line, style in zip(lines, styles, strict=False):
-        console.print(Text(line, style=style))
-    for table in found:
-        console.print(Text(f"\n{table.title}", style="bold"))
-        drawn = RichTable(
-            box=box.SIMPLE_HEAD,
-            show_footer=table.total is not None,
-            padding=(0, 1 if console.width >= 100 else 0),
-            pad_edge=False,
+    drawn = RichTable(
+        box=box.SIMPLE_HEAD,
+        show_footer=table.total is not None,
+        padding=(0, 1 if console.width >= WIDTH else 0),
+        pad_edge=False,
+    )
+    for column, name in enumerate(table.header):
+        words = column in table.words
+        cells = [row[column] for row in table.rows] + ([table.total[column]] if table.total else [])
+        drawn.add_column(
+            Text(name if words else "\n".join(name.split())),
+            footer=Text(table.total[column] if table.total else ""),
+            justify="left" if words else "right",
+            overflow="fold",
+            no_wrap=not words,
+            min_width=_least_width(name, [] if words else cells),
         )
-        tight = max(map(len, _aligned(table))) > console.width
-        for column, name in enumerate(table.header):
-            words = column in table.words
-            cells = [row[column] for row in table.rows] + ([table.total[column]] if table.total else [])
-            drawn.add_column(
-                Text("\n".join(name.split()) if tight and not words else name),
-                footer=Text(table.total[column] if table.total else ""),
-                justify="left" if words else "right",
-                overflow="fold",
-                no_wrap=not words,
-                min_width=_least_width(name, [] if words else cells),
-            )
-        for row in table.rows:
-            drawn.add_row(*(Text(cell) for cell in row))
-        console.print(drawn)
-        for note in table.notes:
-            console.print(Text(note, style="dim"))
+    for row in table.rows:
+        drawn.add_row(*(Text(cell) for cell in row))
+    console.print(drawn)
 
 
 def _least_width(header: str, figures: list[str]) -> int:

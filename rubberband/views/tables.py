@@ -52,12 +52,11 @@ class TextTable:
 
 
 def headlines(result: Result) -> list[str]:
-    """The answer for someone in a hurry: how it ended, the best trial, its configuration, where its checkpoint is.
-
-    And how its batch size came to change, if it did.
-    """
+    """How it ended, its limits, the best trial, its configuration and checkpoint, and how its batch size changed."""
     best = result.best
-    lines = [f"{result.name}: {_outcome(result)}"]
+    lines = [f"{result.name}: {_ended(result)}"]
+    limits = "; ".join(filter(None, (_deadline(result), "" if result.max_cost_usd is None else budget(result))))
+    lines += [limits] if limits else []
     lines += [printable(result.start_failures)] if tells_start_failures(result) else []
     if result.unsaved_trials:
         lines.append(f"in {counted(result.unsaved_trials, 'trial')} the function {WITHOUT_CHECKPOINT}")
@@ -79,17 +78,23 @@ def tells_start_failures(result: Result) -> bool:
     return bool(result.start_failures) and result.outcome != "done" and "to start: " not in result.reason
 
 
-def _outcome(result: Result) -> str:
+def outcome(result: Result) -> str:
+    """How it ended, with time and cost, and its deadline, if that is still of interest, in one sentence."""
+    deadline = _deadline(result) if result.outcome in ("done", "unfinished") else ""
+    return "; ".join(filter(None, (_ended(result), deadline)))
+
+
+def _ended(result: Result) -> str:
     decimals = usd_decimals(max(result.actual_cost_usd, result.planned_cost_usd)) if result.actual_cost_usd else None
     spent = f"{duration(result.actual_jct_s)} for {usd(result.actual_cost_usd, decimals)} USD"
     planned = f"planned {duration(result.planned_jct_s)} for {usd(result.planned_cost_usd, decimals)} USD"
     why = f": {printable(result.reason)}" if result.reason else ""
     match result.outcome:
         case "done":
-            return f"done in {spent} ({planned}){_deadline(result)}"
+            return f"done in {spent} ({planned})"
         case "unfinished":
             course = f"stopped{why}; {spent} so far" if why else f"not finished: {spent} so far"
-            return f"{course} ({planned}){_deadline(result)}"
+            return f"{course} ({planned})"
         case "budget":
             return f"stopped to keep the budget{why}{'; ' if why else ' '}after {spent} ({planned})"
         case "cancelled":
@@ -108,7 +113,7 @@ def _deadline(result: Result) -> str:
         verdict = f"missed by {duration(-left_s)}" if left_s < 0 else f"met, {duration(left_s)} to spare"
     else:
         verdict = f"passed {duration(-left_s)} ago" if left_s < 0 else f"in {duration(left_s)}"
-    return f"; deadline {duration(result.deadline_s)} {verdict}"
+    return f"deadline {duration(result.deadline_s)} {verdict}"
 
 
 def comparison(result: Result) -> TextTable:
@@ -134,14 +139,14 @@ def comparison(result: Result) -> TextTable:
                 duration(result.planned_jct_s),
                 duration(result.actual_jct_s) + so_far,
                 difference(result.actual_jct_s, result.planned_jct_s) if done else "",
-                _deadline(result).removeprefix("; ") or "no deadline",
+                _deadline(result) or "no deadline",
             ),
             (
                 "cost",
                 f"{usd(result.planned_cost_usd, decimals)} USD",
                 f"{usd(result.actual_cost_usd, decimals)} USD{so_far}",
                 difference(result.actual_cost_usd, result.planned_cost_usd) if done else "",
-                _max_cost(result, decimals),
+                budget(result),
             ),
         ),
         words=frozenset({0, 4}),
@@ -149,13 +154,14 @@ def comparison(result: Result) -> TextTable:
     )
 
 
-def _max_cost(result: Result, decimals: int) -> str:
+def budget(result: Result) -> str:
+    """Whether `max_cost` was kept, and what is left of it."""
     if result.max_cost_usd is None:
         return "no max_cost"
     left_usd = result.max_cost_usd - result.actual_cost_usd
     kept = left_usd > -1e-9
-    verdict = f"kept, {usd(max(0.0, left_usd), decimals)} left" if kept else f"passed by {usd(-left_usd, decimals)}"
-    return f"max_cost {usd(result.max_cost_usd, decimals)} USD {verdict}"
+    verdict = f"kept, {usd(max(0.0, left_usd))} left" if kept else f"passed by {usd(-left_usd)}"
+    return f"max_cost {usd(result.max_cost_usd)} USD {verdict}"
 
 
 def stages(result: Result) -> TextTable:
@@ -171,7 +177,7 @@ def stages(result: Result) -> TextTable:
     rows = tuple((*_stage(stage), *figures, _promoted(stage)) for stage, *figures in columns)
     return TextTable(
         title="Stages, planned and actual",
-        header=("stage", "trials", "iterations", "instances", "GPUs per trial", *_FIGURES, "promoted"),
+        header=("stage", "trials", "iterations", "instances", "GPUs/trial", *_FIGURES, "promoted"),
         rows=rows,
         total=("total", "", "", "", "", planned_s, actual_s, planned_usd, actual_usd, ""),
         words=frozenset({0}),

@@ -64,7 +64,7 @@ def test_an_experiment_is_submitted_watched_and_reported(command: Command, file:
     assert status["summary"]["cost_usd"] == pytest.approx(report["actual_cost_usd"])
     assert status["summary"]["best_trial"] == report["best"]["trial"]
     printed = command("report", "watched")
-    assert "Planned against actual" in printed.stdout
+    assert "Stages, planned and actual" in printed.stdout
     assert "done: best" in command("logs", "watched", "--process").stdout
 
 

@@ -37,14 +37,7 @@ def test_a_table_has_a_row_for_each_stage_and_adds_up(
     assert run(monkeypatch, "estimate", file, "-s", DEADLINE) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    headline, limits, saving, _, title, header, *rows = out.splitlines()
-    assert headline.startswith("digits-sha: ")
-    assert headline.endswith("; optimal plan on p3.8xlarge (4 GPUs, 12.24 USD/h)")
-    assert limits == "the deadline of 30m and the budget of 40.00 USD are kept"
-    assert saving.startswith("elasticity saves ")
-    assert title == "Stages"
-    assert header.split()[:7] == ["stage", "trials", "iterations", "instances", "GPUs", "per", "trial"]
-    assert header.split()[7:] == ["slots", "launch", "duration", "cost", "(USD)"]
+    rows = out.partition("Stages on ")[2].splitlines()[2:]
     stages = [row.split() for row in rows[:4]]
     assert [row[:3] for row in stages] == [["0", "32", "1"], ["1", "10", "3"], ["2", "3", "9"], ["3", "1", "37"]]
     total = rows[4].split()
@@ -52,7 +45,6 @@ def test_a_table_has_a_row_for_each_stage_and_adds_up(
     assert sum(float(row[-1]) for row in stages) == pytest.approx(float(total[-1]))
     times_s = [parse_duration(time) for row in stages for time in row[-3:-1]]
     assert sum(times_s) == sum(parse_duration(time) for time in total[-3:-1])
-    assert rows[5].startswith("Costs cover instances from the end of their provisioning to their release")
 
 
 def test_json_holds_the_plan_the_prediction_and_the_baseline(
@@ -121,7 +113,7 @@ def test_the_fixed_cluster_alone(
 ) -> None:
     assert run(monkeypatch, "estimate", file, "--policy", "static", "-s", DEADLINE) == 0
     out = capsys.readouterr().out
-    assert "plan for a fixed cluster" in out
+    assert "best fixed cluster on p3.8xlarge" in out
     assert "elasticity saves" not in out
 
 
@@ -129,7 +121,7 @@ def test_gpus_beyond_the_profile_are_marked(
     file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changes = ["-s", "profile.seconds_per_iteration={1: 10, 2: 6}", "-s", "resources.gpus_per_trial={min: 4, max: 4}"]
-    assert run(monkeypatch, "estimate", file, *changes) == 0
+    assert run(monkeypatch, "estimate", file, "--verbose", *changes) == 0
     out = capsys.readouterr().out
     assert "4 GPUs per trial are extrapolated: the profile ends at 2" in out
     assert "speed beyond measured GPU counts" in out

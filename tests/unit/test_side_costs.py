@@ -22,7 +22,7 @@ from rubberband.planner.estimate import Case, estimate_plan
 from rubberband.spec.resources import Resources
 from rubberband.values.offer import BillLine, SideCost
 from rubberband.values.plan import PlanningConstraints
-from rubberband.views.estimate_stages import covers
+from rubberband.views.estimate_tables import covers
 from rubberband.views.spending import spending
 from tests.builders.aws_account import Account
 from tests.ec2.policy import statements

@@ -13,7 +13,7 @@ from rubberband.planner.model import predict
 from rubberband.values.plan import Plan
 from rubberband.views import words
 from rubberband.views.report_text import MOST_TRIALS, render, tables
-from rubberband.views.tables import decisions, failures, headlines, incidents, paid_time, ranked, stages, trials
+from rubberband.views.tables import decisions, failures, incidents, outcome, paid_time, ranked, stages, trials
 from tests.builders.jobs import JOB
 from tests.builders.results import EVERY_RESULT, FAULTS, a_job, a_result, configurations, cut_short
 from tests.builders.virtual_runs import run_virtual
@@ -62,11 +62,12 @@ def test_paid_time_adds_up(any_result: Result) -> None:
     assert float(total[3]) == pytest.approx(any_result.actual_cost_usd, abs=1e-4)
 
 
-def test_the_first_three_lines_are_the_answer() -> None:
-    first = render(a_result()).splitlines()[:3]
-    assert first[0].startswith("digits: done in 1m57s for 0.0202 USD (planned 1m57s for 0.0202 USD); deadline 20m met,")
-    assert first[1] == "best: score=0.875 (trial 0, 7 iterations)"
-    assert first[2] == "configuration: lr=0.1 n=0"
+def test_the_first_four_lines_are_the_answer() -> None:
+    first = render(a_result()).splitlines()[:4]
+    assert first[0] == "digits: done in 1m57s for 0.0202 USD (planned 1m57s for 0.0202 USD)"
+    assert first[1].startswith("deadline 20m met, 18m3s to spare")
+    assert first[2] == "best: score=0.875 (trial 0, 7 iterations)"
+    assert first[3] == "configuration: lr=0.1 n=0"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_the_first_three_lines_are_the_answer() -> None:
     ],
 )
 def test_the_first_line_says_how_it_ended(which: str, said: str) -> None:
-    assert said in headlines(EVERY_RESULT[which]())[0]
+    assert said in outcome(EVERY_RESULT[which]())
 
 
 def test_failed_trials_are_named_with_their_reasons() -> None:

@@ -9,8 +9,8 @@ const POLICIES = {
   optimal: "elastic, the cheapest plan",
   fastest: "elastic, the fastest plan",
   static: "fixed cluster of the best size",
-  naive_elastic: "elastic, the same GPUs per trial throughout",
-  greedy: "elastic, by the paper's greedy search",
+  naive_elastic: "elastic, same GPUs per trial",
+  greedy: "elastic, greedy search",
 };
 
 let allocated = "";
