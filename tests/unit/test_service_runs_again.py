@@ -170,7 +170,7 @@ def test_a_second_resume_withdraws_nothing_that_was_asked_since(house: House, mo
         rows = iter([stale])
         read = runs._row
         monkeypatch.setattr(runs, "_row", lambda name: next(rows, None) or read(name))
-        with pytest.raises(Problem, match="under way"):
+        with pytest.raises(Problem, match="already running"):
             runs.resume("template")
         pending = Inbox(ExperimentFolder(home=house.home, name="template").inbox).pending()
         house.go()

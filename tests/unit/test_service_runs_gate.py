@@ -177,7 +177,7 @@ def test_who_cancels_as_it_is_about_to_go_on_by_itself_keeps_it_from_that(house:
         runs.submit(experiment())
         house.wait("one", INTERRUPTED)
     house.settings = resuming(house)
-    with house.open() as runs, pytest.raises(Problem, match="nothing of it runs"):
+    with house.open() as runs, pytest.raises(Problem, match="it is not running"):
         runs.cancel("one")
     assert house.store.change("one", at=0.0, state=STARTING)
     with house.open() as runs:
