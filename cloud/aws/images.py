@@ -1,4 +1,4 @@
-"""What a type of instance is, and the image that it boots: the one that is asked for, or the latest that fits."""
+"""What a type of instance is, and the image that it boots: the one asked for, the latest that fits, or our own."""
 
 from __future__ import annotations
 

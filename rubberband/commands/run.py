@@ -1,4 +1,4 @@
-"""`rubberband run` and `rubberband resume`: drive an experiment to its end, and print its report."""
+"""`rubberband run`, `resume` and `profile`: drive an experiment to its end, and print its report."""
 
 from __future__ import annotations
 
