@@ -103,7 +103,7 @@ def test_an_image_of_another_architecture_is_refused(account: Account, tmp_path:
 
 
 def test_gpus_that_the_default_images_driver_does_not_know_are_refused(account: Account, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"does not know the V100 of p3\.2xlarge"):
+    with pytest.raises(InputError, match=r"does not support the V100 of p3\.2xlarge"):
         resolved(account, tmp_path, "p3.2xlarge", install="torch")
 
     resolved(account, tmp_path, "p3.2xlarge", install="torch", image=resolved(account, tmp_path).image)
