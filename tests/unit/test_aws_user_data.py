@@ -398,9 +398,9 @@ def test_install_reads_requirements_wheels_and_none(install: str, requirements: 
 @pytest.mark.parametrize(
     ("install", "told"),
     [
-        ("'torch", "open quotation"),
-        ("s3://b/folder", "is no wheel"),
-        ("s3://b/mine-1-py3-none-any.whl#sha256=0", "is no wheel"),
+        ("'torch", "unclosed quote"),
+        ("s3://b/folder", "is not a wheel"),
+        ("s3://b/mine-1-py3-none-any.whl#sha256=0", "is not a wheel"),
         ("rubberband-tune", "does not say where to install from"),
         ("torch Rubberband_Tune[ray]==1", "does not say where to install from"),
         (OTHER, "another project"),

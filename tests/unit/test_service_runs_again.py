@@ -94,7 +94,7 @@ def test_a_budget_that_is_more_than_may_be_spent_here_is_not_gone_on_with(house:
     cut_off(template(house.home), at=3)
     house.settings = Settings(home=house.home, limits=ServiceLimits(max_cost_usd=5.0))
     with house.open() as runs:
-        for name, told in (("template", "it has none"), ("dear", "it has 6.00 USD")):
+        for name, told in (("template", "none is not allowed here"), ("dear", "6.00 USD is not allowed here")):
             house.wait(name, INTERRUPTED)
             with pytest.raises(Problem, match=told):
                 runs.resume(name)
