@@ -107,7 +107,7 @@ class Reader:
         shutil.copytree(ROOT / "examples", self.folder / "examples", ignore=shutil.ignore_patterns("*.profile.json"))
         self.environment = {
             **environment,
-            "RUBBERBAND_HOME": environment.get("RUBBERBAND_HOME", str(folder / "home")),
+            "RUBBERBAND_HOME": str(folder / "home"),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}",
             "PYTHONPATH": str(ROOT),
         }

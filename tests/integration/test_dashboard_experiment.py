@@ -132,7 +132,7 @@ def test_figures_are_json_that_is_sent_once(service: FakeService) -> None:
 
 def test_the_report_is_there_once_it_has_begun(service: FakeService) -> None:
     service.add("one", summary=BEGUN)
-    assert "has not begun" in text(page(service, "/report", 404))
+    assert "has not started" in text(page(service, "/report", 404))
     service.runs.results["one"] = a_result()
     answer = service.client.get("/experiments/one/report")
     assert "default-src 'none'" in answer.headers["content-security-policy"]

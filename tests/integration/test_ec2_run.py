@@ -37,7 +37,7 @@ def command_line(tmp_path: Path) -> Iterator[Ec2CommandLine]:
 
 
 def finished(command_line: Ec2CommandLine, driver: subprocess.Popen[str]) -> tuple[str, Result]:
-    """What the driver printed, and the result, of a run that is done and holds nothing any more."""
+    """The whole report and the result of a run that is done and holds nothing any more."""
     output, errors = driver.communicate(timeout=400)
     assert driver.returncode == 0, f"{output}\n{errors}"
     assert not command_line.aws.fake.living
@@ -47,7 +47,7 @@ def finished(command_line: Ec2CommandLine, driver: subprocess.Popen[str]) -> tup
     assert each_iteration_once(result)
     assert all(trial.failures == 0 for trial in result.trials)
     holds_the_bill(command_line, result)
-    return output, result
+    return command_line("report", "digits", "--verbose")[0], result
 
 
 def holds_the_bill(command_line: Ec2CommandLine, result: Result) -> None:
@@ -171,8 +171,8 @@ def test_a_boot_script_that_fails_is_told_in_one_line(command_line: Ec2CommandLi
     bad = "resources.aws.setup=['echo the disk is bad; exit 3']"
     output, errors = command_line("run", "digits.yaml", *words(*ON_EC2, *FEW, bad), exit_code=1)
     why = "it powered itself off: its boot script failed at `setup: echo the disk is bad; exit 3`: the disk is bad"
-    assert f"digits: failed: instances fail to start: {why} (3 of 3 in a row); " in output.splitlines()[0]
-    assert "spent; fix it, then rubberband resume digits" in output.splitlines()[0]
+    assert f"digits: failed: instances fail to start: {why} (3 of 3 in a row); " in " ".join(output.split())
+    assert "spent; fix it, then rubberband resume digits" in " ".join(output.split())
     assert f"i-001 failed to start ({why})" in errors
     assert len(command_line.aws.fake.instances) == 3
     assert "Traceback" not in errors

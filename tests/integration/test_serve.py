@@ -122,7 +122,7 @@ def test_tokens_are_made_listed_and_revoked_without_a_server(home: Path) -> None
         (("--host-name", "http://rb"), "without scheme"),
         (("--allow", "os.system"), "MODULE:ATTRIBUTE"),
         (("--allow", "os:system()"), "MODULE:ATTRIBUTE"),
-        (("--code", "/no/such/folder"), "no folder"),
+        (("--code", "/no/such/folder"), "is not a folder"),
         (("--provider", "gcp"), "local, virtual, aws"),
         (("--checkpoints", "s3:bucket"), "s3://bucket/folder/"),
         (("--max-cost", "nan"), "not an amount of money"),
@@ -133,7 +133,7 @@ def test_tokens_are_made_listed_and_revoked_without_a_server(home: Path) -> None
         (("--ssl-keyfile", "key.pem"), "--ssl-certfile"),
         (("--ssl-certfile", "/no/such/file.pem"), "PEM"),
         (("--store", "mysql://rb"), "postgresql"),
-        (("--store", "sqlite://"), "forgets"),
+        (("--store", "sqlite://"), "is lost when"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(home: Path, words: tuple[str, ...], told: str) -> None:

@@ -99,7 +99,7 @@ def test_a_store_that_is_mounted_late_after_a_reboot_is_waited_for(tmp_path: Pat
     def waiting(attempt: int) -> int | None:
         row, mark = house.row("one"), read_mark(folder)
         is_waiting = (
-            row.attempt == attempt and row.state is STARTING and "goes on by itself: the checkpoint" in row.reason
+            row.attempt == attempt and row.state is STARTING and "resumes automatically: the checkpoint" in row.reason
         )
         return mark.pid if is_waiting and mark is not None else None
 
@@ -136,7 +136,7 @@ def test_what_waits_for_its_store_can_be_cancelled(tmp_path: Path) -> None:
         mark = read_mark(folder_of(house))
         assert mark is not None
         os.kill(mark.pid, signal.SIGKILL)
-        until(lambda: "goes on by itself: the checkpoint" in house.row("one").reason)
+        until(lambda: "resumes automatically: the checkpoint" in house.row("one").reason)
         runs.cancel("one")
         row = house.wait("one", INTERRUPTED)
         assert row.reason.startswith("cancelled while it waited for its checkpoint store")

@@ -199,8 +199,8 @@ def test_a_place_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("sqlite://", "in memory forgets"),
-        ("sqlite:///:memory:", "in memory forgets"),
+        ("sqlite://", "a store in memory is lost"),
+        ("sqlite:///:memory:", "a store in memory is lost"),
         ("sqlite:///store.db", "is a relative path; use an absolute one: sqlite:////folder"),
         ("mysql://ann:s3cret@host/x", r"mysql://ann:\*\*\*@host/x is of an unknown kind; use sqlite"),
         ("s3cret", "cannot be read; write it as sqlite"),

@@ -329,5 +329,5 @@ def test_a_release_ends_the_asking(world: World) -> None:
         time.sleep(0.001)
     assert driver.release("a").state == "terminated"
     thread.join()
-    assert "released while it was asked for" in refused[0]
+    assert "released while it was requested" in refused[0]
     assert world.living == []

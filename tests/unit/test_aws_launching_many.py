@@ -156,7 +156,7 @@ def released_meanwhile(world: World, fault: Fault) -> dict[str, ProviderError]:
 
 def test_what_is_released_before_it_was_launched_is_not_bought(world: World) -> None:
     failed = released_meanwhile(world, Fault.throttled())
-    assert "released while it was asked for" in str(failed["c"])
+    assert "released while it was requested" in str(failed["c"])
     assert world.living == ["a", "b", "d", "e"]
     assert len(world.fake.instances) == 4
 

@@ -79,5 +79,5 @@ def test_what_an_experiment_keeps_on_a_machine_is_for_this_user_only(
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.rmdir()
     folder.symlink_to("/tmp")
-    with pytest.raises(PermissionError, match="somebody else"):
+    with pytest.raises(PermissionError, match="belongs to another user"):
         node.machine_folder()

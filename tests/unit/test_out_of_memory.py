@@ -22,7 +22,7 @@ def test_the_kernel_s_count_is_read(tmp_path: Path) -> None:
 def test_a_death_by_want_of_memory_is_told_from_other_deaths() -> None:
     echo = SegmentFailure(kind="raised", message="gloo lost a peer", details="", secondary=True)
     died = _Gathered(failures=[echo], deaths=["rank 0: The actor is dead"])
-    assert "ended of itself" in died.cause()[1]
+    assert "its process exited" in died.cause()[1]
     died.ran_out = True
     assert died.cause() == ("died", RAN_OUT, "rank 0: The actor is dead")
     raised = SegmentFailure(kind="raised", message="boom", details="", secondary=False)
