@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What an estimate reckons with besides the file and its profile."""
+    """Inputs of an estimate beside the file and its profile."""
 
     table: Table | None = None
     """Of instance types; None: that of the experiment."""
@@ -43,11 +43,11 @@ class Terms:
     starts: StartTimes | None = None
     """How long instances take to start on this machine, where that is where they start and it has been seen."""
     notes: tuple[str, ...] = ()
-    """What is worth knowing of these."""
+    """Remarks on these: stale prices, quotas. Every screen of an estimate shows them."""
 
 
 def local_terms(experiment: Experiment, home: Path) -> Terms:
-    """What an experiment reckons with that rents this machine, as seen by runs of `home`; nothing for any other."""
+    """Terms of an experiment on this machine, as runs of `home` measured them; empty terms for any other provider."""
     resources, name = experiment.resources, entrypoint_words(experiment.entrypoint)
     if not resources.kind.is_this_machine or name is None:
         return Terms()

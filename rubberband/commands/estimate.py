@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 import time
 from dataclasses import dataclass
 from enum import StrEnum
@@ -162,10 +163,11 @@ def show_estimate(asked: EstimateOptions, terms_of: Callable[[Experiment], Terms
     profiles = profiles_of(experiment, asked.file)
     given = read_plan(asked.plan) if asked.plan else None
     before = _read_saved(asked.compare_to)
+    terms = terms_of(experiment)
     found = answer(
         experiment,
         profiles,
-        terms_of(experiment),
+        terms,
         now=time.time(),
         clock=time.perf_counter,
         policy=asked.policy.value,
@@ -186,13 +188,14 @@ def show_estimate(asked: EstimateOptions, terms_of: Callable[[Experiment], Terms
         print_json(found.to_json() | ({} if compared is None else {"comparison": compared}))
     else:
         from rubberband.views.estimate_tables import screen_tables
-        from rubberband.views.report_text import more, print_document
+        from rubberband.views.report_text import WIDTH, more, print_document
 
         closing = _next(asked, found.estimate, experiment.resources.provider)
         shown = listed
         if not asked.verbose:
             shown = [*(listed[:1] if compared else []), *screen_tables(found.estimate)]
-            closing += more(listed, shown)
+            remarks = [line for note in terms.notes for line in textwrap.wrap(note, WIDTH)]
+            closing = [*remarks, *closing, *more(listed, shown)]
         print_document(lines, shown, ("bold", "", "bold green"), closing)
     if not found.estimate.feasible:
         raise _infeasible(found.estimate)

@@ -194,6 +194,8 @@ def test_plan_takes_no_more_instances_than_the_quota_allows(
         note.startswith("quota: 2 more g5.xlarge on demand") and note.endswith("planned with (max_instances=16).")
         for note in answer["notes"]
     )
+    assert run(monkeypatch, "plan", file, *AWS) == 0
+    assert "quota: 2 more g5.xlarge on demand" in capsys.readouterr().out
 
 
 def test_plan_refuses_what_the_account_may_not_hold(
